@@ -1,10 +1,13 @@
-"""Algorithms from one fixed SFT checkpoint, over several seeds: held-out success, learning curves, time to 0.80.
+"""Algorithms from one fixed SFT checkpoint, over several seeds: held-out success, learning curves, time to
+0.80.
 
-    python benchmarks/algorithms.py TASK --sft-model DIR [--algorithms grpo ppo] [--seeds 1 2 3] [KEY=VALUE ...]
+    python benchmarks/algorithms.py TASK --sft-model DIR [--algorithms grpo ppo] [--seeds 1 2 3] [KEY=VALUE
+    ...]
 
-One run an algorithm and seed, by `turnwise train`; its model is scored by `turnwise eval` in a new process on 1,000 held-out
-tasks at temperature 1. Each result is appended to the file as soon as it is there, and what the file has isn't run again: the
-table can grow over days. A run that was interrupted is resumed. `--report` only prints the table and draws the curves.
+One run an algorithm and seed, by `turnwise train`; its model is scored by `turnwise eval` in a new process on
+1,000 held-out tasks at temperature 1. Each result is appended to the file as soon as it is there, and what
+the file has isn't run again: the table can grow over days. A run that was interrupted is resumed. `--report`
+only prints the table and draws the curves.
 """
 
 from __future__ import annotations
@@ -44,7 +47,11 @@ class Job:
 
 
 LAKE, SOKOBAN = EXAMPLES / "frozen_lake", EXAMPLES / "sokoban"
-SIX = ("custom_envs.FrozenLake.env_config.size=6", "custom_envs.FrozenLake.max_steps=20", "sequence_length=1024")
+SIX = (
+    "custom_envs.FrozenLake.env_config.size=6",
+    "custom_envs.FrozenLake.max_steps=20",
+    "sequence_length=1024",
+)
 TASKS = {
     "frozen_lake": Job(
         "FrozenLake",
@@ -61,20 +68,31 @@ TASKS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--sft-model")
     parser.add_argument("--algorithms", nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--eval-steps", type=int, default=10)
-    parser.add_argument("--curve-episodes", type=int, default=256, help="held-out tasks of each point of the curve")
+    parser.add_argument(
+        "--curve-episodes", type=int, default=256, help="held-out tasks of each point of the curve"
+    )
     parser.add_argument("--tasks", type=int, default=NUM_TASKS, help="held-out tasks of each score")
     parser.add_argument("--work", default="runs/benchmark_algorithms")
     parser.add_argument("--out", type=Path, help="default: results/algorithms_TASK.json")
     parser.add_argument("--picture", type=Path, help="default: docs/images/algorithms_TASK.png")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    toy = {"seeds": [1], "algorithms": ["grpo"], "eval_steps": 1, "curve_episodes": 4, "tasks": 4, "overrides": SMALL_RUN}
+    toy = {
+        "seeds": [1],
+        "algorithms": ["grpo"],
+        "eval_steps": 1,
+        "curve_episodes": 4,
+        "tasks": 4,
+        "overrides": SMALL_RUN,
+    }
     nowhere = Path(os.devnull)
     options = parse_arguments(parser, **toy, out=nowhere, picture=nowhere)
     job = TASKS[options.task]
@@ -87,7 +105,12 @@ def main() -> None:
         if (algorithm, seed) in done:
             continue
         rows.append(run(job, algorithm, seed, options))
-        result = {"task": options.task, "num_tasks": options.tasks, "machine": describe_machine(), "runs": rows}
+        result = {
+            "task": options.task,
+            "num_tasks": options.tasks,
+            "machine": describe_machine(),
+            "runs": rows,
+        }
         file.write_text(json.dumps(result, indent=1) + "\n")
     print(table(rows, list(job.configs)))
     draw(rows, list(job.configs), picture)
@@ -97,13 +120,22 @@ def run(job: Job, algorithm: str, seed: int, options: argparse.Namespace) -> dic
     """Trains one algorithm with one seed and scores the model before and after."""
     work = Path(options.work) / options.task
     name = f"{algorithm}_{seed}"
-    common = [str(job.configs[algorithm]), *job.overrides, *options.overrides, f"seed={seed}", f"pretrain={options.sft_model}"]
+    common = [
+        str(job.configs[algorithm]),
+        *job.overrides,
+        *options.overrides,
+        f"seed={seed}",
+        f"pretrain={options.sft_model}",
+    ]
     before = score(work / f"sft_{seed}.json", common, str(options.sft_model), options.tasks)
     curve = [f"eval_steps={options.eval_steps}", f"val_batch_size={options.curve_episodes}"]
     places = [f"output_dir={work}", f"exp_name={name}", "save_steps=20", "resume_from_checkpoint=true"]
     turnwise("train", *common, *curve, *places, "--quiet")
     folder = max(path.parent for path in (work / name).glob("*/metrics.jsonl"))
-    model = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    model = max(
+        (folder / "checkpoints").glob("checkpoint-*"),
+        key=lambda path: int(path.name.removeprefix("checkpoint-")),
+    )
     after = score(work / f"{name}.json", common, str(model), options.tasks)
     environment = json.loads((folder / "environment.json").read_text())
     row = {
@@ -114,16 +146,24 @@ def run(job: Job, algorithm: str, seed: int, options: argparse.Namespace) -> dic
         "after_rl": after,
         **curves(folder, job.tag),
     }
-    print(f"{options.task} {name}: {before['success']:.3f} → {after['success']:.3f} in {row['train_s']:.0f} s", flush=True)
+    print(
+        f"{options.task} {name}: {before['success']:.3f} → {after['success']:.3f} in {row['train_s']:.0f} s",
+        flush=True,
+    )
     return row
 
 
 def curves(folder: Path, tag: str) -> dict[str, Any]:
-    """What the run's metrics say of its course; seconds are those of its steps, without validation and checkpoints."""
+    """What the run's metrics say of its course; seconds are those of its steps, without validation and
+    checkpoints."""
     rows = read_metrics(folder / "metrics.jsonl")
     seconds = list(itertools.accumulate(row.get("time/step_total", 0.0) for row in rows))
     key = f"val/env/{tag}/success"
-    validation = [(int(row["step"]), round(clock, 1), row[key]) for row, clock in zip(rows, seconds, strict=True) if key in row]
+    validation = [
+        (int(row["step"]), round(clock, 1), row[key])
+        for row, clock in zip(rows, seconds, strict=True)
+        if key in row
+    ]
     reached = next((clock for _, clock, success in validation if success >= GOAL), None)
     return {
         "train_s": round(seconds[-1], 1),
@@ -151,9 +191,11 @@ def turnwise(*arguments: str) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]], algorithms: Sequence[str]) -> str:
-    """A line an algorithm: mean and range over seeds; against the first algorithm the mean difference, pair by pair."""
+    """A line an algorithm: mean and range over seeds; against the first algorithm the mean difference, pair
+    by pair."""
     lines = [
-        "| algorithm | seeds | after SFT | after RL: mean (range) | steps' seconds to 0.80 | difference, 95% interval |",
+        "| algorithm | seeds | after SFT | after RL: mean (range) | steps' seconds to 0.80 | difference, "
+        "95% interval |",
         "|---|---|---|---|---|---|",
     ]
     success = {(row["algorithm"], row["seed"]): row["after_rl"]["success"] for row in rows}
@@ -178,7 +220,9 @@ def interval(differences: Sequence[float]) -> str:
     mean = statistics.mean(differences)
     if len(differences) < 2:
         return f"{mean:+.3f}"
-    t = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}.get(len(differences), 2.0)
+    t = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}.get(
+        len(differences), 2.0
+    )
     reach = t * statistics.stdev(differences) / math.sqrt(len(differences))
     return f"{mean:+.3f} [{mean - reach:+.3f}, {mean + reach:+.3f}]"
 

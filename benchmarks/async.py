@@ -1,14 +1,14 @@
-"""Asynchronous against synchronous training with a slow environment: time of a step, its distance to the bound, and what is
-learned.
+"""Asynchronous against synchronous training with a slow environment: time of a step, its distance to the
+bound, and what is learned.
 
     python benchmarks/async.py MODEL                         # about an hour on two cores
     python benchmarks/async.py MODEL --steps 40 --seeds      # times only
 
-`MODEL` is the checkpoint that `examples/frozen_lake/agentic.yaml` starts from. Batch and trainer load are those of that example
-and the latencies those of `slow_lake.py`, whatever is measured. The bound is the slower of the two sides, each alone and at its
-share of the cores: rollouts that nobody trains on, as far ahead as the run that is measured, and training on the rollouts of a
-file. Rollouts a batch at a time, as a synchronous run plays them, are measured as well. Synchronous runs use all cores for
-either side.
+`MODEL` is the checkpoint that `examples/frozen_lake/agentic.yaml` starts from. Batch and trainer load are
+those of that example and the latencies those of `slow_lake.py`, whatever is measured. The bound is the slower
+of the two sides, each alone and at its share of the cores: rollouts that nobody trains on, as far ahead as
+the run that is measured, and training on the rollouts of a file. Rollouts a batch at a time, as a synchronous
+run plays them, are measured as well. Synchronous runs use all cores for either side.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Bench:
         values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
         values["custom_envs"]["FrozenLake"] |= {"env_type": "slow_lake:SlowLake", "max_steps": self.max_turns}
         # Enough for the farthest that any run may be ahead; a synchronous one never has more than a batch.
-        values["train_env_manager"]["num_env_groups"] = 3 * self.batch // values["train_env_manager"]["group_size"]
+        values["train_env_manager"]["num_env_groups"] = (
+            3 * self.batch // values["train_env_manager"]["group_size"]
+        )
         values |= {
             "exp_name": f"ratio-{ratio}-seed-{seed}",
             "output_dir": str(self.folder),
@@ -106,8 +108,8 @@ class Bench:
         return result | ({"success": success[-1]} if success else {})
 
     def rollouts_alone(self, ratio: int, seed: int) -> tuple[float, list[float]]:
-        """Seconds a batch that is played as far ahead as with this ratio, at the rollouts' share of the cores; and how long the
-        slowest episode took of each batch of groups that started together."""
+        """Seconds a batch that is played as far ahead as with this ratio, at the rollouts' share of the
+        cores; and how long the slowest episode took of each batch of groups that started together."""
         torch.set_num_threads(max(1, self.num_cores - self.share))
         slowest: dict[int, float] = {}
         with self.pipeline(self.config(ratio, seed, max_steps=10_000)) as pipeline:
@@ -120,7 +122,9 @@ class Bench:
                 groups = source.get_batch(self.batch)
                 times.append(time.perf_counter() - started)
                 for group in groups:
-                    took = max(sum(turn.generate_s + turn.step_s for turn in t.turns) for t in group.trajectories)
+                    took = max(
+                        sum(turn.generate_s + turn.step_s for turn in t.turns) for t in group.trajectories
+                    )
                     began = group.index // num_groups
                     slowest[began] = max(took, slowest.get(began, 0.0))
         torch.set_num_threads(self.num_cores)
@@ -138,8 +142,9 @@ class Bench:
 
 
 def pipelined(ratio: int, training: list[float], slowest: list[float]) -> float:
-    """Seconds a step where both sides overlap ideally: none of them ends before the one before it has and its own training is
-    done, nor before its slowest episode, which began `ratio` steps before with the weights of then."""
+    """Seconds a step where both sides overlap ideally: none of them ends before the one before it has and its
+    own training is done, nor before its slowest episode, which began `ratio` steps before with the weights of
+    then."""
     ends = [0.0] * (ratio + 1)
     for trained_s, played_s in zip(training, slowest, strict=True):
         ends.append(max(ends[-1] + trained_s, ends[-ratio - 1] + played_s))
@@ -152,12 +157,13 @@ def mean(steps: list[dict[str, Any]], name: str) -> float:
 
 
 def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
-    """Times of a step, and distances to the bound. What is compared runs in turn, since the machine's speed drifts: a
-    synchronous run, one ahead, its trainer alone, its rollouts alone (a batch at a time, and as far ahead), the one ahead
-    again, and one ahead that trains on whole batches (`stream_training: false`).
+    """Times of a step, and distances to the bound. What is compared runs in turn, since the machine's speed
+    drifts: a synchronous run, one ahead, its trainer alone, its rollouts alone (a batch at a time, and as far
+    ahead), the one ahead again, and one ahead that trains on whole batches (`stream_training: false`).
 
-    The bound is the slower of the two sides' means. Batches differ, so at each step now one side is the slower, now the other:
-    `pipelined_s` is what both would take together if they overlapped ideally under the bound of staleness, step by step.
+    The bound is the slower of the two sides' means. Batches differ, so at each step now one side is the
+    slower, now the other: `pipelined_s` is what both would take together if they overlapped ideally under the
+    bound of staleness, step by step.
     """
     result = {}
     for ratio in ratios:
@@ -194,7 +200,10 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
                 "whole_batches_waited_for_rollouts_s": whole["waited_for_rollouts_s"],
             }
             pairs.append(pair)
-            print(f"ratio {ratio}, pair {seed}: { {name: round(value, 3) for name, value in pair.items()} }", flush=True)
+            print(
+                f"ratio {ratio}, pair {seed}: { {name: round(value, 3) for name, value in pair.items()} }",
+                flush=True,
+            )
         medians = {name: statistics.median(pair[name] for pair in pairs) for name in pairs[0]}
         result[f"ratio_{ratio}"] = medians | {"pairs": pairs}
     return result
@@ -211,13 +220,21 @@ def learn(bench: Bench, ratios: list[int], seeds: list[int]) -> dict[str, list[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--ratios", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=20, help="of a run whose time is measured, more than 3")
-    parser.add_argument("--pairs", type=int, default=3, help="of runs whose time is measured; none, and only success is")
     parser.add_argument(
-        "--seeds", type=int, nargs="*", default=[0, 1, 2], help="of whole runs; none, and only times are measured"
+        "--pairs", type=int, default=3, help="of runs whose time is measured; none, and only success is"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="*",
+        default=[0, 1, 2],
+        help="of whole runs; none, and only times are measured",
     )
     parser.add_argument("--learning-steps", type=int, default=80, help="of a whole run, more than 3")
     parser.add_argument("--batch", type=int, default=128)
@@ -230,13 +247,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options.model, Path(folder), options.steps, options.batch, num_cores, options.turns)
         # What isn't measured this time stays as it was.
-        result: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+        result: dict[str, Any] = (
+            json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+        )
         setting = {"machine": describe_machine(), "batch": options.batch}
         if options.pairs:
-            result["times"] = setting | {"steps": options.steps} | measure(bench, options.ratios, options.pairs)
+            result["times"] = (
+                setting | {"steps": options.steps} | measure(bench, options.ratios, options.pairs)
+            )
         if options.seeds:
             whole = replace(bench, num_steps=options.learning_steps)
-            result["success"] = setting | {"steps": options.learning_steps} | learn(whole, options.ratios, options.seeds)
+            result["success"] = (
+                setting | {"steps": options.learning_steps} | learn(whole, options.ratios, options.seeds)
+            )
             print(f"success {result['success']}")
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

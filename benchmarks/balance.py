@@ -1,9 +1,9 @@
 """How evenly four replicas are loaded, by simulation over the real manager: `python benchmarks/balance.py`.
 
-2,000 conversations, 128 at once, of log-normal length (σ 1.5), in turns with a pause for the environment between them. A
-replica samples one token a tick for each of its requests. Time is simulated; routing is that of `LLMServerManager`, beside
-three others. Tokens in flight are those of the contexts that are being sampled. Reported: by how much the time averages of
-single replicas differ from their mean, and the worst of all seeds.
+2,000 conversations, 128 at once, of log-normal length (σ 1.5), in turns with a pause for the environment
+between them. A replica samples one token a tick for each of its requests. Time is simulated; routing is that
+of `LLMServerManager`, beside three others. Tokens in flight are those of the contexts that are being sampled.
+Reported: by how much the time averages of single replicas differ from their mean, and the worst of all seeds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ class Replica(ScriptedServer):
         self.token_ticks = 0.0
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
     ) -> Completion:
         number = sampling.seed
         await self.clock.sleep(number)
@@ -73,12 +77,15 @@ class Replica(ScriptedServer):
 
 
 class Chosen:
-    """Routes each request where `choose` says; it is told the conversation and the numbers of requests in flight."""
+    """Routes each request where `choose` says; it is told the conversation and the numbers of requests in
+    flight."""
 
     def __init__(self, replicas: Sequence[Replica], choose: Callable[[str, list[int]], int]) -> None:
         self.replicas, self.choose, self.num_requests = replicas, choose, [0] * len(replicas)
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str) -> Completion:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
         index = self.choose(request_id, self.num_requests)
         self.num_requests[index] += 1
         try:
@@ -100,18 +107,24 @@ def routers(seed: int) -> dict[str, Callable[[Sequence[Replica]], object]]:
     return {
         "manager": LLMServerManager,
         "least requests": lambda replicas: Chosen(replicas, least_requests()),
-        "plain sticky": lambda replicas: Chosen(replicas, lambda name, counts: hash((seed, int(name))) % len(counts)),
+        "plain sticky": lambda replicas: Chosen(
+            replicas, lambda name, counts: hash((seed, int(name))) % len(counts)
+        ),
         "random": lambda replicas: Chosen(replicas, lambda name, counts: rng.randrange(len(counts))),
     }
 
 
-async def simulate(make: Callable[[Sequence[Replica]], object], seed: int, num_conversations: int) -> tuple[np.ndarray, int]:
+async def simulate(
+    make: Callable[[Sequence[Replica]], object], seed: int, num_conversations: int
+) -> tuple[np.ndarray, int]:
     """Time-averaged tokens in flight of each replica, and how often the manager moved a conversation."""
     clock = Clock()
     replicas = [Replica(clock) for _ in range(NUM_REPLICAS)]
     server = make(replicas)
     rng = np.random.default_rng(seed)
-    lengths = np.minimum(np.exp(rng.normal(np.log(MEDIAN_TOKENS), SIGMA, num_conversations)).astype(int) + 1, MAX_TOKENS)
+    lengths = np.minimum(
+        np.exp(rng.normal(np.log(MEDIAN_TOKENS), SIGMA, num_conversations)).astype(int) + 1, MAX_TOKENS
+    )
     pauses = rng.exponential(20, size=num_conversations)
     waiting = iter(range(num_conversations))
 
@@ -120,7 +133,8 @@ async def simulate(make: Callable[[Sequence[Replica]], object], seed: int, num_c
             context, left = PROMPT_TOKENS, int(lengths[number])
             while left:
                 turn = min(left, MAX_TURN)
-                # The seed carries the length of the response, which the router doesn't know: to it every turn is a whole one.
+                # The seed carries the length of the response, which the router doesn't know: to it every turn
+                # is a whole one.
                 await server.generate(range(context), SamplingParams(MAX_TURN, seed=turn), str(number))
                 context, left = context + turn, left - turn
                 await clock.sleep(pauses[number])
@@ -128,7 +142,9 @@ async def simulate(make: Callable[[Sequence[Replica]], object], seed: int, num_c
 
     await clock.run(asyncio.gather(*(player() for _ in range(AT_ONCE))))
     num_released = sum(len(replica.released) for replica in replicas)
-    return np.array([replica.token_ticks for replica in replicas]) / clock.now, max(num_released - num_conversations, 0)
+    return np.array([replica.token_ticks for replica in replicas]) / clock.now, max(
+        num_released - num_conversations, 0
+    )
 
 
 def main() -> None:
@@ -142,13 +158,19 @@ def main() -> None:
     for name in routers(0):
         if options.only and name != options.only:
             continue
-        runs = [asyncio.run(simulate(routers(seed)[name], seed, options.conversations)) for seed in range(options.seeds)]
+        runs = [
+            asyncio.run(simulate(routers(seed)[name], seed, options.conversations))
+            for seed in range(options.seeds)
+        ]
         loads, moves = zip(*runs, strict=True)
         off = [float(np.abs(load / load.mean() - 1).max()) for load in loads]
         results[name] = {"mean": round(float(np.mean(off)), 4), "worst": round(max(off), 4)}
         if name == "manager":
             results[name]["moves_per_conversation"] = round(float(np.mean(moves)) / options.conversations, 3)
-        print(f"{name:15} largest deviation of a replica: {np.mean(off):6.1%} in the mean of seeds, {max(off):6.1%} at worst")
+        print(
+            f"{name:15} largest deviation of a replica: {np.mean(off):6.1%} in the mean of seeds, "
+            f"{max(off):6.1%} at worst"
+        )
     result = {"machine": describe_machine(), "seeds": options.seeds, "deviation": results}
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

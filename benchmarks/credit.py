@@ -1,14 +1,15 @@
 """What credit costs for each estimator: 1,024 trajectories of 20 turns of 64 sampled tokens, in groups of 8.
 
-    python benchmarks/credit.py [--runs 5] [--mode trajectory step]
-    python benchmarks/credit.py --step      # minutes: the step that the credit is a share of, added to the results
+    python benchmarks/credit.py [--runs 5] [--mode trajectory step] python benchmarks/credit.py --step      #
+    minutes: the step that the credit is a share of, added to the results
 
-`trajectory` is one context an episode, `step` one a turn. Medians of `--runs`, in processor time, which doesn't depend on what
-else the machine does; with a KL in the reward, so that every estimator reads log-probs too.
+`trajectory` is one context an episode, `step` one a turn. Medians of `--runs`, in processor time, which
+doesn't depend on what else the machine does; with a KL in the reward, so that every estimator reads log-probs
+too.
 
-`--step` plays and trains such a batch once, with the `tiny` model in one context an episode: the embedded server samples every
-token, turn by turn, and one optimiser step is taken on them. Environments and everything else of a step are left out, so that
-the share that is printed is an upper bound.
+`--step` plays and trains such a batch once, with the `tiny` model in one context an episode: the embedded
+server samples every token, turn by turn, and one optimiser step is taken on them. Environments and everything
+else of a step are left out, so that the share that is printed is an upper bound.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ GROUP_SIZE, NUM_TURNS, NUM_TOKENS, NUM_PROMPT, NUM_STATES = 8, 20, 64, 16, 30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--mode", nargs="+", default=["trajectory", "step"], choices=["trajectory", "step"])
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=list(ESTIMATORS))
@@ -67,7 +70,8 @@ def main() -> None:
 
 
 def add_step(out: Path, num_groups: int) -> None:
-    """Measures a step and writes it, with the share of the slowest estimator, to the results that are there."""
+    """Measures a step and writes it, with the share of the slowest estimator, to the results that are
+    there."""
     result = json.loads(out.read_text(encoding="utf-8"))
     result["step"] = step_seconds(num_groups)
     slowest = max(of_mode["trajectory"] for of_mode in result["milliseconds"].values()) / 1000
@@ -79,7 +83,9 @@ def add_step(out: Path, num_groups: int) -> None:
 def step_seconds(num_groups: int) -> dict[str, float]:
     """Processor seconds of playing the batch and of training on it."""
     model = make_model(512)
-    server = EmbeddedServer(model, max_length=NUM_TURNS * (NUM_PROMPT + NUM_TOKENS), max_concurrency=256, kv_cache_bytes=2**32)
+    server = EmbeddedServer(
+        model, max_length=NUM_TURNS * (NUM_PROMPT + NUM_TOKENS), max_concurrency=256, kv_cache_bytes=2**32
+    )
     started = time.process_time()
     trajectories = asyncio.run(play_all(server, num_groups))
     played = time.process_time()
@@ -89,7 +95,11 @@ def step_seconds(num_groups: int) -> dict[str, float]:
 
 
 async def play_all(server: EmbeddedServer, num_groups: int) -> list[Trajectory]:
-    episodes = (sampled_episode(server, index, sibling) for index in range(num_groups) for sibling in range(GROUP_SIZE))
+    episodes = (
+        sampled_episode(server, index, sibling)
+        for index in range(num_groups)
+        for sibling in range(GROUP_SIZE)
+    )
     played = await asyncio.gather(*episodes)
     await server.close()
     return list(played)

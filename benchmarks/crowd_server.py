@@ -10,9 +10,9 @@ from turnwise.types import Completion, Media, SamplingParams
 
 
 class CrowdServer(ScriptedServer):
-    """A ScriptedServer that answers when nobody brings another request, and then everybody: as an engine does that steps with
-    the largest batch that is ready. It records nothing but `largest_crowd`, the most requests that it ever held, and its script
-    sees no prompts."""
+    """A ScriptedServer that answers when nobody brings another request, and then everybody: as an engine does
+    that steps with the largest batch that is ready. It records nothing but `largest_crowd`, the most requests
+    that it ever held, and its script sees no prompts."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(script)
@@ -21,7 +21,11 @@ class CrowdServer(ScriptedServer):
         self.largest_crowd = 0
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
     ) -> Completion:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[None] = loop.create_future()

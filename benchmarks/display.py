@@ -1,10 +1,12 @@
-"""What display and metrics cost a run: the share of its time that goes into measuring, writing and showing it.
+"""What display and metrics cost a run: the share of its time that goes into measuring, writing and showing
+it.
 
     python benchmarks/display.py RUN_FOLDER
 
-Takes the rollouts and metrics of a finished run of `turnwise train` (the quickstart's, for the figure in results/) and does
-again all that was done to show them, on a terminal that is thrown away. Processor time of all threads is counted, against the
-wall time of the run's own steps; the run itself isn't repeated, since its noise is larger than what is looked for.
+Takes the rollouts and metrics of a finished run of `turnwise train` (the quickstart's, for the figure in
+results/) and does again all that was done to show them, on a terminal that is thrown away. Processor time of
+all threads is counted, against the wall time of the run's own steps; the run itself isn't repeated, since its
+noise is larger than what is looked for.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ def main() -> None:
         # Once at the end, with the import of matplotlib.
         curve_s = cpu_seconds(learning_curve, rows, Path(folder) / "curve.png", "run")
         gif_s = cpu_seconds(write_gif, Path(folder) / "a.gif", frames())
-    costs |= {"live view, drawings": drawing_s * REFRESH_PER_S * step_s, "learning curve": curve_s / len(rows)}
+    costs |= {
+        "live view, drawings": drawing_s * REFRESH_PER_S * step_s,
+        "learning curve": curve_s / len(rows),
+    }
     result = {
         "ms_a_step": {name: round(1000 * seconds, 2) for name, seconds in costs.items()},
         "total_ms_a_step": round(1000 * sum(costs.values()), 2),
@@ -91,7 +96,9 @@ def batches_of(path: Path) -> dict[int, list[Group]]:
     return batches
 
 
-def step_costs(rows: list[dict[str, float]], batches: dict[int, list[Group]], folder: Path) -> dict[str, float]:
+def step_costs(
+    rows: list[dict[str, float]], batches: dict[int, list[Group]], folder: Path
+) -> dict[str, float]:
     """Mean processor seconds a step of everything that happens once a step."""
     screen = Screen("run", AGENTIC_COLUMNS, Pace(len(rows)))
     live = LiveTracker(screen, Console(file=(folder / "terminal").open("w"), **TERMINAL))
@@ -131,7 +138,11 @@ def drawing_cost(rows: list[dict[str, float]], num_drawings: int) -> float:
     screen.pace.begin_phase("rollout", 0.0)
     for row in rows[:-1]:
         screen.log(int(row["step"]), row, row["step"] * 2.0)
-    screen.show("\n".join(["best episode of step 33: train/FrozenLake/527, sibling 2"] + ["P0,0 G3,3 O1,2 → Right"] * 7))
+    screen.show(
+        "\n".join(
+            ["best episode of step 33: train/FrozenLake/527, sibling 2"] + ["P0,0 G3,3 O1,2 → Right"] * 7
+        )
+    )
     with Path("/dev/null").open("w") as nowhere:
         console = Console(file=nowhere, **TERMINAL)
         with Live(get_renderable=lambda: screen.render(200.0), console=console, auto_refresh=False) as live:
@@ -142,7 +153,12 @@ def drawing_cost(rows: list[dict[str, float]], num_drawings: int) -> float:
 def frames() -> list[Frame]:
     """An episode of seven turns."""
     picture = np.asarray(draw_lake(random_map(7, 4, 0.8, None), 0))
-    caption = (("saw", "P0,0 G3,3 O1,2 O2,0"), ("said", "<answer>Right</answer>"), ("did", "Right"), ("reward", "0, 0 so far"))
+    caption = (
+        ("saw", "P0,0 G3,3 O1,2 O2,0"),
+        ("said", "<answer>Right</answer>"),
+        ("did", "Right"),
+        ("reward", "0, 0 so far"),
+    )
     return [Frame(picture, f"val/FrozenLake/0\nturn {turn} of 7", caption) for turn in range(8)]
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """A GRPO run over FrozenLake. An answer has `step_s`, `rollout_s` and `tokens` (`total` and `sampled`) of each step, and
-    `curve`: seconds of training and held-out success, every `eval_every` steps until `target`."""
+    """A GRPO run over FrozenLake. An answer has `step_s`, `rollout_s` and `tokens` (`total` and `sampled`) of
+    each step, and `curve`: seconds of training and held-out success, every `eval_every` steps until
+    `target`."""
 
     model: str
     threads: int = 2

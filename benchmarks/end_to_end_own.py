@@ -48,18 +48,23 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     return {
         "step_s": step_s,
         "rollout_s": [row["time/step_rollout"] for row in steps],
-        "tokens": [{"total": row["rollout/total_tokens"], "sampled": row["rollout/sampled_tokens"]} for row in steps],
+        "tokens": [
+            {"total": row["rollout/total_tokens"], "sampled": row["rollout/sampled_tokens"]} for row in steps
+        ],
         # A step whose groups score alike has no update, and no batch, unless the loss has an entropy term.
         "merged": [row.get("batch/actor_train/train/merged", 0.0) for row in steps],
-        "curve": [(sum(step_s[: row["step"]]), row[success]) for row in rows if success in row and row["step"]],
+        "curve": [
+            (sum(step_s[: row["step"]]), row[success]) for row in rows if success in row and row["step"]
+        ],
     }
 
 
 def settings(job: Job, folder: Path) -> dict[str, Any]:
-    """The example with the job's numbers, and TRL's objective: no entropy bonus, a mean over the batch's tokens.
+    """The example with the job's numbers, and TRL's objective: no entropy bonus, a mean over the batch's
+    tokens.
 
-    The groups of a model with random weights score alike, and an update without any gradient is left out, which TRL's isn't.
-    So where steps are timed, an entropy bonus too small to change a weight keeps it."""
+    The groups of a model with random weights score alike, and an update without any gradient is left out,
+    which TRL's isn't. So where steps are timed, an entropy bonus too small to change a weight keeps it."""
     values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     values["custom_envs"][TAG]["max_steps"] = job.max_turns
     values["train_env_manager"] |= {"num_env_groups": job.groups, "group_size": job.group_size}

@@ -1,8 +1,10 @@
-"""TRL's side of `end_to_end.py`: `GRPOTrainer` with a `rollout_func`, in a process of its own that answers with a line of JSON.
+"""TRL's side of `end_to_end.py`: `GRPOTrainer` with a `rollout_func`, in a process of its own that answers
+with a line of JSON.
 
-Episodes are those of `frozen_lake_player.py`, the library's agent and environment over one `generate` call for all live
-episodes. TRL gets token ids and which of them were sampled; it recomputes no log-probs, since a batch is trained on once.
-What costs time and changes nothing is off: autocast, gradient checkpointing, reports, checkpoints.
+Episodes are those of `frozen_lake_player.py`, the library's agent and environment over one `generate` call
+for all live episodes. TRL gets token ids and which of them were sampled; it recomputes no log-probs, since a
+batch is trained on once. What costs time and changes nothing is off: autocast, gradient checkpointing,
+reports, checkpoints.
 """
 
 from __future__ import annotations
@@ -57,7 +59,12 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         callbacks=[watch],
     )
     trainer.train()
-    return {"step_s": watch.step_s, "rollout_s": rollouts.seconds, "tokens": rollouts.tokens, "curve": watch.curve}
+    return {
+        "step_s": watch.step_s,
+        "rollout_s": rollouts.seconds,
+        "tokens": rollouts.tokens,
+        "curve": watch.curve,
+    }
 
 
 def arguments(job: Job, folder: Path) -> GRPOConfig:
@@ -93,7 +100,9 @@ class Rollouts:
 
     def __init__(self, job: Job, model: Any, pad_id: int) -> None:
         self._job = job
-        self._player = Player(job.model, model, max_length=job.max_length, partition=job.groups, max_steps=job.max_turns)
+        self._player = Player(
+            job.model, model, max_length=job.max_length, partition=job.groups, max_steps=job.max_turns
+        )
         self._server = GenerateServer(model, pad_id)
         self.seconds: list[float] = []
         self.tokens: list[dict[str, float]] = []
@@ -102,7 +111,9 @@ class Rollouts:
         started = time.perf_counter()
         indices = [int(prompt) for prompt in prompts[:: self._job.group_size]]
         trainer.model.eval()
-        trajectories = asyncio.run(self._player.play(self._server, indices, self._job.group_size, seed=self._job.seed))
+        trajectories = asyncio.run(
+            self._player.play(self._server, indices, self._job.group_size, seed=self._job.seed)
+        )
         trainer.model.train()
         samples = [build_samples(trajectory)[0] for trajectory in trajectories]
         self.seconds.append(time.perf_counter() - started)
@@ -124,7 +135,9 @@ class Rollouts:
     def success(self) -> float:
         """Success rate over the held-out episodes, with the weights as they are now."""
         indices = range(self._job.eval_episodes)
-        trajectories = asyncio.run(self._player.play(self._server, indices, 1, seed=self._job.seed, split="val"))
+        trajectories = asyncio.run(
+            self._player.play(self._server, indices, 1, seed=self._job.seed, split="val")
+        )
         return statistics.fmean(trajectory.metrics["success"] for trajectory in trajectories)
 
 

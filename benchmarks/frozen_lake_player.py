@@ -1,4 +1,5 @@
-"""FrozenLake as `examples/frozen_lake/agentic.yaml` has it, played over any server: what contenders of a benchmark share."""
+"""FrozenLake as `examples/frozen_lake/agentic.yaml` has it, played over any server: what contenders of a
+benchmark share."""
 
 from __future__ import annotations
 
@@ -27,10 +28,18 @@ class Player:
     """The library's agent, template and environment, without scheduler or pipeline."""
 
     def __init__(
-        self, model_folder: str, model: PreTrainedModel, *, max_length: int, partition: int, max_steps: int | None = None
+        self,
+        model_folder: str,
+        model: PreTrainedModel,
+        *,
+        max_length: int,
+        partition: int,
+        max_steps: int | None = None,
     ) -> None:
         env = yaml.safe_load(EXAMPLE.read_text())["custom_envs"][TAG]
-        self._template = ChatTemplate(load_tokenizer(model_folder), eos_token_ids=stop_token_ids(model.generation_config))
+        self._template = ChatTemplate(
+            load_tokenizer(model_folder), eos_token_ids=stop_token_ids(model.generation_config)
+        )
         self._settings = EnvAgentSettings(
             tag=TAG,
             max_steps=max_steps or env["max_steps"],
@@ -44,7 +53,13 @@ class Player:
         self._num_plays = 0
 
     async def play(
-        self, server: InferenceServer, indices: Sequence[int], group_size: int, *, seed: int, split: Split = "train"
+        self,
+        server: InferenceServer,
+        indices: Sequence[int],
+        group_size: int,
+        *,
+        seed: int,
+        split: Split = "train",
     ) -> list[Trajectory]:
         """The episodes of these groups, sibling after sibling; all begin at once."""
         # Validation has each of its tasks in a slot of its own.
@@ -63,4 +78,6 @@ class Player:
             return trajectories[0]
 
         tasks = [source.task(index) for index in indices]
-        return await asyncio.gather(*(play_one(task, sibling) for task in tasks for sibling in range(group_size)))
+        return await asyncio.gather(
+            *(play_one(task, sibling) for task in tasks for sibling in range(group_size))
+        )

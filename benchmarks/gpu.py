@@ -4,13 +4,18 @@
 
 At the shape of Qwen2.5-0.5B with random weights, in bf16:
 
-- *decode*: sampled tokens/s of the embedded server, of one `generate` call, and of vLLM where it is installed (without its
-  prefix cache), at 64 and 256 prompts of 200 tokens with 128 new tokens each. They run by turns; ratios are medians of pairs.
-- *train*: tokens/s and model FLOPs utilisation on 4,096 packed tokens a micro-batch, all of them trained on. FLOPs are 6 times
-  the parameters a token, plus attention's 6·layers·hidden·length (causal). The peak is the card's dense bf16 rate.
+- *decode*: sampled tokens/s of the embedded server, of one `generate` call, and of vLLM where it is installed
+(without its
+  prefix cache), at 64 and 256 prompts of 200 tokens with 128 new tokens each. They run by turns; ratios are
+  medians of pairs.
+- *train*: tokens/s and model FLOPs utilisation on 4,096 packed tokens a micro-batch, all of them trained on.
+FLOPs are 6 times
+  the parameters a token, plus attention's 6·layers·hidden·length (causal). The peak is the card's dense bf16
+  rate.
 - *step*: the seconds of one step of GRPO over a toy environment, by phase, in fp32.
 
-`--toy` (or `--size toy`) runs the same code at a size that a CPU manages in seconds: its figures mean nothing.
+`--toy` (or `--size toy`) runs the same code at a size that a CPU manages in seconds: its figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -86,7 +91,9 @@ SIZES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SIZES, default="qwen2.5-0.5b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", help="default: results/gpu-<the card>.json")
@@ -106,16 +113,25 @@ def main() -> None:
     for name, part in parts.items():
         result[name] = part()
         print(json.dumps({name: result[name]}, indent=2), flush=True)
-        out.write_text(json.dumps(result, indent=2) + "\n")  # after each part: a machine that is lent may end before the last
+        out.write_text(
+            json.dumps(result, indent=2) + "\n"
+        )  # after each part: a machine that is lent may end before the last
     print(f"written: {out}")
 
 
 def random_model(size: Size, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     config = AutoConfig.for_model(
-        "qwen2", **size.shape, tie_word_embeddings=True, max_position_embeddings=8192, bos_token_id=None, eos_token_id=0
+        "qwen2",
+        **size.shape,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=0,
     )
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION, dtype=dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, attn_implementation=PACKED_ATTENTION, dtype=dtype
+    )
     return model.to(device).eval()
 
 
@@ -126,14 +142,15 @@ def decode(size: Size, device: torch.device, rounds: int) -> dict[str, Any]:
     with ExitStack() as ended:
         try:
             engine = vllm_engine(model, size, ended)
-        except (
-            Exception
-        ) as error:  # boundary: an engine that isn't there, or that this machine can't hold, costs its figures alone
+        # boundary: an engine that isn't there, or that this machine can't hold, costs its figures alone
+        except Exception as error:
             engine, rows["without vllm"] = None, f"{type(error).__name__}: {error}"
         return rows | decoded(size, device, rounds, model, engine)
 
 
-def decoded(size: Size, device: torch.device, rounds: int, model: PreTrainedModel, engine: Any) -> dict[str, Any]:
+def decoded(
+    size: Size, device: torch.device, rounds: int, model: PreTrainedModel, engine: Any
+) -> dict[str, Any]:
     rows = {}
     for count in size.conversations:
         prompts = np.random.default_rng(0).integers(1, size.shape["vocab_size"], (count, size.prompt))
@@ -178,7 +195,9 @@ def answers(engine: Any, prompts: np.ndarray, size: Size) -> Callable[[], int]:
 
     asked = Asked(max_tokens=size.response, temperature=1.0, ignore_eos=True, detokenize=False)
     contexts = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
-    return lambda: sum(len(found.outputs[0].token_ids) for found in engine.generate(contexts, asked, use_tqdm=False))
+    return lambda: sum(
+        len(found.outputs[0].token_ids) for found in engine.generate(contexts, asked, use_tqdm=False)
+    )
 
 
 def embedded(model: PreTrainedModel, prompts: np.ndarray, size: Size) -> Callable[[], int]:
@@ -186,7 +205,9 @@ def embedded(model: PreTrainedModel, prompts: np.ndarray, size: Size) -> Callabl
 
     async def play() -> int:
         server = EmbeddedServer(model, max_length=size.prompt + size.response, max_concurrency=len(prompts))
-        requests = [server.generate(ids.tolist(), sampling, str(number)) for number, ids in enumerate(prompts)]
+        requests = [
+            server.generate(ids.tolist(), sampling, str(number)) for number, ids in enumerate(prompts)
+        ]
         completions = await asyncio.gather(*requests)
         await server.close()
         return sum(len(completion.token_ids) for completion in completions)
@@ -198,7 +219,9 @@ def generate(model: PreTrainedModel, prompts: np.ndarray, size: Size) -> Callabl
     def run() -> int:
         ids = torch.tensor(prompts, device=model.device)
         length = {"max_new_tokens": size.response, "min_new_tokens": size.response}
-        answers = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, pad_token_id=0, **length)
+        answers = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, pad_token_id=0, **length
+        )
         return int(answers[:, ids.shape[1] :].numel())
 
     return run
@@ -215,7 +238,8 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
 
 
 def train(size: Size, device: torch.device, card: str, rounds: int) -> dict[str, Any]:
-    """Tokens/s of an optimiser step of eight packed micro-batches, and the utilisation where the card's peak is known."""
+    """Tokens/s of an optimiser step of eight packed micro-batches, and the utilisation where the card's peak
+    is known."""
     strategy = TorchStrategy(
         random_model(size, device, torch.float32),
         optimizer=OptimizerSettings(1e-5),
@@ -225,16 +249,28 @@ def train(size: Size, device: torch.device, card: str, rounds: int) -> dict[str,
     per_batch = size.train_tokens // size.sample
     samples = [random_sample(size, seed) for seed in range(8 * per_batch)]
     divisors = denominators(samples, size.sample)
-    batches = [pack(samples[start : start + per_batch], divisors) for start in range(0, len(samples), per_batch)]
-    seconds = [timed(lambda: strategy.train_step(batches, CrossEntropy()), device)[0] for _ in range(rounds + 1)][1:]
+    batches = [
+        pack(samples[start : start + per_batch], divisors) for start in range(0, len(samples), per_batch)
+    ]
+    seconds = [
+        timed(lambda: strategy.train_step(batches, CrossEntropy()), device)[0] for _ in range(rounds + 1)
+    ][1:]
     rate = sum(sample.num_tokens for sample in samples) / statistics.median(seconds)
     num_parameters = sum(parameter.numel() for parameter in strategy.model.parameters())
     attention = 6 * size.shape["num_hidden_layers"] * size.shape["hidden_size"] * size.sample
     flops = rate * (6 * num_parameters + attention)
     peak = next((tera * 1e12 for part, tera in PEAK_TFLOPS.items() if part in card), None)
-    used = {"mfu": round(flops / peak, 3)} if peak else {"mfu": None, "why": f"the peak of {card} isn't listed"}
+    used = (
+        {"mfu": round(flops / peak, 3)} if peak else {"mfu": None, "why": f"the peak of {card} isn't listed"}
+    )
     memory = {"peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1)} if device.type == "cuda" else {}
-    return {"parameters": num_parameters, "tokens_per_s": round(rate), "tflops": round(flops / 1e12, 2), **used, **memory}
+    return {
+        "parameters": num_parameters,
+        "tokens_per_s": round(rate),
+        "tflops": round(flops / 1e12, 2),
+        **used,
+        **memory,
+    }
 
 
 def random_sample(size: Size, seed: int) -> Sample:
@@ -251,7 +287,9 @@ def grpo_step(size: Size, device: torch.device) -> dict[str, Any]:
     from turnwise.tracking.jsonl import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
-        made = make_model("qwen2.5-0.5b", Path(folder) / "model", ["P _ G O Left Right Up Down"], overrides=size.shape)
+        made = make_model(
+            "qwen2.5-0.5b", Path(folder) / "model", ["P _ G O Left Right Up Down"], overrides=size.shape
+        )
         config = small_config(made.folder, folder, max_steps=3, save_steps=0)
         row = read_metrics(run_small(config).folder.metrics)[2]
     times = {name: round(value, 3) for name, value in row.items() if name.startswith("time/")}

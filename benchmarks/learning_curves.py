@@ -1,9 +1,10 @@
-"""Every estimator learns from random weights: each of three turns names a kind of character and wants one of it.
+"""Every estimator learns from random weights: each of three turns names a kind of character and wants one of
+it.
 
     python benchmarks/learning_curves.py [--estimators grpo gae] [--seeds 1 2 3] [--steps 80]
 
-Draws `docs/images/learning_curves.png`, a panel an estimator with one line a seed, and writes the scores beside the other
-results. What the file has isn't run again.
+Draws `docs/images/learning_curves.png`, a panel an estimator with one line a seed, and writes the scores
+beside the other results. What the file has isn't run again.
 """
 
 from __future__ import annotations
@@ -34,14 +35,20 @@ NUM_TURNS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=ESTIMATORS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "learning_curves.json")
-    parser.add_argument("--picture", type=Path, default=HERE.parent / "docs" / "images" / "learning_curves.png")
+    parser.add_argument(
+        "--picture", type=Path, default=HERE.parent / "docs" / "images" / "learning_curves.png"
+    )
     options = parse_arguments(parser, estimators=["grpo", "gae"], seeds=[1], steps=3)
-    curves: dict[str, dict[str, list[float]]] = json.loads(options.out.read_text())["scores"] if options.out.is_file() else {}
+    curves: dict[str, dict[str, list[float]]] = (
+        json.loads(options.out.read_text())["scores"] if options.out.is_file() else {}
+    )
     with tempfile.TemporaryDirectory() as work:
         model = make_model("tiny", Path(work) / "model", ["l u d"], seed=0).folder
         for name in options.estimators:
@@ -49,7 +56,9 @@ def main() -> None:
                 own = curves.setdefault(name, {})
                 if str(seed) not in own:
                     own[str(seed)] = train(name, seed, options.steps, model, Path(work))
-                    print(f"{name}, seed {seed}: {own[str(seed)][0]:.2f} → {own[str(seed)][-1]:.2f}", flush=True)
+                    print(
+                        f"{name}, seed {seed}: {own[str(seed)][0]:.2f} → {own[str(seed)][-1]:.2f}", flush=True
+                    )
                     result = {"machine": describe_machine(), "scores": curves}
                     options.out.write_text(json.dumps(result) + "\n")
     draw(curves, options.picture)
@@ -57,7 +66,11 @@ def main() -> None:
 
 def train(estimator: str, seed: int, steps: int, model: Path, work: Path) -> list[float]:
     """The mean score of each step's rollouts."""
-    groups = {"num_env_groups": 64, "group_size": 1} if estimator == "gae" else {"num_env_groups": 8, "group_size": 8}
+    groups = (
+        {"num_env_groups": 64, "group_size": 1}
+        if estimator == "gae"
+        else {"num_env_groups": 8, "group_size": 8}
+    )
     trained = {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 64}}
     values: dict[str, Any] = {
         "exp_name": f"{estimator}_{seed}",
@@ -86,11 +99,20 @@ def train(estimator: str, seed: int, steps: int, model: Path, work: Path) -> lis
         },
     }
     if estimator == "gae":
-        values |= {"critic": trained, "critic_warmup": 2, "gae_granularity": "turn", "whiten_advantages": True}
+        values |= {
+            "critic": trained,
+            "critic_warmup": 2,
+            "gae_granularity": "turn",
+            "whiten_advantages": True,
+        }
     config, _ = parse_config(values, AgenticConfig)
     folder = start_run(config)
     run_to_end(folder, lambda: build_agentic(examine(config), folder, is_quiet=True))
-    return [round(row["rollout/score/mean"], 4) for row in read_metrics(folder.metrics) if "rollout/score/mean" in row]
+    return [
+        round(row["rollout/score/mean"], 4)
+        for row in read_metrics(folder.metrics)
+        if "rollout/score/mean" in row
+    ]
 
 
 def draw(curves: dict[str, dict[str, Sequence[float]]], picture: Path) -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/process_arrays.py [--megabytes 100] [--rounds 5] [--against CHECKOUT]
 
-With `--against` another checkout sends the same arrays by turns, and the ratios are medians of pairs: more than 1 means
-that this checkout is faster. `floor` is the time of one copy in memory.
+With `--against` another checkout sends the same arrays by turns, and the ratios are medians of pairs: more
+than 1 means that this checkout is faster. `floor` is the time of one copy in memory.
 """
 
 from __future__ import annotations
@@ -78,13 +78,17 @@ def measured(checkout: Path, megabytes: int, rounds: int) -> dict[str, float]:
     """The seconds of a checkout, by this file."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT / "benchmarks")])}
     command = [sys.executable, __file__, "--megabytes", str(megabytes), "--rounds", str(rounds)]
-    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=checkout).stdout
+    output = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=checkout
+    ).stdout
     result: dict[str, float] = json.loads(output)["seconds"]
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=3, help="starts of each checkout")
@@ -96,7 +100,9 @@ def main() -> None:
         print(json.dumps(report))
         return
     sizes = (options.megabytes, options.rounds)
-    pairs = [(measured(options.against.resolve(), *sizes), measured(ROOT, *sizes)) for _ in range(options.pairs)]
+    pairs = [
+        (measured(options.against.resolve(), *sizes), measured(ROOT, *sizes)) for _ in range(options.pairs)
+    ]
     for side, name in enumerate(("before", "now")):
         report[name] = [pair[side] for pair in pairs]
     for direction in ("argument_s", "result_s"):

@@ -2,9 +2,9 @@
 
     python benchmarks/quickstart.py [KEY=VALUE ...] --sft-model DIR [--seeds 1 2 3]
 
-DIR is the SFT model that `make quickstart` prints. Each seed is a `turnwise train` of its own, and its saved model is scored by
-`turnwise eval` in a new process on 1,000 held-out maps at temperature 1. The run's own last validation plays the same tasks,
-so the two figures must be equal.
+DIR is the SFT model that `make quickstart` prints. Each seed is a `turnwise train` of its own, and its saved
+model is scored by `turnwise eval` in a new process on 1,000 held-out maps at temperature 1. The run's own
+last validation plays the same tasks, so the two figures must be equal.
 """
 
 from __future__ import annotations
@@ -68,10 +68,16 @@ def run_seed(seed: int, work: Path, options: argparse.Namespace) -> dict[str, An
     turnwise("train", *common, f"output_dir={work}", f"exp_name=seed_{seed}")
     train_s = time.perf_counter() - started
     run = max((work / f"seed_{seed}").iterdir())
-    model = max((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    model = max(
+        (run / "checkpoints").iterdir(), key=lambda folder: int(folder.name.removeprefix("checkpoint-"))
+    )
     after = score(work / f"rl_{seed}.json", [*common, "--model", str(model)])
     rows = read_metrics(run / "metrics.jsonl")
-    curve = [(row["step"], row["val/env/FrozenLake/success"]) for row in rows if "val/env/FrozenLake/success" in row]
+    curve = [
+        (row["step"], row["val/env/FrozenLake/success"])
+        for row in rows
+        if "val/env/FrozenLake/success" in row
+    ]
     print(f"seed {seed}: {before['success']:.3f} → {after['success']:.3f} in {train_s:.0f} s", flush=True)
     return {
         "seed": seed,

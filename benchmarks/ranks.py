@@ -1,13 +1,15 @@
-"""Training on two ranks of one thread each against one rank of two threads, and how even the ranks' shares are; rollouts from
-two inference servers in processes of one thread each against one server of two threads in the process of the run.
+"""Training on two ranks of one thread each against one rank of two threads, and how even the ranks' shares
+are; rollouts from two inference servers in processes of one thread each against one server of two threads in
+the process of the run.
 
     python benchmarks/ranks.py [--rounds N]
 
-Both train the `tiny` preset with random weights on the same 128 samples of the quickstart's rollouts, an optimiser step of
-cross entropy each. They run by turns, round after round; the ratio is the median of pairs. Shares are of the ranks' time:
-passes, the sum of gradients (which includes waiting for the slower rank), the optimiser, and the rest, in which a rank waits
-for orders. Servers play 64 episodes of FrozenLake with a tiny random model; the share is that of their engines in the
-seconds that their processes had. On one CPU two of anything share what one has, so that a ratio says what they cost.
+Both train the `tiny` preset with random weights on the same 128 samples of the quickstart's rollouts, an
+optimiser step of cross entropy each. They run by turns, round after round; the ratio is the median of pairs.
+Shares are of the ranks' time: passes, the sum of gradients (which includes waiting for the slower rank), the
+optimiser, and the rest, in which a rank waits for orders. Servers play 64 episodes of FrozenLake with a tiny
+random model; the share is that of their engines in the seconds that their processes had. On one CPU two of
+anything share what one has, so that a ratio says what they cost.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def strategy(vocab_size: int, rank: RankContext) -> TorchStrategy:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "ranks.json"))
     parser.add_argument("--samples", type=int, default=128)
@@ -100,11 +104,17 @@ def main() -> None:
     served, busy = replicas(options.rounds, options.episodes)
     result = {
         "tokens_per_s": {f"{size} ranks": round(statistics.median(values)) for size, values in rates.items()},
-        "2 ranks / 1 rank": round(statistics.median(b / a for a, b in zip(rates[1], rates[2], strict=True)), 2),
+        "2 ranks / 1 rank": round(
+            statistics.median(b / a for a, b in zip(rates[1], rates[2], strict=True)), 2
+        ),
         "shares": {f"{size} ranks": share for size, share in shares.items()},
         "imbalance": imbalance(options.batches),
-        "sampled_tokens_per_s": {f"{size} servers": round(statistics.median(values)) for size, values in served.items()},
-        "2 servers / 1 server": round(statistics.median(b / a for a, b in zip(served[1], served[2], strict=True)), 2),
+        "sampled_tokens_per_s": {
+            f"{size} servers": round(statistics.median(values)) for size, values in served.items()
+        },
+        "2 servers / 1 server": round(
+            statistics.median(b / a for a, b in zip(served[1], served[2], strict=True)), 2
+        ),
         "engine_share": {f"{size} servers": share for size, share in busy.items()},
         "rounds": options.rounds,
         "machine": describe_machine() | {"threads": THREADS},
@@ -139,7 +149,11 @@ class Contender:
     def shares(self) -> dict[str, float]:
         """Shares of the ranks' time."""
         own = {name: seconds / (self.size * self.seconds) for name, seconds in self.stopwatch.seconds.items()}
-        known = {name: round(own[name], 3) for name in ("forward and backward", "sum over ranks", "optimizer") if name in own}
+        known = {
+            name: round(own[name], 3)
+            for name in ("forward and backward", "sum over ranks", "optimizer")
+            if name in own
+        }
         return known | {"waiting": round(1 - sum(known.values()), 3)}
 
 
@@ -151,7 +165,10 @@ def replicas(rounds: int, num_episodes: int) -> tuple[dict[int, list[float]], di
         make_tiny_model("tiny", Path(folder), [EXAMPLE.read_text(encoding="utf-8")])
         schedulers = {}
         for size in rates:
-            values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | {"pretrain": folder, "num_gpus_per_node": size}
+            values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | {
+                "pretrain": folder,
+                "num_gpus_per_node": size,
+            }
             values["actor_infer"] = values.get("actor_infer", {}) | {"device_mapping": list(range(size))}
             config = parse_config(values, AgenticConfig)[0]
             policy = open_served_policy(examine(config))
@@ -175,7 +192,8 @@ def engine_s(stopwatch: Stopwatch) -> float:
 
 
 def imbalance(num_batches: int) -> dict[str, float]:
-    """The fullest rank's tokens over the mean, less 1: the worst of the batches of 32 groups of 8. Lengths are log-normal."""
+    """The fullest rank's tokens over the mean, less 1: the worst of the batches of 32 groups of 8. Lengths
+    are log-normal."""
     worst = {}
     for num_ranks in (2, 4, 8):
         found = []
@@ -189,7 +207,9 @@ def imbalance(num_batches: int) -> dict[str, float]:
 
 
 def random_sample(prompt: int, length: int) -> Sample:
-    return Sample(np.array([prompt, *range(length - 1)]), np.arange(length) > 0, np.zeros(length, np.float32), ())
+    return Sample(
+        np.array([prompt, *range(length - 1)]), np.arange(length) > 0, np.zeros(length, np.float32), ()
+    )
 
 
 if __name__ == "__main__":

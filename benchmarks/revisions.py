@@ -1,11 +1,13 @@
-"""The speed of this checkout against another revision: the quickstart, rollouts, training, a whole step, asynchronous training.
+"""The speed of this checkout against another revision: the quickstart, rollouts, training, a whole step,
+asynchronous training.
 
     git worktree add ../before REVISION
     python benchmarks/revisions.py ../before SFT_MODEL [--python PYTHON] [--rounds 3] [--only train rollout]
 
-SFT_MODEL is the one that the quickstart prints; steps are timed with it. PYTHON is an interpreter that imports the other
-checkout; without it this one does, by `PYTHONPATH`. Each figure is measured by the benchmarks of the checkout that it belongs
-to. The checkouts run in turn, and ratios are medians of pairs: more than 1 means that this checkout is faster.
+SFT_MODEL is the one that the quickstart prints; steps are timed with it. PYTHON is an interpreter that
+imports the other checkout; without it this one does, by `PYTHONPATH`. Each figure is measured by the
+benchmarks of the checkout that it belongs to. The checkouts run in turn, and ratios are medians of pairs:
+more than 1 means that this checkout is faster.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Checkout:
         return subprocess.Popen([self.python, *command], cwd=self.root, env=self.environment, **arguments)
 
     def run(self, *command: str) -> str:
-        done = subprocess.run([self.python, *command], cwd=self.root, capture_output=True, text=True, env=self.environment)
+        done = subprocess.run(
+            [self.python, *command], cwd=self.root, capture_output=True, text=True, env=self.environment
+        )
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} in {self.root} failed:\n{done.stderr[-3000:]}")
         return done.stdout
@@ -103,10 +107,13 @@ def asynchronous(checkout: Checkout, model: str) -> float:
 
 
 def train(this: Checkout, other: Checkout) -> dict[str, list[float]]:
-    """Seconds of passes over the quickstart's rollouts under its policy loss, in the fastest process of each checkout: of two
-    processes of the same code one may be 8% slower as long as it lives, by where its memory lies. All processes are started
-    together, and one computes at a time: passes are short, and the machine's speed differs more from minute to minute."""
-    num_processes, num_passes, num_samples = (1, 1, 8) if this.is_toy else (NUM_PROCESSES, NUM_PASSES, NUM_SAMPLES)
+    """Seconds of passes over the quickstart's rollouts under its policy loss, in the fastest process of each
+    checkout: of two processes of the same code one may be 8% slower as long as it lives, by where its memory
+    lies. All processes are started together, and one computes at a time: passes are short, and the machine's
+    speed differs more from minute to minute."""
+    num_processes, num_passes, num_samples = (
+        (1, 1, 8) if this.is_toy else (NUM_PROCESSES, NUM_PASSES, NUM_SAMPLES)
+    )
     with ExitStack() as ended:
         sides = [this, other] * num_processes
         processes = [ended.enter_context(side.start("-c", PASSES, str(num_samples))) for side in sides]
@@ -126,7 +133,9 @@ FIGURES: dict[str, Callable[[Checkout, str], float]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, help="a checkout of the other revision")
     parser.add_argument("model", type=Path, help="an SFT model of the quickstart")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that imports it")

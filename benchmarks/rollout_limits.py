@@ -18,10 +18,11 @@ from turnwise.types import SamplingParams
 def measure_limits(
     model: PreTrainedModel, num_rows: int, prompt_tokens: int, new_tokens: int, gemm_size: int
 ) -> dict[str, float]:
-    """Tokens/s of prefill and of decoding alone, and the least time that the machine could take as a share of the time taken.
+    """Tokens/s of prefill and of decoding alone, and the least time that the machine could take as a share of
+    the time taken.
 
-    Operations count at the GEMM rate of the model's dtype; bytes of weights and cache at the rate of reading memory. A step
-    takes at least the longer of the two. Both rates are measured now, in the same process.
+    Operations count at the GEMM rate of the model's dtype; bytes of weights and cache at the rate of reading
+    memory. A step takes at least the longer of the two. Both rates are measured now, in the same process.
     """
     gflops, gbytes = gemm_gflops(gemm_size, dtype=str(model.dtype).removeprefix("torch.")), read_gbytes()
     max_length = prompt_tokens + new_tokens
@@ -65,11 +66,12 @@ def _step_s(engine: Engine) -> float:
 
 
 def _work(model: PreTrainedModel, num_rows: int, num_tokens: int, num_keys: float) -> tuple[float, float]:
-    """Operations and bytes of a step over `num_tokens` new tokens a row, which see `num_keys` keys on average.
+    """Operations and bytes of a step over `num_tokens` new tokens a row, which see `num_keys` keys on
+    average.
 
-    Two operations for each weight that multiplies a token, and four for each number of a key that a query head sees; the head,
-    and of the last layer all but its keys and values, for the last token alone. Weights are read once, and each row's keys
-    and values once.
+    Two operations for each weight that multiplies a token, and four for each number of a key that a query
+    head sees; the head, and of the last layer all but its keys and values, for the last token alone. Weights
+    are read once, and each row's keys and values once.
     """
     config = model.config
     layers = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2)

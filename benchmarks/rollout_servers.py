@@ -1,4 +1,5 @@
-"""The others of `rollout.py` behind the call that conversations make: transformers' `generate`, and vLLM on a CPU."""
+"""The others of `rollout.py` behind the call that conversations make: transformers' `generate`, and vLLM on a
+CPU."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ QUIET_ROUNDS = 20
 
 
 class GenerateServer:
-    """One `generate` call for all requests that are waiting, padded on the left: a lockstep loop over live episodes.
+    """One `generate` call for all requests that are waiting, padded on the left: a lockstep loop over live
+    episodes.
 
-    It computes every context anew at every turn, as `generate` does. It isn't asked for log-probs, which would cost it more.
+    It computes every context anew at every turn, as `generate` does. It isn't asked for log-probs, which
+    would cost it more.
     """
 
     def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
@@ -77,7 +80,8 @@ class GenerateServer:
 
 
 class VLLMServer:
-    """vLLM's asynchronous engine, in its own process as it always is, with prefix caching and the log-prob of each token."""
+    """vLLM's asynchronous engine, in its own process as it always is, with prefix caching and the log-prob of
+    each token."""
 
     def __init__(self, folder: str, *, dtype: str, max_length: int, arguments: Mapping[str, Any]) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
@@ -140,4 +144,6 @@ def completion(token_ids: IntArray, sampling: SamplingParams) -> Completion:
     stops = np.flatnonzero(np.isin(token_ids, sampling.stop_token_ids))
     reason: FinishReason = "stop" if len(stops) else "length"
     token_ids = token_ids[: stops[0] + 1] if len(stops) else token_ids
-    return Completion(token_ids, np.zeros(len(token_ids), np.float32), reason, (VersionRun(0, len(token_ids)),))
+    return Completion(
+        token_ids, np.zeros(len(token_ids), np.float32), reason, (VersionRun(0, len(token_ids)),)
+    )

@@ -1,7 +1,9 @@
-"""One contender of `rollout.py` in a process of its own: reads names of workloads, answers each with a line of JSON.
+"""One contender of `rollout.py` in a process of its own: reads names of workloads, answers each with a line
+of JSON.
 
-`multi_turn` plays FrozenLake as `examples/frozen_lake/agentic.yaml` has it, `single_turn` answers random prompts of 200 tokens
-with 64, and `limits` (embedded only) measures prefill and decode alone, and what of the machine they use.
+`multi_turn` plays FrozenLake as `examples/frozen_lake/agentic.yaml` has it, `single_turn` answers random
+prompts of 200 tokens with 64, and `limits` (embedded only) measures prefill and decode alone, and what of the
+machine they use.
 """
 
 from __future__ import annotations
@@ -95,13 +97,17 @@ class Worker:
 
     async def multi_turn(self, number: int) -> int:
         """Plays a step's episodes; the sampled tokens."""
-        trajectories = await self.player.play(self.server, range(self.options.groups), GROUP_SIZE, seed=number)
+        trajectories = await self.player.play(
+            self.server, range(self.options.groups), GROUP_SIZE, seed=number
+        )
         return sum(len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns)
 
     async def single_turn(self, number: int) -> int:
         """Answers prompts that have nothing in common; the sampled tokens."""
         rng = np.random.default_rng(number)
-        prompts = rng.integers(0, self.model.config.vocab_size, (self.options.prompts, PROMPT_TOKENS)).tolist()
+        prompts = rng.integers(
+            0, self.model.config.vocab_size, (self.options.prompts, PROMPT_TOKENS)
+        ).tolist()
 
         async def answer(index: int) -> int:
             sampling, name = SamplingParams(self.options.new_tokens, seed=index), f"{number}/{index}"
@@ -114,7 +120,9 @@ class Worker:
 
     def limits(self) -> dict[str, float]:
         """See `rollout_limits`."""
-        return measure_limits(self.model, self.options.prompts, PROMPT_TOKENS, self.options.new_tokens, self.options.gemm_size)
+        return measure_limits(
+            self.model, self.options.prompts, PROMPT_TOKENS, self.options.new_tokens, self.options.gemm_size
+        )
 
 
 if __name__ == "__main__":

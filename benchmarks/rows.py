@@ -1,10 +1,12 @@
-"""Single-turn GRPO on rows and a reward function, against TRL's `GRPOTrainer`; and what the reward manager costs.
+"""Single-turn GRPO on rows and a reward function, against TRL's `GRPOTrainer`; and what the reward manager
+costs.
 
     python benchmarks/rows.py --trl-python PYTHON     # none, and only our side runs
 
-PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`). Both sides have the
-same rows, reward function, random model, batch (64 completions of at most 64 tokens, in groups of 8), optimiser and schedule,
-one optimiser step a batch, fp32, on the same cores. Each pair of runs is 20 steps of each side in a fresh process.
+PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`).
+Both sides have the same rows, reward function, random model, batch (64 completions of at most 64 tokens, in
+groups of 8), optimiser and schedule, one optimiser step a batch, fp32, on the same cores. Each pair of runs
+is 20 steps of each side in a fresh process.
 """
 
 from __future__ import annotations
@@ -38,27 +40,39 @@ ROWS = [
 
 def digits(completions: list[Any], number: list[str], **columns: Any) -> list[float]:
     texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
-    return [sum(character in digits for character in text) / 10 for text, digits in zip(texts, number, strict=True)]
+    return [
+        sum(character in digits for character in text) / 10
+        for text, digits in zip(texts, number, strict=True)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trl-python", help="an interpreter that can import trl")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "rows.json")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of a run, at most {STEPS}")
-    parser.add_argument("--completions", type=int, default=10_000, help="that the reward manager is timed with")
+    parser.add_argument(
+        "--completions", type=int, default=10_000, help="that the reward manager is timed with"
+    )
     parser.add_argument("--side", choices=("own", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parse_arguments(parser, rounds=1, threads=1, steps=3, completions=64)
     torch.set_num_threads(options.threads)
     if options.side:
         started = time.perf_counter()
-        ends = own(options.model, options.steps) if options.side == "own" else trl(options.model, options.steps)
+        ends = (
+            own(options.model, options.steps) if options.side == "own" else trl(options.model, options.steps)
+        )
         print(json.dumps({"step_s": np.diff([started, *ends]).tolist()}))
         return
-    result: dict[str, Any] = {"machine": describe_machine(), "reward_stage": reward_manager(options.completions)}
+    result: dict[str, Any] = {
+        "machine": describe_machine(),
+        "reward_stage": reward_manager(options.completions),
+    }
     print(json.dumps(result["reward_stage"]), flush=True)
     result["rounds"] = run_rounds(options)
     if options.trl_python:
@@ -78,7 +92,10 @@ def run_rounds(options: argparse.Namespace) -> list[dict[str, dict[str, float]]]
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_model("tiny", Path(folder) / "tiny", [row["prompt"] for row in ROWS]).folder)
         return [
-            {side: run_side(side, python, model, options.threads, options.steps) for side, python in pythons.items()}
+            {
+                side: run_side(side, python, model, options.threads, options.steps)
+                for side, python in pythons.items()
+            }
             for _ in range(options.rounds)
         ]
 
@@ -91,7 +108,9 @@ def run_side(side: str, python: str, model: str, threads: int, steps: int) -> di
     command = [python, str(HERE / "rows.py"), "--side", side, "--model", model, "--threads", str(threads)]
     command += ["--steps", str(steps)]
     started = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, env=environment)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, env=environment
+    )
     script_s = time.perf_counter() - started
     step_s: list[float] = json.loads(done.stdout.splitlines()[-1])["step_s"]
     found = {"step_s": round(statistics.median(step_s[NUM_WARM_UP:]), 4), "script_s": round(script_s, 2)}
@@ -162,7 +181,11 @@ def trl(model: str, steps: int) -> list[float]:
             use_cpu=True,
         )
         trainer = GRPOTrainer(
-            model=model, reward_funcs=digits, args=arguments, train_dataset=Dataset.from_list(rows), callbacks=[Clock()]
+            model=model,
+            reward_funcs=digits,
+            args=arguments,
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[Clock()],
         )
         trainer.train()
     return ends

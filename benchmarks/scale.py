@@ -1,15 +1,17 @@
-"""What an episode costs beside its environment and its server, from a hundred concurrent episodes to ten thousand.
+"""What an episode costs beside its environment and its server, from a hundred concurrent episodes to ten
+thousand.
 
     python benchmarks/scale.py [--rounds N]
 
-The scheduler, agent loop, conversations, server manager, watchdog and stopwatch of a run play groups of 10 episodes of 8 turns,
-all at once, with a server that answers with given tokens and an environment that shows a lake of FrozenLake's size: 156 tokens
-a turn with a byte tokenizer. The time is the process's CPU time, since the machine is shared; what server and environment take
-themselves is measured apart and taken off. Each size runs in a process of its own, in turn, and medians are quoted.
+The scheduler, agent loop, conversations, server manager, watchdog and stopwatch of a run play groups of 10
+episodes of 8 turns, all at once, with a server that answers with given tokens and an environment that shows a
+lake of FrozenLake's size: 156 tokens a turn with a byte tokenizer. The time is the process's CPU time, since
+the machine is shared; what server and environment take themselves is measured apart and taken off. Each size
+runs in a process of its own, in turn, and medians are quoted.
 
-Texts come back, as those of siblings do, and their ids are kept: `new_text_us` is what a text costs that nobody has met before.
-Memory is by tracemalloc: the most that was alive at once, for each episode, and the finished trajectories alone, which training
-needs anyway.
+Texts come back, as those of siblings do, and their ids are kept: `new_text_us` is what a text costs that
+nobody has met before. Memory is by tracemalloc: the most that was alive at once, for each episode, and the
+finished trajectories alone, which training needs anyway.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ LAKES = tuple(_lake(place) for place in range(16))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scale.json")
     parser.add_argument("--one", type=int, help="measure this many episodes here, and print the JSON")
@@ -98,7 +102,8 @@ def main() -> None:
             runs[size].append(measured(size))
             print(size, runs[size][-1], flush=True)
     sizes = {
-        size: {name: round(statistics.median(row[name] for row in rows), 2) for name in rows[0]} | measured(size, "--memory")
+        size: {name: round(statistics.median(row[name] for row in rows), 2) for name in rows[0]}
+        | measured(size, "--memory")
         for size, rows in runs.items()
     }
     smallest = sizes[options.sizes[0]]
@@ -121,7 +126,9 @@ def main() -> None:
 def measured(size: int, *flags: str) -> dict[str, float]:
     """One size in a process of its own."""
     command = [sys.executable, __file__, "--one", str(size), *flags]
-    row: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    row: dict[str, float] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     return row
 
 
@@ -147,7 +154,8 @@ def cost(size: int) -> dict[str, float]:
 
 
 def memory(size: int) -> dict[str, float]:
-    """KiB of Python objects an episode: the most that were alive at once, and those of the finished trajectories."""
+    """KiB of Python objects an episode: the most that were alive at once, and those of the finished
+    trajectories."""
     crowd = Crowd(size)
     crowd.warm_up()
     gc.collect()
@@ -157,7 +165,10 @@ def memory(size: int) -> dict[str, float]:
     tracemalloc.stop()
     assert len(groups) == size // GROUP_SIZE
     crowd.close()
-    return {"peak_kib_an_episode": round(peak / 1024 / size, 2), "trajectory_kib": round(finished / 1024 / size, 2)}
+    return {
+        "peak_kib_an_episode": round(peak / 1024 / size, 2),
+        "trajectory_kib": round(finished / 1024 / size, 2),
+    }
 
 
 class Crowd:
@@ -180,7 +191,9 @@ class Crowd:
             agents=lambda task: agent,
             contexts=partial(TokenContexts, self.template, servers, 4096),
             sampling=SamplingParams(max_new_tokens=32),
-            settings=SchedulerSettings(GROUP_SIZE, max_concurrent_groups=size // GROUP_SIZE, episode_timeout_s=LONGEST_S),
+            settings=SchedulerSettings(
+                GROUP_SIZE, max_concurrent_groups=size // GROUP_SIZE, episode_timeout_s=LONGEST_S
+            ),
             watchdog=self.watchdog,
         )
 
@@ -216,7 +229,9 @@ class Crowd:
 
         async def encode() -> None:
             for number in range(num_texts):
-                self.template.extend(self.answer, [{"role": "user", "content": f"Turn {number}:\n{LAKES[number % 16]}{TURN}"}])
+                self.template.extend(
+                    self.answer, [{"role": "user", "content": f"Turn {number}:\n{LAKES[number % 16]}{TURN}"}]
+                )
 
         started = time.process_time()
         self.event_loop.run(encode())

@@ -2,11 +2,12 @@
 
     python benchmarks/sft.py --trl-python PYTHON
 
-PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`). Both sides train the
-same random model on the same tokens in the same order: generated word problems, 32 a step, cross entropy on the assistant's
-tokens, AdamW, clipping at 1, a constant rate, fp32, on the same cores. TRL gets the tokens ready-made, and the micro-batch that
-is its fastest of those tried; what costs it time and changes nothing is off: autocast, gradient checkpointing, saving, reports.
-Only tokens of rows count, never padding. Each pair is a run of each side in a fresh process; the first two steps don't count.
+PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`).
+Both sides train the same random model on the same tokens in the same order: generated word problems, 32 a
+step, cross entropy on the assistant's tokens, AdamW, clipping at 1, a constant rate, fp32, on the same cores.
+TRL gets the tokens ready-made, and the micro-batch that is its fastest of those tried; what costs it time and
+changes nothing is off: autocast, gradient checkpointing, saving, reports. Only tokens of rows count, never
+padding. Each pair is a run of each side in a fresh process; the first two steps don't count.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ NUM_WARM_UP = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", help="an interpreter that can import trl; none, and only our side runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trl-python", help="an interpreter that can import trl; none, and only our side runs"
+    )
     parser.add_argument("--size", default="tiny", help="of the model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -57,7 +62,12 @@ def main() -> None:
             rounds.append(pair)
     result = {
         "machine": describe_machine(),
-        "job": {"size": options.size, "steps": options.steps, "rows_a_step": BATCH, "threads": options.threads},
+        "job": {
+            "size": options.size,
+            "steps": options.steps,
+            "rows_a_step": BATCH,
+            "threads": options.threads,
+        },
         "trl_micro_batches": {size: found["tokens_per_s"] for size, found in tried.items()},
         **(compared(rounds) if tried else {}),
         "rounds": rounds,
@@ -69,7 +79,11 @@ def main() -> None:
 def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Ratios of the sides' speeds, and how far their losses are apart."""
     ratios = [pair["own"]["tokens_per_s"] / pair["trl"]["tokens_per_s"] for pair in rounds]
-    apart = [abs(a / b - 1) for pair in rounds for a, b in zip(pair["own"]["loss"], pair["trl"]["loss"], strict=True)]
+    apart = [
+        abs(a / b - 1)
+        for pair in rounds
+        for a, b in zip(pair["own"]["loss"], pair["trl"]["loss"], strict=True)
+    ]
     return {
         "ratio": round(statistics.median(ratios), 2),
         "ratios": [round(ratio, 2) for ratio in ratios],
@@ -108,14 +122,18 @@ def run_side(side: str, python: str, folder: Path, threads: int, micro_batch: in
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
     code = f"import sft; sft.{side}({str(folder)!r}, {threads}, {micro_batch})"
     command = [python, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, env=environment)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, env=environment
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(side, micro_batch, round(found["tokens_per_s"]), flush=True)
     return found
 
 
 def report(folder: str, step_s: list[float], loss: list[float]) -> None:
-    tokens = [len(row["input_ids"]) for row in json.loads(Path(folder, "tokens.json").read_text(encoding="utf-8"))]
+    tokens = [
+        len(row["input_ids"]) for row in json.loads(Path(folder, "tokens.json").read_text(encoding="utf-8"))
+    ]
     counted = sum(tokens[NUM_WARM_UP * BATCH : len(step_s) * BATCH])
     print(json.dumps({"tokens_per_s": counted / sum(step_s[NUM_WARM_UP:]), "loss": loss}))
 

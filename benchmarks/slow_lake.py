@@ -17,8 +17,8 @@ MEDIAN_S, SIGMA = 0.018, 1.43
 
 
 class SlowLake(FrozenLakeEnv):
-    """Waits before each answer. Siblings wait differently: the latencies follow from the seed of the episode and from how many
-    have begun with it since `forget`. Runs of one seed so wait for the same."""
+    """Waits before each answer. Siblings wait differently: the latencies follow from the seed of the episode
+    and from how many have begun with it since `forget`. Runs of one seed so wait for the same."""
 
     _begun: ClassVar[Counter[int]] = Counter()
 

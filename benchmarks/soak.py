@@ -1,10 +1,12 @@
-"""Whether the embedded server leaks: conversations come, are cancelled and go, weights are updated, and memory stays flat.
+"""Whether the embedded server leaks: conversations come, are cancelled and go, weights are updated, and
+memory stays flat.
 
     python benchmarks/soak.py [--minutes 10]
 
-64 conversations at a time over a tiny model: contexts that share prompts, one turn in ten cancelled at a random moment, some
-left without being released, a weight update every two hundred conversations. Prints the memory of the process as it goes, and
-fails where the second half of the time needs more than the first did, or anything is left at the end.
+64 conversations at a time over a tiny model: contexts that share prompts, one turn in ten cancelled at a
+random moment, some left without being released, a weight update every two hundred conversations. Prints the
+memory of the process as it goes, and fails where the second half of the time needs more than the first did,
+or anything is left at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ SLACK = 1.02
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--slack", type=float, default=SLACK, help="growth that doesn't count")
     options = parse_arguments(parser, minutes=0.03, slack=100.0)
@@ -47,7 +51,9 @@ def main() -> None:
 async def soak(seconds: float) -> list[float]:
     """Memory in MiB, twenty times or more."""
     shape = preset("tiny")
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.model_type, **shape.config, vocab_size=VOCAB)).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(shape.model_type, **shape.config, vocab_size=VOCAB)
+    ).eval()
     server = EmbeddedServer(model, max_length=512, max_concurrency=48, kv_cache_bytes=2**27)
     samples: list[float] = []
     started = reported = time.monotonic()
@@ -66,7 +72,9 @@ async def soak(seconds: float) -> list[float]:
         if time.monotonic() - reported > seconds / 40:
             reported = time.monotonic()
             samples.append(memory_mib())
-            print(f"{reported - started:7.1f} s  {number:7d} conversations  {samples[-1]:8.1f} MiB", flush=True)
+            print(
+                f"{reported - started:7.1f} s  {number:7d} conversations  {samples[-1]:8.1f} MiB", flush=True
+            )
     await asyncio.gather(*running)
     assert server._engine.num_running == 0 and not server._futures
     await server.close()
@@ -77,7 +85,9 @@ async def converse(server: EmbeddedServer, number: int) -> None:
     rng = np.random.default_rng(number)
     context = np.random.default_rng(number % 20).integers(0, VOCAB, 80).tolist()
     for turn in range(int(rng.integers(1, 8))):
-        task = asyncio.create_task(server.generate(context, SamplingParams(int(rng.integers(1, 16)), seed=turn), str(number)))
+        task = asyncio.create_task(
+            server.generate(context, SamplingParams(int(rng.integers(1, 16)), seed=turn), str(number))
+        )
         if rng.random() < 0.1:
             for _ in range(int(rng.integers(1, 40))):
                 await asyncio.sleep(0)

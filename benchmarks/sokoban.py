@@ -2,9 +2,9 @@
 
     python benchmarks/sokoban.py --sft-model DIR [--seeds 1 2 3] [KEY=VALUE ...]
 
-DIR is the `sft_model` that `python examples/sokoban/recipe.py` makes. Each seed is a `turnwise train` of its own; both models
-are scored by `turnwise eval`, each in a new process, on the same 1,000 held-out rooms at temperature 1. What is there already
-isn't run again, and a run that was interrupted is resumed.
+DIR is the `sft_model` that `python examples/sokoban/recipe.py` makes. Each seed is a `turnwise train` of its
+own; both models are scored by `turnwise eval`, each in a new process, on the same 1,000 held-out rooms at
+temperature 1. What is there already isn't run again, and a run that was interrupted is resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ TAG = "Sokoban"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sft-model", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--tasks", type=int, default=NUM_TASKS, help="held-out rooms of each score")
@@ -48,7 +50,10 @@ def main() -> None:
             "machine": describe_machine(),
         }
         Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
-        print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}, indent=1), flush=True)
+        print(
+            json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}, indent=1),
+            flush=True,
+        )
 
 
 def run(seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -62,7 +67,10 @@ def run(seed: int, options: argparse.Namespace) -> dict[str, Any]:
         places = [f"output_dir={work}", f"exp_name={name}", "save_steps=20", "resume_from_checkpoint=true"]
         turnwise("train", *common, *places)
     folder = max(path.parent for path in (work / name).glob("*/metrics.jsonl"))
-    model = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    model = max(
+        (folder / "checkpoints").glob("checkpoint-*"),
+        key=lambda path: int(path.name.removeprefix("checkpoint-")),
+    )
     after = score(finished, common, str(model), options.tasks)
     return {
         "seed": seed,
@@ -88,7 +96,9 @@ def difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, float
 
 def rooms(seed: int, options: argparse.Namespace) -> dict[str, int]:
     """How many different rooms the held-out tasks are, and how many of their layouts the run trains on."""
-    config, _ = load_config(CONFIG, [*options.overrides, f"seed={seed}", f"pretrain={options.sft_model}"], AgenticConfig)
+    config, _ = load_config(
+        CONFIG, [*options.overrides, f"seed={seed}", f"pretrain={options.sft_model}"], AgenticConfig
+    )
     env_config = config.custom_envs[TAG].env_config
     size = (tuple(env_config["dim_room"]), env_config["num_boxes"])
 
@@ -98,7 +108,9 @@ def rooms(seed: int, options: argparse.Namespace) -> dict[str, int]:
         return [random_room(source.task(index).seed, *size, split=split) for index in range(num_tasks)]
 
     held_out = drawn("val", options.tasks)
-    trained = {layout for layout, _ in drawn("train", config.max_steps * config.train_env_manager.num_env_groups)}
+    trained = {
+        layout for layout, _ in drawn("train", config.max_steps * config.train_env_manager.num_env_groups)
+    }
     return {
         "held_out": len(set(held_out)),
         "held_out_layouts": len({layout for layout, _ in held_out}),

@@ -21,7 +21,11 @@ from toy import parse_arguments
 CONFIG = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
 COMMANDS = {
     "import numpy": [sys.executable, "-c", "import numpy"],
-    "import turnwise, types, protocols": [sys.executable, "-c", "import turnwise, turnwise.types, turnwise.protocols"],
+    "import turnwise, types, protocols": [
+        sys.executable,
+        "-c",
+        "import turnwise, turnwise.types, turnwise.protocols",
+    ],
     "turnwise config": [sys.executable, "-m", "turnwise.cli.main", "config", str(CONFIG)],
 }
 

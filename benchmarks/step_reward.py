@@ -2,9 +2,9 @@
 
     python benchmarks/step_reward.py [--seeds 1 2 3]
 
-A small model learns sums in words from few demonstrations, then trains twice from there, on the same problems: by
-`r_acc + 0.1·s` as it is published, where a wrong answer earns for its lines too, and with what the tool's presets set.
-Both are measured on 100 problems that neither was trained on, one greedy answer each.
+A small model learns sums in words from few demonstrations, then trains twice from there, on the same
+problems: by `r_acc + 0.1·s` as it is published, where a wrong answer earns for its lines too, and with what
+the tool's presets set. Both are measured on 100 problems that neither was trained on, one greedy answer each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ from turnwise.rl_tool import training
 from turnwise.spec.package_tables import read_table
 
 HERE = Path(__file__).parent
-SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 PROBLEMS: dict[str, Any] = {"steps": (1, 2), "largest": 9, "operations": "+"}
 SAFE_REWARDS = read_table(training.__file__, "presets.yaml")["safe_rewards"]
 CONFIGS: dict[str, dict[str, Any]] = {"published": {}, "presets": SAFE_REWARDS["step"]}
@@ -35,7 +41,9 @@ COLUMNS = ("accuracy", "average_steps", "average_length_tokens")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--demonstrations", type=int, default=1500)
     parser.add_argument("--prompts", type=int, default=240, help="16 a step, each answered 8 times")
@@ -46,21 +54,32 @@ def main() -> None:
     options = parse_arguments(parser, seeds=[1], demonstrations=16, prompts=16, problems=2, new_tokens=8)
     runs = [run(seed, options) for seed in options.seeds]
     means = {
-        kind: {name: round(statistics.fmean(run[kind][name] for run in runs), 3) for name in runs[0][kind]} for kind in runs[0]
+        kind: {name: round(statistics.fmean(run[kind][name] for run in runs), 3) for name in runs[0][kind]}
+        for kind in runs[0]
     }
-    options.out.write_text(json.dumps({"machine": describe_machine(), "means": means, "runs": runs}, indent=2) + "\n")
+    options.out.write_text(
+        json.dumps({"machine": describe_machine(), "means": means, "runs": runs}, indent=2) + "\n"
+    )
     print(json.dumps(means, indent=2))
 
 
 def run(seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """The figures after imitation and after reinforcement by each reward."""
-    rows = generate_problems(max(options.demonstrations, options.prompts) + options.problems, seed=seed, **PROBLEMS)
+    rows = generate_problems(
+        max(options.demonstrations, options.prompts) + options.problems, seed=seed, **PROBLEMS
+    )
     tool, found = RLTrainingTool(), {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         texts = [f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in rows]
         make_model("tiny", folder / "model", texts, seed=seed, overrides=SIZES)
-        common = {"use_lora": False, "batch_size": 16, "num_epochs": 1, "seed": seed, "use_tensorboard": False}
+        common = {
+            "use_lora": False,
+            "batch_size": 16,
+            "num_epochs": 1,
+            "seed": seed,
+            "use_tensorboard": False,
+        }
 
         def ask(**asked: Any) -> dict[str, Any]:
             answer = tool.run_dict(asked)
@@ -68,13 +87,21 @@ def run(seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
         def measure(model: Path) -> dict[str, float]:
             answer = ask(
-                action="evaluate", model_path=str(model), dataset=rows[-options.problems :], max_new_tokens=options.new_tokens
+                action="evaluate",
+                model_path=str(model),
+                dataset=rows[-options.problems :],
+                max_new_tokens=options.new_tokens,
             )
             return {name: answer[name] for name in COLUMNS}
 
         shown = {"dataset": rows[: options.demonstrations], "learning_rate": 3e-3}
         ask(
-            action="train", algorithm="sft", model_name=str(folder / "model"), output_dir=str(folder / "sft"), **shown, **common
+            action="train",
+            algorithm="sft",
+            model_name=str(folder / "model"),
+            output_dir=str(folder / "sft"),
+            **shown,
+            **common,
         )
         found["imitation"] = measure(folder / "sft")
         for kind, config in CONFIGS.items():

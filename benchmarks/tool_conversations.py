@@ -1,8 +1,9 @@
-"""Are the tokens of conversations with tools kept exactly? `python benchmarks/tool_conversations.py [--conversations N]`
+"""Are the tokens of conversations with tools kept exactly? `python benchmarks/tool_conversations.py
+[--conversations N]`
 
-Each conversation has a chat template of one of twelve shapes, random tokens that don't survive being decoded and encoded
-again, calls (several at once, some unreadable) and results. Responses end by themselves, are cut at their budget or aborted.
-Counted are
+Each conversation has a chat template of one of twelve shapes, random tokens that don't survive being decoded
+and encoded again, calls (several at once, some unreadable) and results. Responses end by themselves, are cut
+at their budget or aborted. Counted are
 
 - prefix violations: a request that doesn't begin with the one before and its response;
 - mask errors: a token that was sampled and isn't trained on, or the other way round;
@@ -36,7 +37,11 @@ SCHEMA = {
     "type": "function",
     "function": {"name": "look", "description": "Looks a thing up.", "parameters": {"type": "object"}},
 }
-HEADS = (("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_start|>{}: ", "<|im_end|>"), ("[{}] ", "<|endoftext|>\n"))
+HEADS = (
+    ("<|im_start|>{}\n", "<|im_end|>\n"),
+    ("<|im_start|>{}: ", "<|im_end|>"),
+    ("[{}] ", "<|endoftext|>\n"),
+)
 RESULTS = (
     "HEAD(tool){{ m.content }}END",
     "HEAD(user)<tool_response>\n{{ m.content }}\n</tool_response>END",
@@ -53,7 +58,9 @@ def templates() -> list[str]:
     for (head, end), result in product(HEADS, RESULTS):
         text = (
             "{% if tools %}HEAD(system){% for tool in tools %}{{ tool | tojson }}{% endfor %}END{% endif %}"
-            "{% for m in messages %}{% if m.role == 'tool' %}" + result + "{% elif m.role == 'assistant' %}HEAD(assistant)"
+            "{% for m in messages %}{% if m.role == 'tool' %}"
+            + result
+            + "{% elif m.role == 'assistant' %}HEAD(assistant)"
             "{{ m.content }}END{% else %}HEAD(user){{ m.content }}END{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}HEAD(assistant){% endif %}"
         )
@@ -65,7 +72,9 @@ def templates() -> list[str]:
 
 def shapes() -> list[ChatTemplate]:
     """The twelve templates over one tokenizer with merges."""
-    tokenizer = byte_tokenizer(SPECIAL, training_texts=['the value of {"name": "look", "arguments": {"x": 0.5}}'] * 9)
+    tokenizer = byte_tokenizer(
+        SPECIAL, training_texts=['the value of {"name": "look", "arguments": {"x": 0.5}}'] * 9
+    )
     return [ChatTemplate(tokenizer, text) for text in templates()]
 
 
@@ -76,11 +85,15 @@ class RandomServer:
         self.template, self.source = template, source
         self.seen: list[list[int]] = []
 
-    async def generate(self, prompt_ids: Any, sampling: SamplingParams, request_id: str, media: Any = ()) -> Completion:
+    async def generate(
+        self, prompt_ids: Any, sampling: SamplingParams, request_id: str, media: Any = ()
+    ) -> Completion:
         source, tokenizer = self.source, self.template.tokenizer
         ids = [source.randrange(len(tokenizer) - len(SPECIAL)) for _ in range(source.randrange(12))]
         for _ in range(source.choice((0, 1, 1, 2, 3))):
-            call = json.dumps({"name": "look", "arguments": {"x": source.random()}})[: source.choice((None, None, None, 9))]
+            call = json.dumps({"name": "look", "arguments": {"x": source.random()}})[
+                : source.choice((None, None, None, 9))
+            ]
             # Byte by byte, as no tokenizer would write it.
             ids += tokenizer.convert_tokens_to_ids(["<tool_call>"])
             ids += [token for letter in call for token in tokenizer(letter)["input_ids"]]
@@ -99,8 +112,8 @@ class RandomServer:
 
 
 async def converse(template: ChatTemplate, number: int) -> tuple[int, ...]:
-    """Turns, those whose text is encoded otherwise than it was sampled, prefix violations, mask errors and lost messages of one
-    conversation."""
+    """Turns, those whose text is encoded otherwise than it was sampled, prefix violations, mask errors and
+    lost messages of one conversation."""
     source = random.Random(number)
     server = RandomServer(template, source)
     contexts = TokenContexts(template, server, source.choice((400, 4000)), f"c{number}", HermesParser())  # type: ignore[arg-type]
@@ -113,10 +126,14 @@ async def converse(template: ChatTemplate, number: int) -> tuple[int, ...]:
             break
         added = template.decode(conversation.turns[-1].prompt_ids.tolist(), skips_turn_tokens=False)
         schemas = ["Looks a thing up."] if len(conversation.turns) == 1 else []
-        lost += sum(text not in added for text in [*(message["content"].strip() for message in messages), *schemas])
+        lost += sum(
+            text not in added for text in [*(message["content"].strip() for message in messages), *schemas]
+        )
         said = reply["tool_calls"] + reply["call_errors"]
         answers = [(f"value {source.random()}", f"t{index:08d}") for index in range(len(said))]
-        messages = [{"role": "tool", "name": "look", "tool_call_id": call, "content": text} for text, call in answers]
+        messages = [
+            {"role": "tool", "name": "look", "tool_call_id": call, "content": text} for text, call in answers
+        ]
         messages = messages or [{"role": "user", "content": f"go on {source.random()}"}]
     contexts.verify()
     context, prefix = list[int](), 0
@@ -132,12 +149,17 @@ async def converse(template: ChatTemplate, number: int) -> tuple[int, ...]:
         wrong += not np.array_equal(sampled, np.concatenate([turn.response_ids for turn in turns]))
         wrong += not np.array_equal(ids, context[: len(ids)])
     texts = [template.decode(ids, skips_turn_tokens=False) for ids in server.seen[1::2]]
-    changed = sum(template.tokenizer(text)["input_ids"] != ids for text, ids in zip(texts, server.seen[1::2], strict=True))
+    changed = sum(
+        template.tokenizer(text)["input_ids"] != ids
+        for text, ids in zip(texts, server.seen[1::2], strict=True)
+    )
     return len(conversation.turns), changed, prefix, wrong, lost
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--conversations", type=int, default=10_000)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "tool_conversations.json")
     options = parse_arguments(parser, conversations=24)
@@ -148,7 +170,11 @@ def main() -> None:
 
     found = np.array(asyncio.run(everything())).sum(0).tolist()
     names = ("turns", "not_reencodable", "prefix_violations", "mask_errors", "lost_messages")
-    result = {"machine": describe_machine(), "conversations": options.conversations, **dict(zip(names, found, strict=True))}
+    result = {
+        "machine": describe_machine(),
+        "conversations": options.conversations,
+        **dict(zip(names, found, strict=True)),
+    }
     print(json.dumps(result, indent=2))
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

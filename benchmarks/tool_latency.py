@@ -1,15 +1,16 @@
 """What slow tools cost a batch of conversations: `python benchmarks/tool_latency.py`.
 
-64 conversations of five responses (32 tokens each, preset `tiny`, embedded server), with a tool call after each of the first
-four. A call takes a log-normal time: median 100 ms, 99% below 2 s. Contenders:
+64 conversations of five responses (32 tokens each, preset `tiny`, embedded server), with a tool call after
+each of the first four. A call takes a log-normal time: median 100 ms, 99% below 2 s. Contenders:
 
-- *tool agent*: the library's own agent and tools; each conversation goes on as soon as its own call has ended.
+- *tool agent*: the library's own agent and tools; each conversation goes on as soon as its own call has
+ended.
 - *instant tools*: the same tokens, and calls that take no time.
 - *lock-step*: all conversations sample, then all calls of the round run together, then all sample again.
 
-The bound is the longest conversation's time in tools + the wall time with instant tools: nobody can be much faster. Rounds run
-in turn; ratios are medians of pairs, and the first round warms up. What the model samples says nothing, so a parser sees a call
-in each of the first four responses.
+The bound is the longest conversation's time in tools + the wall time with instant tools: nobody can be much
+faster. Rounds run in turn; ratios are medians of pairs, and the first round warms up. What the model samples
+says nothing, so a parser sees a call in each of the first four responses.
 """
 
 from __future__ import annotations
@@ -72,10 +73,15 @@ class Calls:
 
 
 class Server(EmbeddedServer):
-    """Responses end at their length with a stop token: a tool agent would end the conversation where one was cut."""
+    """Responses end at their length with a stop token: a tool agent would end the conversation where one was
+    cut."""
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *args: Any, **keywords: Any) -> Completion:
-        completion = await super().generate(prompt_ids, replace(sampling, stop_token_ids=()), *args, **keywords)
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *args: Any, **keywords: Any
+    ) -> Completion:
+        completion = await super().generate(
+            prompt_ids, replace(sampling, stop_token_ids=()), *args, **keywords
+        )
         completion.token_ids[-1] = sampling.stop_token_ids[0]
         return replace(completion, finish_reason="stop")
 
@@ -87,7 +93,8 @@ class Bench:
         self.template = ChatTemplate(AutoTokenizer.from_pretrained(made.folder))
         rng = random.Random(seed)
         self.seconds = [
-            [median_s * math.exp(SIGMA * rng.gauss(0, 1)) for _ in range(NUM_CALLS)] for _ in range(num_conversations)
+            [median_s * math.exp(SIGMA * rng.gauss(0, 1)) for _ in range(NUM_CALLS)]
+            for _ in range(num_conversations)
         ]
         self.tools = ToolBox([OfferedTool(FunctionTool(look))])
 
@@ -96,7 +103,9 @@ class Bench:
 
     async def agents(self, is_instant: bool) -> float:
         """Seconds of all conversations by the tool agent."""
-        agent = ToolAgent(RowAgentSettings(max_new_tokens=NUM_TOKENS), tools=self.tools, limits=ToolAgentLimits())
+        agent = ToolAgent(
+            RowAgentSettings(max_new_tokens=NUM_TOKENS), tools=self.tools, limits=ToolAgentLimits()
+        )
         server = Server(self.model, max_length=MAX_LENGTH)
         started = time.perf_counter()
         found = await asyncio.gather(
@@ -120,16 +129,21 @@ class Bench:
         server = Server(self.model, max_length=MAX_LENGTH)
         started = time.perf_counter()
         opened = [
-            self.contexts(server, number, seconds)(sampling(number), tools=self.tools.schemas, encode_special_tokens=False)
+            self.contexts(server, number, seconds)(
+                sampling(number), tools=self.tools.schemas, encode_special_tokens=False
+            )
             for number, seconds in enumerate(self.seconds)
         ]
         messages = [task(number).payload["prompt"] for number in range(len(self.seconds))]
         for turn in range(NUM_CALLS + 1):
-            await asyncio.gather(*(c.generate(m, CallOptions(NUM_TOKENS)) for c, m in zip(opened, messages, strict=True)))
+            await asyncio.gather(
+                *(c.generate(m, CallOptions(NUM_TOKENS)) for c, m in zip(opened, messages, strict=True))
+            )
             if turn < NUM_CALLS:
                 results = await asyncio.gather(*(look(seconds[turn]) for seconds in self.seconds))
                 messages = [
-                    [{"role": "tool", "name": "look", "tool_call_id": "abcdefghi", "content": text}] for text in results
+                    [{"role": "tool", "name": "look", "tool_call_id": "abcdefghi", "content": text}]
+                    for text in results
                 ]
         passed = time.perf_counter() - started
         await server.close()
@@ -138,7 +152,11 @@ class Bench:
 
 def task(number: int) -> Task:
     return Task(
-        id=str(number), tag="", split="train", seed=number, payload={"prompt": [{"role": "user", "content": f"{number}?"}]}
+        id=str(number),
+        tag="",
+        split="train",
+        seed=number,
+        payload={"prompt": [{"role": "user", "content": f"{number}?"}]},
     )
 
 
@@ -147,7 +165,9 @@ def sampling(number: int) -> SamplingParams:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--conversations", type=int, default=64)
     parser.add_argument("--median", type=float, default=MEDIAN_S, help="seconds of a call")

@@ -1,4 +1,5 @@
-"""`--toy`, which every benchmark has: the same code at a size of seconds. tests/extras runs it, so that no benchmark rots."""
+"""`--toy`, which every benchmark has: the same code at a size of seconds. tests/extras runs it, so that no
+benchmark rots."""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ SMALL_RUN = [
 
 
 def parse_arguments(parser: argparse.ArgumentParser, **sizes: Any) -> argparse.Namespace:
-    """The command's arguments. With `--toy` the sizes take the places of defaults, and no file is written unless `--out` is
-    given: a figure of such a run means nothing."""
-    parser.add_argument("--toy", action="store_true", help="the same code at a size of seconds; its figures mean nothing")
+    """The command's arguments. With `--toy` the sizes take the places of defaults, and no file is written
+    unless `--out` is given: a figure of such a run means nothing."""
+    parser.add_argument(
+        "--toy", action="store_true", help="the same code at a size of seconds; its figures mean nothing"
+    )
     if "--toy" in sys.argv[1:]:
-        nowhere = {name: Path(os.devnull) for name in ("out", "picture") if parser.get_default(name) is not None}
+        nowhere = {
+            name: Path(os.devnull) for name in ("out", "picture") if parser.get_default(name) is not None
+        }
         parser.set_defaults(**nowhere | sizes)
     return parser.parse_intermixed_args()

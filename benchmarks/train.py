@@ -3,19 +3,24 @@
     pip install -c constraints.txt -e '.[bench]'
     python benchmarks/train.py [--rounds N] [--journal runs/…/rollouts.jsonl]
 
-Everybody trains the same model (the `tiny` preset, random weights) on the same 1,024 samples with the same objective, cross
-entropy on the trained tokens, in fp32 with fused AdamW and clipping: 8 optimiser steps of 128 samples. Only tokens of samples
-count, never padding. The contenders run in turn, round after round, and medians are quoted.
+Everybody trains the same model (the `tiny` preset, random weights) on the same 1,024 samples with the same
+objective, cross entropy on the trained tokens, in fp32 with fused AdamW and clipping: 8 optimiser steps of
+128 samples. Only tokens of samples count, never padding. The contenders run in turn, round after round, and
+medians are quoted.
 
-- *turnwise*: what `turnwise train` does with a batch: plan micro-batches, pack, one `train_step`. The logits of trained tokens
+- *turnwise*: what `turnwise train` does with a batch: plan micro-batches, pack, one `train_step`. The logits
+of trained tokens
   alone; prefixes that samples of a micro-batch share are computed once.
 - *turnwise, nothing shared*: the same lengths and masks over random tokens, so that no prefix is shared.
-- *turnwise, GRPO*: the rollouts with the quickstart's policy loss, its entropy bonus included. It has no peer here.
-- *Trainer*: dynamic padding, with length grouping or in random order. All logits, as its loss has them. Its micro-batch size is
+- *turnwise, GRPO*: the rollouts with the quickstart's policy loss, its entropy bonus included. It has no peer
+here.
+- *Trainer*: dynamic padding, with length grouping or in random order. All logits, as its loss has them. Its
+micro-batch size is
   the fastest of those tried. Timed from the start of its first step; no logging, saving or evaluation.
 
-Samples are stored in data/quickstart_rollouts.npz: token ids and masks of the first context of all episodes of steps 0, 10, …,
-70 of a quickstart run. `--journal` takes them from another run's journal, and stores those.
+Samples are stored in data/quickstart_rollouts.npz: token ids and masks of the first context of all episodes
+of steps 0, 10, …, 70 of a quickstart run. `--journal` takes them from another run's journal, and stores
+those.
 """
 
 from __future__ import annotations
@@ -62,15 +67,21 @@ PLAN = BatchPlan(samples_per_step=SAMPLES_PER_STEP, max_length=512, seed=0, max_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trainer-micro-batches", type=int, nargs="+", default=[8, 16, 32, 64, 128])
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "train.json"))
     parser.add_argument("--samples", type=int, help="the first so many; default: all")
-    parser.add_argument("--gemm-size", type=int, default=2048, help="of the matrices that give the machine's rate")
-    options = parse_arguments(parser, rounds=1, threads=1, trainer_micro_batches=[4], samples=8, gemm_size=128)
+    parser.add_argument(
+        "--gemm-size", type=int, default=2048, help="of the matrices that give the machine's rate"
+    )
+    options = parse_arguments(
+        parser, rounds=1, threads=1, trainer_micro_batches=[4], samples=8, gemm_size=128
+    )
     torch.set_num_threads(options.threads)
     if options.journal:
         store(samples_of_journal(options.journal))
@@ -81,10 +92,15 @@ def main() -> None:
     contenders: dict[str, Callable[[], float]] = {
         "turnwise": own(model, samples, CrossEntropy()),
         "turnwise, nothing shared": own(model, nothing_shared(samples), CrossEntropy()),
-        "turnwise, GRPO": own(model, with_advantages(samples), PolicyLoss(AlgorithmSettings(entropy_loss_coef=0.005))),
+        "turnwise, GRPO": own(
+            model, with_advantages(samples), PolicyLoss(AlgorithmSettings(entropy_loss_coef=0.005))
+        ),
     }
     fastest = {}
-    for name, sampling in {"Trainer, length grouping": "group_by_length", "Trainer, random order": "random"}.items():
+    for name, sampling in {
+        "Trainer, length grouping": "group_by_length",
+        "Trainer, random order": "random",
+    }.items():
         tried = {size: peer(model, samples, sampling, size)() for size in options.trainer_micro_batches}
         fastest[name] = {"micro_batch": min(tried, key=tried.__getitem__), "tried": rates(tried, num_tokens)}
         contenders[name] = peer(model, samples, sampling, fastest[name]["micro_batch"])
@@ -92,12 +108,18 @@ def main() -> None:
     for number in range(options.rounds):
         for name, run in contenders.items():
             times[name].append(run())
-        print(f"round {number}:", rates({name: runs[-1] for name, runs in times.items()}, num_tokens), flush=True)
+        print(
+            f"round {number}:",
+            rates({name: runs[-1] for name, runs in times.items()}, num_tokens),
+            flush=True,
+        )
 
     result = {
         "tokens_per_s": rates({name: statistics.median(runs) for name, runs in times.items()}, num_tokens),
         "ratios": {
-            f"{name} / {other}": round(statistics.median(b / a for a, b in zip(times[name], times[other], strict=True)), 2)
+            f"{name} / {other}": round(
+                statistics.median(b / a for a, b in zip(times[name], times[other], strict=True)), 2
+            )
             for name in ("turnwise", "turnwise, nothing shared")
             for other in fastest
         },
@@ -129,12 +151,16 @@ def own(model: PreTrainedModel, samples: Sequence[Sample], loss: Loss) -> Callab
     return run
 
 
-def peer(model: PreTrainedModel, samples: Sequence[Sample], sampling: str, micro_batch: int) -> Callable[[], float]:
+def peer(
+    model: PreTrainedModel, samples: Sequence[Sample], sampling: str, micro_batch: int
+) -> Callable[[], float]:
     """Seconds of one pass over the samples."""
 
     def run() -> float:
         accumulation = min(SAMPLES_PER_STEP, len(samples)) // micro_batch
-        return run_trainer(build_trainer(copy.deepcopy(model), samples, sampling, micro_batch, accumulation, LEARNING_RATE))[0]
+        return run_trainer(
+            build_trainer(copy.deepcopy(model), samples, sampling, micro_batch, accumulation, LEARNING_RATE)
+        )[0]
 
     return run
 
@@ -154,7 +180,9 @@ def train_step(strategy: TorchStrategy, samples: Sequence[Sample], loss: Loss) -
 def losses(model: PreTrainedModel, samples: Sequence[Sample]) -> dict[str, float]:
     """Everybody's loss of one optimiser step on the same samples, before it."""
     metrics = train_step(make_strategy(model), samples, CrossEntropy())
-    trainer = build_trainer(copy.deepcopy(model), samples, "sequential", *micro_batches(len(samples)), LEARNING_RATE)
+    trainer = build_trainer(
+        copy.deepcopy(model), samples, "sequential", *micro_batches(len(samples)), LEARNING_RATE
+    )
     return {
         "turnwise": sum(float(metric.value) for metric in metrics if metric.name == "loss"),
         "Trainer": run_trainer(trainer)[1],
@@ -168,22 +196,32 @@ def micro_batches(num_samples: int) -> tuple[int, int]:
 
 
 def efficiency(
-    model: PreTrainedModel, samples: Sequence[Sample], times: dict[str, list[float]], num_tokens: int, gemm: float
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    times: dict[str, list[float]],
+    num_tokens: int,
+    gemm: float,
 ) -> dict[str, Any]:
-    """Floating-point operations that the task needs, and the share of the machine's GEMM rate that each contender reaches.
+    """Floating-point operations that the task needs, and the share of the machine's GEMM rate that each
+    contender reaches.
 
-    Forward and backward: 6 for each parameter that multiplies a token, the head's on trained tokens only, and 12·heads·head_dim
-    a layer for each pair of a query and a key that it sees. Padding, its logits and masked pairs are no use and don't count.
-    With shared prefixes, only distinct tokens count: the share says how busy the machine was, not how much was saved.
+    Forward and backward: 6 for each parameter that multiplies a token, the head's on trained tokens only, and
+    12·heads·head_dim a layer for each pair of a query and a key that it sees. Padding, its logits and masked
+    pairs are no use and don't count. With shared prefixes, only distinct tokens count: the share says how
+    busy the machine was, not how much was saved.
     """
-    whole = sum(work(model, [(s.num_tokens, s.num_tokens) for s in samples], sum(s.num_trained for s in samples)))
+    whole = sum(
+        work(model, [(s.num_tokens, s.num_tokens) for s in samples], sum(s.num_trained for s in samples))
+    )
     merged = 0.0
     branches = num_distinct = 0
     for start in range(0, len(samples), SAMPLES_PER_STEP):
         step = samples[start : start + SAMPLES_PER_STEP]
         for cut in PLAN.cut(step, PLAN.max_tokens_train):
             chosen = [step[i] for i in cut]
-            tree = merge_prefixes(torch.tensor(np.concatenate([s.token_ids for s in chosen])), [s.num_tokens for s in chosen])
+            tree = merge_prefixes(
+                torch.tensor(np.concatenate([s.token_ids for s in chosen])), [s.num_tokens for s in chosen]
+            )
             pairs = [(s.num_tokens, s.num_tokens) for s in chosen]
             if tree is not None:
                 pairs = list(zip(tree.branch_lengths, tree.path_lengths, strict=True))
@@ -196,13 +234,17 @@ def efficiency(
         "mflop_per_token": round(whole / num_tokens / 1e6, 2),
         "distinct_tokens_share": round(num_distinct / num_tokens, 3),
         "share_of_gemm_rate": {
-            name: round(needed[name] / statistics.median(runs) / 1e9 / gemm, 3) for name, runs in times.items()
+            name: round(needed[name] / statistics.median(runs) / 1e9 / gemm, 3)
+            for name, runs in times.items()
         },
     }
 
 
-def work(model: PreTrainedModel, pairs: Sequence[tuple[int, int]], num_trained: int) -> tuple[float, float, float]:
-    """Operations in layers, attention and head, for sequences of (queries, keys), the queries being the last of the keys."""
+def work(
+    model: PreTrainedModel, pairs: Sequence[tuple[int, int]], num_trained: int
+) -> tuple[float, float, float]:
+    """Operations in layers, attention and head, for sequences of (queries, keys), the queries being the last
+    of the keys."""
     config = model.config
     layers = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2)
     seen = sum(queries * (keys - queries) + queries * (queries + 1) / 2 for queries, keys in pairs)
@@ -219,7 +261,9 @@ def rates(times: dict[Any, float], num_tokens: int) -> dict[Any, int]:
 
 def make_model(vocab_size: int) -> PreTrainedModel:
     shape = preset("tiny")
-    config = AutoConfig.for_model(shape.model_type, **shape.config, vocab_size=vocab_size, bos_token_id=None, pad_token_id=0)
+    config = AutoConfig.for_model(
+        shape.model_type, **shape.config, vocab_size=vocab_size, bos_token_id=None, pad_token_id=0
+    )
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 

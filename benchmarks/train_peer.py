@@ -1,4 +1,5 @@
-"""transformers' `Trainer` on the samples of benchmarks/train.py, with nothing switched on that it doesn't need."""
+"""transformers' `Trainer` on the samples of benchmarks/train.py, with nothing switched on that it doesn't
+need."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ class Stopwatch(TrainerCallback):
 
 
 def build_trainer(
-    model: PreTrainedModel, samples: Sequence[Sample], sampling: str, micro_batch: int, accumulation: int, learning_rate: float
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    sampling: str,
+    micro_batch: int,
+    accumulation: int,
+    learning_rate: float,
 ) -> Trainer:
     """One epoch over the samples in the order of `train_sampling_strategy`."""
     logging.set_verbosity_error()
@@ -53,7 +59,9 @@ def build_trainer(
 def run_trainer(trainer: Trainer) -> tuple[float, float]:
     """Seconds of the training, and the mean loss of its steps."""
     watch = Stopwatch()
-    trainer.pop_callback(next(type(c) for c in trainer.callback_handler.callbacks if "Printer" in type(c).__name__))
+    trainer.pop_callback(
+        next(type(c) for c in trainer.callback_handler.callbacks if "Printer" in type(c).__name__)
+    )
     trainer.add_callback(watch)
     output = trainer.train()
     return watch.seconds, output.training_loss
@@ -61,7 +69,10 @@ def run_trainer(trainer: Trainer) -> tuple[float, float]:
 
 def row(sample: Sample) -> dict[str, torch.Tensor]:
     token_ids = torch.from_numpy(sample.token_ids)
-    return {"input_ids": token_ids, "labels": token_ids.where(torch.from_numpy(sample.response_mask), IGNORED)}
+    return {
+        "input_ids": token_ids,
+        "labels": token_ids.where(torch.from_numpy(sample.response_mask), IGNORED),
+    }
 
 
 def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -29,7 +29,9 @@ with suppress(ImportError):  # Machines that only run tests/gpu needn't have it.
     from hypothesis import HealthCheck, settings
 
     # The same examples on every run, however slow the machine is at the moment.
-    settings.register_profile("turnwise", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "turnwise", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("turnwise")
 
 PROCESS_GROUPS = (
@@ -43,17 +45,20 @@ PROCESS_GROUPS = (
     "test_resume.py::test_fine_tuning_goes_on_with_another_number_of_devices",
     "test_places.py::",
 )
-"""Beginnings of `file::test` of tests that start several processes that wait for each other, or signal groups of them."""
+"""Beginnings of `file::test` of tests that start several processes that wait for each other, or signal groups
+of them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first worker of pytest-xdist gets what comes first, and others steal from its end: few wait for the lock below."""
+    """The first worker of pytest-xdist gets what comes first, and others steal from its end: few wait for the
+    lock below."""
     items.sort(key=lambda item: not f"{item.path.name}::{item.name}".startswith(PROCESS_GROUPS))
 
 
 @pytest.fixture(autouse=True)
 def process_groups_run_one_at_a_time(request, tmp_path_factory) -> Iterator[None]:
-    """Two groups at once have more processes than cores: ranks would wait for each other past their deadlines."""
+    """Two groups at once have more processes than cores: ranks would wait for each other past their
+    deadlines."""
     if not f"{request.path.name}::{request.node.name}".startswith(PROCESS_GROUPS):
         yield
         return
@@ -67,7 +72,8 @@ def process_groups_run_one_at_a_time(request, tmp_path_factory) -> Iterator[None
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_of_a_terminal() -> Iterator[None]:
-    """A shell starts what runs in the background with Ctrl-C ignored, and nohup ignores a closed terminal: tests press both."""
+    """A shell starts what runs in the background with Ctrl-C ignored, and nohup ignores a closed terminal:
+    tests press both."""
     signals = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in signals.items()}
     yield
@@ -77,7 +83,8 @@ def signals_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def modules_of_a_test_are_forgotten(tmp_path_factory) -> Iterator[None]:
-    """Two tests may write different modules of one name, `guess.py` say: each imports its own, and none that is gone."""
+    """Two tests may write different modules of one name, `guess.py` say: each imports its own, and none that
+    is gone."""
     before, path = set(sys.modules), list(sys.path)
     yield
     sys.path[:] = path
@@ -89,9 +96,13 @@ def modules_of_a_test_are_forgotten(tmp_path_factory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
-    """A Qwen3 of some 20,000 parameters with random weights, and a tokenizer that knows the words of the toy environments."""
+    """A Qwen3 of some 20,000 parameters with random weights, and a tokenizer that knows the words of the toy
+    environments."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    words = "<answer>Left</answer> <answer>Down</answer> <answer>Right</answer> <answer>Up</answer> P _ O G X √ 0 1 2 3\n"
+    words = (
+        "<answer>Left</answer> <answer>Down</answer> <answer>Right</answer> <answer>Up</answer> P _ O G "
+        "X √ 0 1 2 3\n"
+    )
     make_model("tiny", folder, [words * 20], overrides=TINY)
     return folder
 

@@ -1,8 +1,9 @@
-"""Runs everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`, which is committed.
+"""Runs everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`,
+which is committed.
 
-CI does the same with fewer kills of a run, the mutants of what changed and the short checks of engines. The file names the
-parts that have passed, with their minutes, and the engines that this machine has. Given again on the same revision, the command
-runs the other parts only.
+CI does the same with fewer kills of a run, the mutants of what changed and the short checks of engines. The
+file names the parts that have passed, with their minutes, and the engines that this machine has. Given again
+on the same revision, the command runs the other parts only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ PARTS = ("check", "test", "test-extras", "test-engines")
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def revision() -> str:
@@ -37,12 +40,16 @@ def revision() -> str:
 def main() -> int:
     tested, _, changes = revision().partition("\n")
     if changes:
-        print(f"error: the result would belong to no revision; commit or remove these first:\n{changes}", file=sys.stderr)
+        print(
+            f"error: the result would belong to no revision; commit or remove these first:\n{changes}",
+            file=sys.stderr,
+        )
         return 2
     result = {
         "revision": tested,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}",
     }
     last = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
     minutes = last["minutes"] if last.get("revision") == result["revision"] else {}
@@ -55,13 +62,19 @@ def main() -> int:
             failed.append(part)
             continue
         if revision() != tested:
-            print(f"error: the tree has changed while make {part} ran, so its result belongs to no revision", file=sys.stderr)
+            print(
+                f"error: the tree has changed while make {part} ran, so its result belongs to no revision",
+                file=sys.stderr,
+            )
             return 2
         minutes[part] = round((time.monotonic() - started) / 60, 1)
         written = json.dumps(result | {"minutes": minutes, "engines": environment.made()}, indent=1)
         RESULT.write_text(f"{written}\n", encoding="utf-8")
     if failed:
-        print(f"error: make {' and make '.join(failed)} failed; {RESULT.name} names what passed: {minutes}", file=sys.stderr)
+        print(
+            f"error: make {' and make '.join(failed)} failed; {RESULT.name} names what passed: {minutes}",
+            file=sys.stderr,
+        )
         return 1
     print(f"all passed; commit {RESULT.relative_to(ROOT)}")
     return 0

@@ -1,13 +1,15 @@
-"""Mutants: known mistakes, each of which must turn a named test red. `python tests/mutants.py [NAME …]` runs them.
+"""Mutants: known mistakes, each of which must turn a named test red. `python tests/mutants.py [NAME …]` runs
+them.
 
-A mutant is a piece of the package's code and what stands there instead (`mutants.txt`). The piece is found by its tokens,
-however the lines are broken. Each is applied to a copy of the package in a temporary folder, and its tests run against the copy
-in a process of their own, forked off one that has imported the libraries; as many at a time as there are cores.
-A mutant that its tests let pass has survived: a test is missing. Beside one that was killed stands the test that failed.
-`--check` only looks whether every piece is in the source. `--changed REVISION` chooses the mutants that are new since then, and
-those where the code of their file or of their named tests, with the helpers there, has changed. A change in any other file,
-such as a `conftest.py` or one of `tests/support`, selects nothing; `make test-full` is there for those, as it runs every
-mutant. `--green` leaves out the run of all their tests without any mutant, for those who have just seen them pass.
+A mutant is a piece of the package's code and what stands there instead (`mutants.txt`). The piece is found by
+its tokens, however the lines are broken. Each is applied to a copy of the package in a temporary folder, and
+its tests run against the copy in a process of their own, forked off one that has imported the libraries; as
+many at a time as there are cores. A mutant that its tests let pass has survived: a test is missing. Beside
+one that was killed stands the test that failed. `--check` only looks whether every piece is in the source.
+`--changed REVISION` chooses the mutants that are new since then, and those where the code of their file or of
+their named tests, with the helpers there, has changed. A change in any other file, such as a `conftest.py` or
+one of `tests/support`, selects nothing; `make test-full` is there for those, as it runs every mutant.
+`--green` leaves out the run of all their tests without any mutant, for those who have just seen them pass.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
 PASSED, FAILED, HUNG = 0, 1, -signal.SIGALRM
-"""Exit codes of pytest, and of one whose tests stood still for TIMEOUT_S. Any other means that they couldn't be run."""
+"""Exit codes of pytest, and of one whose tests stood still for TIMEOUT_S. Any other means that they couldn't
+be run."""
 KILLED_BY = "\nkilled by "
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """Replaces the code `old`, which occurs once in `file` of the package, by `new`. One of `tests` must notice it."""
+    """Replaces the code `old`, which occurs once in `file` of the package, by `new`. One of `tests` must
+    notice it."""
 
     name: str
     file: str
@@ -74,7 +78,10 @@ def read_mutants(table: str) -> tuple[Mutant, ...]:
         if rest := _MUTANT.sub("", f"{body}\n").strip():
             raise ValueError(f"this is no mutant of {file}: {rest!r}")
         tests = _tests(names.split())
-        mutants += [Mutant(name, file, _text(old), _text(new), tests) for name, old, new in _MUTANT.findall(f"{body}\n")]
+        mutants += [
+            Mutant(name, file, _text(old), _text(new), tests)
+            for name, old, new in _MUTANT.findall(f"{body}\n")
+        ]
     return tuple(mutants)
 
 
@@ -92,7 +99,8 @@ def _text(marked: str) -> str:
 
 @cache  # Several mutants change one file.
 def _tokens(code: str) -> list[tokenize.TokenInfo]:
-    """The tokens of a piece of code, without line breaks, indentation, comments, and commas before a closing bracket."""
+    """The tokens of a piece of code, without line breaks, indentation, comments, and commas before a closing
+    bracket."""
     tokens: list[tokenize.TokenInfo] = []
     with suppress(tokenize.TokenError, IndentationError):  # a piece may end in the middle of a bracket
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
@@ -127,7 +135,9 @@ def stale(mutants: Sequence[Mutant]) -> list[str]:
         path = ROOT / "turnwise" / mutant.file
         count = len(places(path.read_text(encoding="utf-8"), mutant.old)) if path.is_file() else 0
         if count != 1:
-            found.append(f"{mutant.name}: turnwise/{mutant.file} holds its code {count} times: {mutant.old!r}")
+            found.append(
+                f"{mutant.name}: turnwise/{mutant.file} holds its code {count} times: {mutant.old!r}"
+            )
         found += [f"{mutant.name}: there is no {test}" for test in mutant.tests if not _is_there(test)]
     return found
 
@@ -139,8 +149,9 @@ def _is_there(test: str) -> bool:
 
 
 def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
-    """The mutants that are new since the revision, or where the code of their file or tests has changed; all where git doesn't
-    know it. A changed docstring or comment is no changed code, and other tests of a file are no code of a named one."""
+    """The mutants that are new since the revision, or where the code of their file or tests has changed; all
+    where git doesn't know it. A changed docstring or comment is no changed code, and other tests of a file
+    are no code of a named one."""
     old = set(read_mutants(_git("show", f"{revision}:tests/mutants.txt") or ""))
     is_same = cache(partial(_is_same, revision))
     return [m for m in mutants if m not in old or not all(map(is_same, (f"turnwise/{m.file}", *m.tests)))]
@@ -155,35 +166,49 @@ def _is_same(revision: str, part: str) -> bool:
     """Whether the code of a file, or of one of its tests (`FILE::TEST`), is what it was."""
     file, _, test = part.partition("::")
     before, now = _git("show", f"{revision}:{file}"), ROOT / file
-    return before is not None and now.is_file() and _code(before, test) == _code(now.read_text(encoding="utf-8"), test)
+    return (
+        before is not None
+        and now.is_file()
+        and _code(before, test) == _code(now.read_text(encoding="utf-8"), test)
+    )
 
 
 def _code(source: str, test: str = "") -> str:
-    """The syntax tree of a module without its docstrings, those of attributes included; with `test` without all other tests."""
+    """The syntax tree of a module without its docstrings, those of attributes included; with `test` without
+    all other tests."""
     tree, named = ast.parse(source), test.partition("[")[0]
     if test:
-        tree.body = [s for s in tree.body if not getattr(s, "name", "").startswith("test_") or getattr(s, "name", "") == named]
+        tree.body = [
+            s
+            for s in tree.body
+            if not getattr(s, "name", "").startswith("test_") or getattr(s, "name", "") == named
+        ]
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+            node.body = [
+                s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+            ]
     return ast.dump(tree)
 
 
 def run(mutants: Sequence[Mutant], are_green: bool = False) -> list[str]:
-    """Runs the mutants, after their tests without any unless those `are_green`; a sentence for each that survived or whose
-    tests couldn't be run."""
+    """Runs the mutants, after their tests without any unless those `are_green`; a sentence for each that
+    survived or whose tests couldn't be run."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         copies = [folder / str(number) for number in range(os.cpu_count() or 1)]
         for copy in copies:
-            shutil.copytree(ROOT / "turnwise", copy / "turnwise", ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / "turnwise", copy / "turnwise", ignore=shutil.ignore_patterns("__pycache__")
+            )
         libraries = folder / "libraries"
         started = time.monotonic()
         tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
         plain = _Child(copies[0], (*tests, *(["--collect-only"] if are_green else [])), libraries)
         code = os.waitstatus_to_exitcode(os.waitpid(plain.pid, 0)[1])
         print(
-            f"{'reading' if are_green else 'running'} their tests took {time.monotonic() - started:.1f} s without any mutant",
+            f"{'reading' if are_green else 'running'} their tests took {time.monotonic() - started:.1f} s "
+            f"without any mutant",
             flush=True,
         )
         if code != PASSED:
@@ -215,7 +240,9 @@ def _run_mutants(mutants: Sequence[Mutant], copies: list[Path]) -> list[str]:
         if code == PASSED:
             problems.append(f"{mutant.name}: survived {', '.join(mutant.tests)}")
         elif code not in (FAILED, HUNG):
-            problems.append(f"{mutant.name}: its tests couldn't be run (exit code {code}):\n{output or killer}")
+            problems.append(
+                f"{mutant.name}: its tests couldn't be run (exit code {code}):\n{output or killer}"
+            )
     return problems
 
 
@@ -276,29 +303,49 @@ class _Killer:
 
 
 def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path | None) -> int:
-    """Runs pytest. The first child notes in `libraries` what was imported besides the package and its tests, and leaves
-    bytecode behind; the others mustn't, since theirs is a mutant's."""
+    """Runs pytest. The first child notes in `libraries` what was imported besides the package and its tests,
+    and leaves bytecode behind; the others mustn't, since theirs is a mutant's."""
     signal.alarm(TIMEOUT_S)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(ROOT)
     sys.dont_write_bytecode = libraries is None
-    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry and Path(entry).resolve() not in (ROOT, ROOT / "tests"))]
+    sys.path[:] = [
+        str(folder),
+        *(entry for entry in sys.path if entry and Path(entry).resolve() not in (ROOT, ROOT / "tests")),
+    ]
     import pytest
 
     import turnwise
 
     if Path(turnwise.__file__).parent.parent != folder:
         raise RuntimeError(f"turnwise comes from {turnwise.__file__}, not from {folder}")
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(ROOT),
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
     code = int(
-        pytest.main([*options, *(test if test.startswith("-") else str(ROOT / test) for test in tests)], [_Killer(output)])
+        pytest.main(
+            [*options, *(test if test.startswith("-") else str(ROOT / test) for test in tests)],
+            [_Killer(output)],
+        )
     )
     if libraries is not None:
         own = ("turnwise", "tests", "conftest", "test_", "__main__", "_pytest", "pytest")
-        # What tests/support holds imports the package too, and the parent finds it where PYTHONPATH names that folder.
+        # What tests/support holds imports the package too, and the parent finds it where PYTHONPATH names
+        # that folder.
         support = {path.stem for path in (ROOT / "tests" / "support").iterdir()}
-        foreign = [name for name in list(sys.modules) if not name.startswith(own) and name.partition(".")[0] not in support]
+        foreign = [
+            name
+            for name in list(sys.modules)
+            if not name.startswith(own) and name.partition(".")[0] not in support
+        ]
         libraries.write_text("\n".join(foreign), encoding="utf-8")
     return code
 
@@ -312,11 +359,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--changed", metavar="REVISION", help="only what has changed since")
     options = parser.parse_args(arguments)
     mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
-    chosen = [mutant for mutant in mutants if not options.names or any(name in mutant.name for name in options.names)]
+    chosen = [
+        mutant
+        for mutant in mutants
+        if not options.names or any(name in mutant.name for name in options.names)
+    ]
     if options.changed:
         chosen = changed(chosen, options.changed)
     problems = stale(mutants) or ([] if options.check or not chosen else run(chosen, options.green))
-    print("\n".join(problems) or f"{len(chosen)} mutants: {'all pieces are there' if options.check else 'all killed'}")
+    print(
+        "\n".join(problems)
+        or f"{len(chosen)} mutants: {'all pieces are there' if options.check else 'all killed'}"
+    )
     return int(bool(problems))
 
 

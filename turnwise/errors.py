@@ -1,16 +1,18 @@
-"""Errors of turnwise. Each message says what was found, what is allowed, and which setting or command changes it."""
+"""Errors of turnwise. Each message says what was found, what is allowed, and which setting or command changes
+it."""
 
 import difflib
 from collections.abc import Iterable, Sequence
 
 
 class TurnwiseError(Exception):
-    """Base of all errors that a user can fix. The command line prints them as one message without a traceback."""
+    """Base of all errors that a user can fix. The command line prints them as one message without a
+    traceback."""
 
 
 class ConfigError(TurnwiseError, ValueError):
-    """A config that can't be used: unknown key, wrong type, impossible sizes, contradiction. `complete` is the message with
-    every problem, where the message shows the first ones."""
+    """A config that can't be used: unknown key, wrong type, impossible sizes, contradiction. `complete` is
+    the message with every problem, where the message shows the first ones."""
 
     def __init__(self, message: object = "", complete: str = "") -> None:
         super().__init__(message)
@@ -26,7 +28,8 @@ class ModelError(TurnwiseError):
 
 
 class EnvironmentFault(TurnwiseError):
-    """An environment that doesn't exist or broke its contract, or a fault in other code of the user, such as a reward."""
+    """An environment that doesn't exist or broke its contract, or a fault in other code of the user, such as
+    a reward."""
 
 
 class ToolError(TurnwiseError):
@@ -74,8 +77,8 @@ class ReplicasDeadError(ServerError):
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs an extra of pyproject.toml. turnwise is installed from its checkout: an index's `turnwise` is
-    another project.
+    """The command that installs an extra of pyproject.toml. turnwise is installed from its checkout: an
+    index's `turnwise` is another project.
 
     >>> install_hint("gym")
     "pip install -e '.[gym]' in turnwise's checkout"
@@ -84,7 +87,8 @@ def install_hint(extra: str) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
-    """A hint for a misspelt name; empty if no allowed name has a similarity of at least `likeness` (difflib's ratio, 0 to 1).
+    """A hint for a misspelt name; empty if no allowed name has a similarity of at least `likeness` (difflib's
+    ratio, 0 to 1).
 
     >>> nearest("FrozenLak", ["frozen_lake", "FrozenLake"])
     " Did you mean 'FrozenLake'?"

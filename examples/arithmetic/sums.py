@@ -1,14 +1,18 @@
-"""Sums of two numbers below 100 as rows, a reward for them, and a tiny model that is right about one time in three.
+"""Sums of two numbers below 100 as rows, a reward for them, and a tiny model that is right about one time in
+three.
 
     python examples/arithmetic/sums.py [--out DIR] [--seed N]
 
-1. The 10,000 sums are dealt out: 1,000 are held out, and nothing is ever trained on them, nor on b + a where a + b is.
+1. The 10,000 sums are dealt out: 1,000 are held out, and nothing is ever trained on them, nor on b + a where
+a + b is.
 2. A model with random weights and a tokenizer are made.
-3. Supervised fine-tuning teaches it addition. Once it begins to understand, two hundred steps take it from nothing to nearly
-   all, and each seed begins at another step. So checkpoints are measured: the training starts from the first one that is right
-   in 32 of 100 answers to sums that weren't shown.
+3. Supervised fine-tuning teaches it addition. Once it begins to understand, two hundred steps take it from
+nothing to nearly
+   all, and each seed begins at another step. So checkpoints are measured: the training starts from the first
+   one that is right in 32 of 100 answers to sums that weren't shown.
 
-Then: `turnwise train examples/arithmetic/grpo.yaml`, or the same in Python: `python examples/arithmetic/train.py`.
+Then: `turnwise train examples/arithmetic/grpo.yaml`, or the same in Python: `python
+examples/arithmetic/train.py`.
 """
 
 from __future__ import annotations
@@ -43,12 +47,15 @@ def correct(completions: list[str], answer: list[str], **columns: object) -> lis
 
 def digits(completions: list[str], answer: list[str], **columns: object) -> list[float]:
     """The share of digits that are right, counted from the last."""
-    pairs = [(text.split()[::-1], right.split()[::-1]) for text, right in zip(completions, answer, strict=True)]
+    pairs = [
+        (text.split()[::-1], right.split()[::-1]) for text, right in zip(completions, answer, strict=True)
+    ]
     return [sum(a == b for a, b in zip(*pair, strict=False)) / max(map(len, pair)) for pair in pairs]
 
 
 def sums(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Rows to train on and rows that are held out, in an order of the seed's own. Digits are apart, so that each is a token."""
+    """Rows to train on and rows that are held out, in an order of the seed's own. Digits are apart, so that
+    each is a token."""
     pairs = [(a, b) for a in range(100) for b in range(a, 100)]
     random.Random(seed).shuffle(pairs)
     ordered = [pair for a, b in pairs for pair in dict.fromkeys([(a, b), (b, a)])]
@@ -59,7 +66,9 @@ def sums(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/arithmetic"))
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of sft.yaml")
@@ -73,16 +82,24 @@ def main() -> None:
     shown = [{"messages": conversation(row)} for row in train]
     write(out / "demonstrations.jsonl", shown[NUM_NOT_SHOWN:])
     write(out / "not_shown.jsonl", train[:NUM_NOT_SHOWN])
-    made = make_model("tiny", out / "model", [f"{row['prompt']} {row['answer']}" for row in train[:3000]], seed=options.seed)
+    made = make_model(
+        "tiny", out / "model", [f"{row['prompt']} {row['answer']}" for row in train[:3000]], seed=options.seed
+    )
     paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
-    config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
+    config, _ = load_config(
+        HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig
+    )
     point_link(start, first_good_enough(fine_tune(examine(config)), out), "--out")
     print(f"\nnext: turnwise train examples/arithmetic/grpo.yaml  (starts from {start})")
 
 
 def first_good_enough(last: Path, out: Path) -> Path:
-    """The first checkpoint of the last one's run that is good enough to start from, by bisection. All others are deleted."""
-    data = {"train_files": str(out / "val.jsonl"), "val_files": str(out / "not_shown.jsonl")}  # nothing is trained here
+    """The first checkpoint of the last one's run that is good enough to start from, by bisection. All others
+    are deleted."""
+    data = {
+        "train_files": str(out / "val.jsonl"),
+        "val_files": str(out / "not_shown.jsonl"),
+    }  # nothing is trained here
     settings = {"data": data, "output_dir": str(out), "val_batch_size": NUM_NOT_SHOWN}
     judge = Trainer.from_config(HERE / "grpo.yaml", pretrain=str(last), is_quiet=True, **settings)
 
@@ -91,7 +108,9 @@ def first_good_enough(last: Path, out: Path) -> Path:
         print(f"{checkpoint.name}: right in {share:.1%} of sums that weren't shown", flush=True)
         return share
 
-    checkpoints = sorted(last.parent.glob("checkpoint-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    checkpoints = sorted(
+        last.parent.glob("checkpoint-*"), key=lambda folder: int(folder.name.rpartition("-")[2])
+    )
     index = bisect_left(checkpoints, SUCCESS_TO_START_FROM, key=success)
     chosen = checkpoints[min(index, len(checkpoints) - 1)]
     for other in set(checkpoints) - {chosen}:

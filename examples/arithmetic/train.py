@@ -17,7 +17,9 @@ from sums import correct, digits, sums
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/arithmetic"))
     parser.add_argument("--steps", type=int, default=650)
     options = parser.parse_args()

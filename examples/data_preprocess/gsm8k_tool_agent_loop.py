@@ -2,9 +2,9 @@
 
     python examples/data_preprocess/gsm8k_tool_agent_loop.py --local_dataset_path DIR [--local_save_dir DIR]
 
-DIR holds the raw data as `train` and `test`: JSONL or Parquet with the columns `question` and `answer`, whose answers end with
-`#### n`. Without --local_dataset_path it is `openai/gsm8k` of the Hugging Face hub. `train.parquet` and `test.parquet` are
-written to ~/data/gsm8k.
+DIR holds the raw data as `train` and `test`: JSONL or Parquet with the columns `question` and `answer`, whose
+answers end with `#### n`. Without --local_dataset_path it is `openai/gsm8k` of the Hugging Face hub.
+`train.parquet` and `test.parquet` are written to ~/data/gsm8k.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from turnwise.runtime.replaceable import write_new_or_same
 
 TOOL = "calc_gsm8k_reward"
 SYSTEM = (
-    "You are a math expert. You are given a question and you need to solve it step by step. Reasoning step by step before any "
-    f"tool call. You should use the `{TOOL}` tool after step by step solving the question, before generate final answer at "
+    "You are a math expert. You are given a question and you need to solve it step by step. Reasoning step "
+    "by step before any "
+    f"tool call. You should use the `{TOOL}` tool after step by step solving the question, before generate "
+    f"final answer at "
     "least once and refine your answer if necessary. Put your final answer in the format of `#### <answer>`."
 )
 
@@ -41,7 +43,10 @@ def row_of(raw: Mapping[str, Any], split: str, index: int) -> dict[str, Any]:
         "agent_name": "tool_agent",
         "prompt": [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": f"{question} Let's think step by step and output the final answer after `####`."},
+            {
+                "role": "user",
+                "content": f"{question} Let's think step by step and output the final answer after `####`.",
+            },
         ],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
@@ -60,7 +65,11 @@ def source_of(folder: str | None, split: str) -> str:
     """The name under which the raw rows of a split are read."""
     if folder is None:
         return f"openai/gsm8k:main:{split}"
-    found = [path for path in sorted(Path(folder).expanduser().glob(f"{split}*")) if path.suffix in (".jsonl", ".parquet")]
+    found = [
+        path
+        for path in sorted(Path(folder).expanduser().glob(f"{split}*"))
+        if path.suffix in (".jsonl", ".parquet")
+    ]
     if not found:
         raise DataError(f"{folder}: there is no {split}.jsonl and no {split}.parquet")
     return str(found[0])
@@ -76,7 +85,9 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--local_dataset_path", metavar="DIR", help="folder of the raw data")
     parser.add_argument("--local_save_dir", type=Path, default=Path("~/data/gsm8k"), metavar="DIR")
     options = parser.parse_args(arguments)

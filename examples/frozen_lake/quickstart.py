@@ -66,7 +66,12 @@ def main() -> None:
     before = success(config, made.folder, options.episodes)
 
     announce("3/4  supervised fine-tuning: imitate the erring player")
-    sft_overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
+    sft_overrides = [
+        f"pretrain={made.folder}",
+        f"train_files=[{demos}]",
+        f"output_dir={out}",
+        f"seed={options.seed}",
+    ]
     sft_overrides += [f"sequence_length={config.sequence_length}"]
     sft_config, _ = load_config(HERE / "sft.yaml", sft_overrides, SFTConfig)
     sft_model = point_link(out / "sft_model", fine_tune(examine(sft_config)), "--out")
@@ -82,11 +87,15 @@ def main() -> None:
 
     players = baselines(config, options.episodes)
     rows = [*players, ("before SFT", before), ("after SFT", after_sft), ("after RL", after_rl)]
-    # What a policy would do if it always took its likeliest token: how much of the skill SFT has taught, and RL brings out.
+    # What a policy would do if it always took its likeliest token: how much of the skill SFT has taught, and
+    # RL brings out.
     greedy = config_of(options, GREEDY)
     rows += [("after SFT, greedy", success(greedy, sft_model, options.episodes))]
     rows += [("after RL, greedy", success(greedy, rl_model, options.episodes))]
-    announce(f"success on {options.episodes} held-out tasks ({num_held_out_maps(config, options.episodes)} different maps)")
+    announce(
+        f"success on {options.episodes} held-out tasks ({num_held_out_maps(config, options.episodes)} "
+        f"different maps)"
+    )
     print(success_table(rows))
     curve = learning_curve(
         read_metrics(folder.metrics),
@@ -115,7 +124,8 @@ def success(config: AgenticConfig, model: Path, num_episodes: int) -> Score:
 def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score]]:
     """What players without a model reach on the held-out tasks.
 
-    The blind path is the one that succeeds most often on them: no player that doesn't look at the map does better.
+    The blind path is the one that succeeds most often on them: no player that doesn't look at the map does
+    better.
     """
     path, _ = best_blind_path(held_out_maps(config, num_episodes))
     make_env, settings = env_factory(config, TAG, "val"), agent_settings(config, TAG, "val")
@@ -156,7 +166,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", default="runs/quickstart", help="folder for everything it makes")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--episodes", type=int, default=1000, help="held-out episodes of each evaluation")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of agentic.yaml")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of agentic.yaml"
+    )
     return parser.parse_args()
 
 

@@ -1,15 +1,18 @@
-"""Products of three-digit numbers, which no tiny model learns, for an agent that learns to call the calculator.
+"""Products of three-digit numbers, which no tiny model learns, for an agent that learns to call the
+calculator.
 
     python examples/products/products.py [--out DIR] [--seed N] [--without-tool]
 
-1. Pairs of numbers are drawn; 1,000 of them are held out, and nothing is ever trained on them. Rows are in the published schema
+1. Pairs of numbers are drawn; 1,000 of them are held out, and nothing is ever trained on them. Rows are in
+the published schema
    of agents with tools (`agent_name`, `reward_model.ground_truth`, `extra_info`).
 2. A model with random weights and a tokenizer are made.
-3. Supervised fine-tuning shows it conversations in which most calls have one wrong digit. So it learns the form of a call, and
+3. Supervised fine-tuning shows it conversations in which most calls have one wrong digit. So it learns the
+form of a call, and
    is right as rarely as its teacher.
 
-Then: `turnwise train examples/products/grpo.yaml`. With --without-tool each call is replaced by its result, and nothing has a
-tool: what the model learns then is what it can do by itself.
+Then: `turnwise train examples/products/grpo.yaml`. With --without-tool each call is replaced by its result,
+and nothing has a tool: what the model learns then is what it can do by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +54,11 @@ def row(a: int, b: int, index: int, has_tool: bool) -> dict[str, Any]:
         "prompt": [{"role": "user", "content": f"{a} * {b}"}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": str(a * b)},
-        "extra_info": {"index": index, "need_tools_kwargs": has_tool, "tools_kwargs": {"calculator": {"create_kwargs": {}}}},
+        "extra_info": {
+            "index": index,
+            "need_tools_kwargs": has_tool,
+            "tools_kwargs": {"calculator": {"create_kwargs": {}}},
+        },
     }
 
 
@@ -60,13 +67,21 @@ def demonstration(a: int, b: int, rng: random.Random, has_tool: bool) -> dict[st
     asked = f"{a} * {b}"
     if rng.random() < SHARE_WRONG:
         place = rng.choice([index for index, sign in enumerate(asked) if sign.isdigit()])
-        asked = asked[:place] + rng.choice([digit for digit in "123456789" if digit != asked[place]]) + asked[place + 1 :]
+        asked = (
+            asked[:place]
+            + rng.choice([digit for digit in "123456789" if digit != asked[place]])
+            + asked[place + 1 :]
+        )
     result = calculator(asked)
     question = {"role": "user", "content": f"{a} * {b}"}
     answer = {"role": "assistant", "content": f"#### {result}"}
     if not has_tool:
         return {"messages": [question, answer]}
-    call = {"id": "call00000", "type": "function", "function": {"name": "calculator", "arguments": {"expression": asked}}}
+    call = {
+        "id": "call00000",
+        "type": "function",
+        "function": {"name": "calculator", "arguments": {"expression": asked}},
+    }
     called = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "calculator", "tool_call_id": "call00000", "content": result},
@@ -75,7 +90,9 @@ def demonstration(a: int, b: int, rng: random.Random, has_tool: bool) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/products"))
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--without-tool", action="store_true")
@@ -93,7 +110,9 @@ def main() -> None:
     text = [json.dumps(SCHEMA) * 50, *(json.dumps(conversation) for conversation in shown[:2000])]
     made = make_model("tiny", out / "model", text, seed=options.seed)
     paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
-    config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
+    config, _ = load_config(
+        HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig
+    )
     point_link(start, fine_tune(examine(config)), "--out")
     print(f"\nnext: turnwise train examples/products/grpo.yaml  (starts from {start})")
 

@@ -1,8 +1,10 @@
-"""Word problems with one tool: a tiny model with random weights, imitation, reinforcement, evaluation, export.
+"""Word problems with one tool: a tiny model with random weights, imitation, reinforcement, evaluation,
+export.
 
 python examples/rl_tool/quick_start.py [--out DIR] [--only-model]
 
-All six stages: python examples/rl_tool/quick_start.py --only-model && turnwise pipeline examples/rl_tool/pipeline.json
+All six stages: python examples/rl_tool/quick_start.py --only-model && turnwise pipeline
+examples/rl_tool/pipeline.json
 """
 
 from __future__ import annotations
@@ -24,24 +26,39 @@ SIZES = {"steps": (1, 2), "largest": 29, "operations": "+"}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/rl_tool"))
-    parser.add_argument("--only-model", action="store_true", help="make the model and the problems, train nothing")
+    parser.add_argument(
+        "--only-model", action="store_true", help="make the model and the problems, train nothing"
+    )
     options = parser.parse_args()
     out = options.out
-    problems = {"train": generate_problems(NUM_TRAIN, **SIZES), "test": generate_problems(NUM_TEST, "test", **SIZES)}
+    problems = {
+        "train": generate_problems(NUM_TRAIN, **SIZES),
+        "test": generate_problems(NUM_TEST, "test", **SIZES),
+    }
     for split, rows in problems.items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         write_new_or_same(out / "problems" / f"{split}.jsonl", text, "--out")
     if not (out / "model").exists():
-        texts = [f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in problems["train"][:2000]]
+        texts = [
+            f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in problems["train"][:2000]
+        ]
         make_model("tiny", out / "model", texts)
     if options.only_model:
         return 0
     tool = RLTrainingTool()
     sizes = {"dataset": str(out / "problems"), "max_samples": 64, "num_epochs": 1, "batch_size": 8}
     calls = [
-        {"action": "train", "algorithm": "sft", "model_name": str(out / "model"), "output_dir": str(out / "sft"), **sizes},
+        {
+            "action": "train",
+            "algorithm": "sft",
+            "model_name": str(out / "model"),
+            "output_dir": str(out / "sft"),
+            **sizes,
+        },
         {
             "action": "train",
             "algorithm": "grpo",

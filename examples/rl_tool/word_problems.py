@@ -1,12 +1,16 @@
-"""Sums in words, from random weights: the six stages, with an imitation that ends before it has taught everything.
+"""Sums in words, from random weights: the six stages, with an imitation that ends before it has taught
+everything.
 
     python examples/rl_tool/word_problems.py [--out DIR] [--seed N]
 
-1. Problems have one or two additions of numbers below 40. One pair of operands in five is in test problems only, and another
+1. Problems have one or two additions of numbers below 40. One pair of operands in five is in test problems
+only, and another
    tenth of them is kept from imitation, to look at it by.
-2. Imitation takes 500 new problems at a time, and ends once 40% of the problems with kept operands are right: it
+2. Imitation takes 500 new problems at a time, and ends once 40% of the problems with kept operands are right:
+it
    learns to add within a few rounds, and each seed begins at another one.
-3. Reinforcement does the rest. Its reward is 1 for a right answer, and half of the share of right digits in the results
+3. Reinforcement does the rest. Its reward is 1 for a right answer, and half of the share of right digits in
+the results
    of the steps. `training_results.json` and `report.html` in DIR have the figures of the test problems.
 """
 
@@ -36,7 +40,10 @@ Row = dict[str, str]
 
 def right_digits(completions: list[str], full_answer: list[str], **columns: object) -> list[float]:
     """The share of right digits in the results of the steps, counted from the last digit of each."""
-    return [share_of_digits(results(text), results(truth)) for text, truth in zip(completions, full_answer, strict=True)]
+    return [
+        share_of_digits(results(text), results(truth))
+        for text, truth in zip(completions, full_answer, strict=True)
+    ]
 
 
 def results(answer: str) -> list[str]:
@@ -45,7 +52,9 @@ def results(answer: str) -> list[str]:
 
 def share_of_digits(stated: list[str], true: list[str]) -> float:
     pairs = [(a[::-1], b[::-1]) for a, b in zip_longest(stated, true, fillvalue="")]
-    return sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False)) / sum(max(len(a), len(b)) for a, b in pairs)
+    return sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False)) / sum(
+        max(len(a), len(b)) for a, b in pairs
+    )
 
 
 class WordProblems(AgenticRLPipeline):
@@ -61,11 +70,24 @@ class WordProblems(AgenticRLPipeline):
         model = self.config["model"]["base_model"]
         for number, rows in enumerate(self.rounds, start=1):
             out = self.output_dir / "sft" / f"round_{number}"
-            asked = {"action": "train", "model_name": model, "output_dir": str(out), "dataset": rows, **self.config["sft"]}
+            asked = {
+                "action": "train",
+                "model_name": model,
+                "output_dir": str(out),
+                "dataset": rows,
+                **self.config["sft"],
+            }
             result = answer(self, asked)
             model = result["output_dir"]
-            looked = {"action": "evaluate", "model_path": model, "dataset": self.looked_at, "max_samples": len(self.looked_at)}
-            accuracy = answer(self, {**looked, "max_new_tokens": self.config["eval"]["max_new_tokens"]})["accuracy"]
+            looked = {
+                "action": "evaluate",
+                "model_path": model,
+                "dataset": self.looked_at,
+                "max_samples": len(self.looked_at),
+            }
+            accuracy = answer(self, {**looked, "max_new_tokens": self.config["eval"]["max_new_tokens"]})[
+                "accuracy"
+            ]
             print(f"imitation, round {number}: {accuracy:.3f} of the problems are right", flush=True)
             if accuracy >= GOOD_ENOUGH:
                 break
@@ -74,20 +96,25 @@ class WordProblems(AgenticRLPipeline):
 
 
 def answer(pipeline: AgenticRLPipeline, asked: dict[str, Any]) -> dict[str, Any]:
-    result = pipeline.rl_tool.run_dict({"use_tensorboard": False, **asked} if asked["action"] == "train" else asked)
+    result = pipeline.rl_tool.run_dict(
+        {"use_tensorboard": False, **asked} if asked["action"] == "train" else asked
+    )
     if result["status"] == "error":
         sys.exit(result["message"])
     return result
 
 
-def deal(seed: int, num_rounds: int, round_size: int, num_prompts: int) -> tuple[list[list[Row]], list[Row], list[Row]]:
+def deal(
+    seed: int, num_rounds: int, round_size: int, num_prompts: int
+) -> tuple[list[list[Row]], list[Row], list[Row]]:
     """The rounds of imitation, the problems that it is looked at by, and those of reinforcement."""
     number = round(1.5 * num_rounds * round_size) + num_prompts + 3000
     rows = generate_problems(number, seed=seed, **SIZES)
     shown, looked_at = [], []
     for row in rows[num_prompts:]:
         kept = [
-            derive_seed("kept", *sorted(map(int, pair))) % 10 == 0 for pair in re.findall(r"<<(\d+)\+(\d+)=", row["answer"])
+            derive_seed("kept", *sorted(map(int, pair))) % 10 == 0
+            for pair in re.findall(r"<<(\d+)\+(\d+)=", row["answer"])
         ]
         if not any(kept):
             shown.append(row)
@@ -98,17 +125,24 @@ def deal(seed: int, num_rounds: int, round_size: int, num_prompts: int) -> tuple
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/word_problems"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=60, help="of imitation at most")
     parser.add_argument("--round-size", type=int, default=500, help="problems of a round")
     parser.add_argument("--tests", type=int, default=400, help="problems of an evaluation")
-    parser.add_argument("--prompts", type=int, default=16_000, help="problems of reinforcement, 64 of them a step")
+    parser.add_argument(
+        "--prompts", type=int, default=16_000, help="problems of reinforcement, 64 of them a step"
+    )
     options = parser.parse_args()
     out, started = options.out, time.perf_counter()
     rounds, looked_at, prompts = deal(options.seed, options.rounds, options.round_size, options.prompts)
-    problems = {"train": prompts, "test": generate_problems(options.tests, "test", seed=options.seed, **SIZES)}
+    problems = {
+        "train": prompts,
+        "test": generate_problems(options.tests, "test", seed=options.seed, **SIZES),
+    }
     for split, rows in problems.items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         write_new_or_same(out / "problems" / f"{split}.jsonl", text, "--out")
@@ -142,8 +176,14 @@ def main() -> int:
     if result["status"] == "error":
         sys.exit(result["message"])
     before, after = (result[f"{kind}_evaluation"]["accuracy"] for kind in ("sft", "grpo"))
-    print(f"seed {options.seed}: {before:.3f} after imitation, {after:.3f} after reinforcement; {out}/report.html")
-    print(f"{time.perf_counter() - started:.0f} s, of which this process computed {time.process_time():.0f} s on its cores")
+    print(
+        f"seed {options.seed}: {before:.3f} after imitation, {after:.3f} after reinforcement; "
+        f"{out}/report.html"
+    )
+    print(
+        f"{time.perf_counter() - started:.0f} s, of which this process computed {time.process_time():.0f} s "
+        f"on its cores"
+    )
     return 0
 
 

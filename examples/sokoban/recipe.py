@@ -2,7 +2,8 @@
 
     python examples/sokoban/recipe.py [--out DIR] [--seed N] [--rooms N] [--error-rate P]
 
-1. A scripted player that draws most of its actions at random plays, under the limits of agentic.yaml, and gives up where a box
+1. A scripted player that draws most of its actions at random plays, under the limits of agentic.yaml, and
+gives up where a box
    is stuck.
 2. A model with random weights and a tokenizer are made.
 3. Supervised fine-tuning teaches it the format, the rules, and to act like that player.
@@ -42,7 +43,9 @@ def main() -> None:
     options = parse_arguments()
     out = Path(options.out)
     require_new_or_link(out / "sft_model", "--out")
-    config, _ = load_config(HERE / "agentic.yaml", [f"pretrain={out / 'model'}", f"seed={options.seed}"], AgenticConfig)
+    config, _ = load_config(
+        HERE / "agentic.yaml", [f"pretrain={out / 'model'}", f"seed={options.seed}"], AgenticConfig
+    )
 
     def teacher(env: SokobanEnv, task: Task) -> Player:
         erring = ErringPlayer(ExpertPlayer(env), options.error_rate, seed=derive_seed(task.seed, "player"))
@@ -60,13 +63,20 @@ def main() -> None:
     print(f"{made.num_parameters:,} parameters, {made.num_tokens} tokens")
 
     announce("3/3  supervised fine-tuning: imitate the erring player")
-    overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
+    overrides = [
+        f"pretrain={made.folder}",
+        f"train_files=[{demos}]",
+        f"output_dir={out}",
+        f"seed={options.seed}",
+    ]
     sft_config, _ = load_config(HERE / "sft.yaml", [*overrides, *options.overrides], SFTConfig)
     sft_model = point_link(out / "sft_model", fine_tune(examine(sft_config)), "--out")
 
     rows = []
     for policy in ("random", "erring", "expert"):
-        played = demonstrate(examine(config), TAG, Demonstrator(policy, options.error_rate), options.episodes, "val")
+        played = demonstrate(
+            examine(config), TAG, Demonstrator(policy, options.error_rate), options.episodes, "val"
+        )
         rows.append((policy, Score.count([episode.outcome for episode in played])))
     rows.append(("after SFT", evaluate_model(examine(config), str(sft_model), options.episodes).overall))
     announce(f"success on {options.episodes} held-out rooms")
@@ -85,7 +95,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rooms", type=int, default=40_000, help="rooms that the erring player tries")
     parser.add_argument("--error-rate", type=float, default=0.6, help="share of actions drawn at random")
     parser.add_argument("--episodes", type=int, default=1000, help="held-out rooms of the evaluation")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of sft.yaml")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of sft.yaml"
+    )
     return parser.parse_args()
 
 

@@ -39,7 +39,12 @@ def cluster(request: pytest.FixtureRequest, fork_server: None) -> Iterator[Clust
     with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
         placement = contract.placement_of("process", 2 if request.param == "two processes" else 1)
         made = ProcessCluster(
-            runner.run, runner.watchdog, Stopwatch(), contract.THREADS, torch.set_num_threads, placement=placement
+            runner.run,
+            runner.watchdog,
+            Stopwatch(),
+            contract.THREADS,
+            torch.set_num_threads,
+            placement=placement,
         )
         yield made
         made.shutdown()

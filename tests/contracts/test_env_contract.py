@@ -42,9 +42,17 @@ TOKENS = ["a", "b", "c", "d"]
         (partial(GymnasiumEnv, "Blackjack-v1", split="train"), ["hit", "hit", "stick"]),
         (partial(GymnasiumEnv, "CartPole-v1"), ["left", "right", "jump", "right"] * 5),
         (partial(GymnasiumEnv, "minigrid:MiniGrid-MultiRoom-N2-S4-v0"), WALKS),
-        (partial(GymnasiumEnv, "minigrid:MiniGrid-Dynamic-Obstacles-5x5-v0", renderer="minigrid_full"), WALKS),
+        (
+            partial(GymnasiumEnv, "minigrid:MiniGrid-Dynamic-Obstacles-5x5-v0", renderer="minigrid_full"),
+            WALKS,
+        ),
         (partial(GymnasiumEnv, "minigrid:MiniGrid-Fetch-5x5-N2-v0", split="val"), WALKS),
-        (partial(GymnasiumEnv, "minigrid:BabyAI-GoToRedBall-v0", render_mode="rgb_array", renderer="minigrid"), WALKS),
+        (
+            partial(
+                GymnasiumEnv, "minigrid:BabyAI-GoToRedBall-v0", render_mode="rgb_array", renderer="minigrid"
+            ),
+            WALKS,
+        ),
         (BanditEnv, TOKENS),
         (IdentityEnv, TOKENS),
         (partial(SlowEnv, delay_s=0.0), TOKENS),

@@ -1,4 +1,5 @@
-"""No setting is dead: each changes what a run does, or is refused, or is answered with a sentence that names it."""
+"""No setting is dead: each changes what a run does, or is refused, or is answered with a sentence that names
+it."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ class Bench:
                 seen = dict.fromkeys(PLACES) | {"error": str(error), "notes": []}
         seen["folder"] = folder
         seen["output"] = TIMES.sub("", output.getvalue())
-        seen["files"] = sorted(STAMP.sub("…", path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
+        seen["files"] = sorted(
+            STAMP.sub("…", path.relative_to(folder).as_posix()) for path in folder.rglob("*")
+        )
         seen["log"] = [line for path in sorted(folder.rglob("*.log")) for line in log_lines(path)]
         return seen
 
@@ -114,16 +117,26 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     calls: list[Any] = []
     try:
         pipeline = (
-            build_agentic(examine(config), folder) if isinstance(config, AgenticConfig) else build_sft(examine(config), folder)
+            build_agentic(examine(config), folder)
+            if isinstance(config, AgenticConfig)
+            else build_sft(examine(config), folder)
         )
     except TurnwiseError:
         folder.close()
         raise
     table = settings_table(pipeline).text()
     try:
-        roles = [pipeline.sft] if kind is SFTConfig else [pipeline.actor_train, pipeline.reference, pipeline.critic]
+        roles = (
+            [pipeline.sft]
+            if kind is SFTConfig
+            else [pipeline.actor_train, pipeline.reference, pipeline.critic]
+        )
         manager = None if kind is SFTConfig else pipeline.train_rollout_scheduler.score
-        roles += [weighted.reward.role for weighted in (manager.rewards if manager else ()) if weighted.name == "reward_model"]
+        roles += [
+            weighted.reward.role
+            for weighted in (manager.rewards if manager else ())
+            if weighted.name == "reward_model"
+        ]
         for role in roles:
             if role is not None:
                 role.workers = Recorder(role.workers, role.name, calls)
@@ -132,13 +145,22 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
         weights = [tensor for role in trained for _, tensor in sent_weights(pipeline.cluster, role)]
     finally:
         pipeline.close()
-    metrics = [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in read_metrics(folder.metrics)]
+    metrics = [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "system/"))}
+        for row in read_metrics(folder.metrics)
+    ]
     not_played = ("generate_s", "step_s", "advantage")
-    played = [json.loads(line) for line in folder.rollouts.read_text().splitlines()] if folder.rollouts.exists() else []
+    played = (
+        [json.loads(line) for line in folder.rollouts.read_text().splitlines()]
+        if folder.rollouts.exists()
+        else []
+    )
     return {
         "weights": hashlib.sha256(b"".join(w.numpy().tobytes() for w in weights)).hexdigest(),
         "credit": [[turn.get("advantage") for turn in row["turns"]] for row in played],
-        "rollouts": [{k: v for k, v in turn.items() if k not in not_played} for row in played for turn in row["turns"]],
+        "rollouts": [
+            {k: v for k, v in turn.items() if k not in not_played} for row in played for turn in row["turns"]
+        ],
         "rewards": [row["outcome_rewards"] for row in played],
         "validation": [{k: v for k, v in row.items() if k.startswith("val/")} for row in metrics],
         "metrics": metrics,
@@ -188,16 +210,25 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         for parameter in other.parameters():
             parameter.mul_(1.5)
     save_model(other, load_tokenizer(tiny_model), Path(paths["$other_model"]))
-    paths |= {name: str(odd_model(tiny_model, folder / name[1:])) for name in ("$pickled_model", "$coded_model")}
+    paths |= {
+        name: str(odd_model(tiny_model, folder / name[1:])) for name in ("$pickled_model", "$coded_model")
+    }
     for name, words in (("$demonstrations", "Left Right"), ("$other_demonstrations", "Up Down")):
         rows = [
-            {"messages": [{"role": "user", "content": f"write {i}"}, {"role": "assistant", "content": word * (1 + i % 3)}]}
+            {
+                "messages": [
+                    {"role": "user", "content": f"write {i}"},
+                    {"role": "assistant", "content": word * (1 + i % 3)},
+                ]
+            }
             for i, word in enumerate(words.split() * 3)
         ]
         paths[name] = str(folder / f"{name[1:]}.jsonl")
         Path(paths[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     paths["$spoilt_demonstrations"] = str(folder / "spoilt_demonstrations.jsonl")
-    Path(paths["$spoilt_demonstrations"]).write_text(Path(paths["$demonstrations"]).read_text() + '{"prompt": "one"}\n')
+    Path(paths["$spoilt_demonstrations"]).write_text(
+        Path(paths["$demonstrations"]).read_text() + '{"prompt": "one"}\n'
+    )
     for name, lines in (("$rows", "one two three"), ("$other_rows", "four five six")):
         paths[name] = str(folder / f"{name[1:]}.jsonl")
         rows = [
@@ -214,7 +245,10 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     '''
     return x / 2
 """
-    tools = {name: f"tools: [{{class_name: {entry}}}]" for name, entry in (("$tools", "calculator"), ("$other_tools", _NOTES))}
+    tools = {
+        name: f"tools: [{{class_name: {entry}}}]"
+        for name, entry in (("$tools", "calculator"), ("$other_tools", _NOTES))
+    }
     users = "interaction: [{name: gsm8k, class_name: gsm8k}]"
     for name, text in (tools | {"$functions": half, "$users": users}).items():
         paths[name] = str(folder / f"{name[1:]}.py")
@@ -235,13 +269,16 @@ def ids(line: Any) -> str:
 
 @pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in KINDS for line in LIVE[kind]], ids=ids)
 def test_a_live_setting_shows_itself(kind: Kind, line: Live, bench: Bench) -> None:
-    base = reduce(lambda raw, item: with_value(raw, path_of(kind, item[0]), item[1]), line.under.items(), BASE[kind])
+    base = reduce(
+        lambda raw, item: with_value(raw, path_of(kind, item[0]), item[1]), line.under.items(), BASE[kind]
+    )
     before = bench.observe(kind, base)
     value = bench.checkpoint(kind) if line.value == "$checkpoint" else line.value
     after = bench.observe(kind, with_value(base, path_of(kind, line.key), value))
     changed = [place for place in PLACES if before[place] != after[place]]
     assert line.place in changed, (
-        f"{line.key} = {line.value!r} doesn't change {PLACES[line.place]}; it changes {', '.join(changed) or 'nothing'}"
+        f"{line.key} = {line.value!r} doesn't change {PLACES[line.place]}; it changes "
+        f"{', '.join(changed) or 'nothing'}"
         f"\nbefore: {before['error']}\nafter:  {after['error']}"
     )
     assert before["error"] is None or line.place in ("error", "log")
@@ -251,31 +288,44 @@ def test_a_live_setting_shows_itself(kind: Kind, line: Live, bench: Bench) -> No
     else:
         assert after["error"] == before["error"] or line.place == "log", after["error"]
     named = Problem(path_of(kind, line.key), "").key
-    assert not [note for note in after["notes"] if note.startswith(f"{named}:")], "it is answered as if it had no effect"
+    assert not [note for note in after["notes"] if note.startswith(f"{named}:")], (
+        "it is answered as if it had no effect"
+    )
     if line.place in SAME_RESULT:
         assert_same_result(before, after)
 
 
 def assert_same_result(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """The first step is the same but for rounding. Later ones may part, where Adam blows up the rounding of tiny gradients."""
+    """The first step is the same but for rounding. Later ones may part, where Adam blows up the rounding of
+    tiny gradients."""
     first, again = before["metrics"][0], after["metrics"][0]
     # Which passes are made isn't the result: log-probs that are taken from the rollouts need none.
-    names, names_again = ({name for name in metrics if not name.startswith("batch/")} for metrics in (first, again))
+    names, names_again = (
+        {name for name in metrics if not name.startswith("batch/")} for metrics in (first, again)
+    )
     assert names == names_again
     for name in names:
-        if name.startswith(("rollout/", "actor/pg_loss", "actor/entropy", "actor_train/grad", "sft/loss", "val/")):
+        if name.startswith(
+            ("rollout/", "actor/pg_loss", "actor/entropy", "actor_train/grad", "sft/loss", "val/")
+        ):
             np.testing.assert_allclose(again[name], first[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(
     ("kind", "leaf"),
-    [(kind, leaf) for kind in KINDS for key, leaf in LEAVES[kind].items() if key not in {line.key for line in LIVE[kind]}],
+    [
+        (kind, leaf)
+        for kind in KINDS
+        for key, leaf in LEAVES[kind].items()
+        if key not in {line.key for line in LIVE[kind]}
+    ],
     ids=lambda part: part.key if isinstance(part, Leaf) else part.__name__,
 )
 def test_every_other_setting_is_answered_wherever_it_is_set(kind: Kind, leaf: Leaf, bench: Bench) -> None:
     for changes in COMBINATIONS[kind]:
         assert answers(kind, bench.filled(changes), leaf), (
-            f"{leaf.key} is neither refused nor answered with {changes}; where it does something, the table needs a line"
+            f"{leaf.key} is neither refused nor answered with {changes}; where it does something, the table "
+            f"needs a line"
         )
 
 

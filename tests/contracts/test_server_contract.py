@@ -29,7 +29,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral-window": {"model_type": "mistral", "sliding_window": 16},
     "gpt2": {"model_type": "gpt2", "tie_word_embeddings": True},
 }
-COMMON = {"vocab_size": 61, "max_position_embeddings": 128, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+COMMON = {
+    "vocab_size": 61,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 OF_THE_MODEL = (
     contract.greedy_equals_reference,
     contract.logprobs_match_a_forward_pass,
@@ -55,7 +61,9 @@ def make_model(name: str) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize(("server_class", "model_name", "check"), CASES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("server_class", "model_name", "check"), CASES, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_contract(server_class: Callable, model_name: str, check: Callable) -> None:
     asyncio.run(check(server_class, make_model(model_name)))
 
@@ -67,15 +75,24 @@ def test_the_hf_server_ignores_the_sampling_that_a_model_suggests() -> None:
         return (await HFServer(model).generate([1, 2, 3], SamplingParams(8, seed=5), "c")).token_ids.tolist()
 
     plain = asyncio.run(sampled())
-    for name, value in {"temperature": 0.1, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0}.items():
+    for name, value in {
+        "temperature": 0.1,
+        "top_k": 1,
+        "top_p": 0.1,
+        "min_p": 0.9,
+        "repetition_penalty": 9.0,
+    }.items():
         setattr(model.generation_config, name, value)
     assert asyncio.run(sampled()) == plain
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [("0.31.9", "vLLM 0.31.9 is installed; turnwise works with 0.32: "), ("", "can't be imported")]
+    ("version", "said"),
+    [("0.31.9", "vLLM 0.31.9 is installed; turnwise works with 0.32: "), ("", "can't be imported")],
 )
-def test_a_vllm_of_another_version_or_none_is_refused(version: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_of_another_version_or_none_is_refused(
+    version: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version) if version else None)
     monkeypatch.setattr(vllm_server, "_ENVIRONMENT", {})
     with pytest.raises(NotAvailableError, match=said):

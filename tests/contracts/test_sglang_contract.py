@@ -1,4 +1,5 @@
-"""SGLang's client against a server of ours with its routes: the contract of servers, and what a server elsewhere may do."""
+"""SGLang's client against a server of ours with its routes: the contract of servers, and what a server
+elsewhere may do."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.types import SamplingParams, VersionRun
 
-CHECKS = [c for c in contract.CHECKS if c not in (contract.stop_strings_need_text, contract.penalties_match_a_forward_pass)]
+CHECKS = [
+    c
+    for c in contract.CHECKS
+    if c not in (contract.stop_strings_need_text, contract.penalties_match_a_forward_pass)
+]
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
@@ -59,7 +64,9 @@ def model(policy: PolicyInfo, tmp_path: Path) -> PreTrainedModel:
 def serve(policy: PolicyInfo) -> Iterator[Callable[..., Client]]:
     fakes: list[SGLangFake] = []
 
-    def make_server(model: PreTrainedModel, max_length: int = contract.MAX_LENGTH, decode: Any = None) -> Client:
+    def make_server(
+        model: PreTrainedModel, max_length: int = contract.MAX_LENGTH, decode: Any = None
+    ) -> Client:
         fakes.append(SGLangFake(deepcopy(model), decode).start())
         client = Client(RankContext(), replace(policy, max_context=max_length), HttpJson(fakes[-1].url))
         client.fake = fakes[-1]
@@ -151,7 +158,9 @@ def test_another_version_a_url_with_options_and_a_port_in_use_are_refused(serve,
         SGLangServer.for_policy(RankContext(), policy, url=url, tp_size=2)
     for version in ("0.4.9.post2", "0.6.0rc1", "0.5.24"):
         monkeypatch.setattr("sglang_fake.VERSION", version)
-        with pytest.raises(NotAvailableError, match=rf"SGLang {version} is installed; turnwise works with 0.5.23: "):
+        with pytest.raises(
+            NotAvailableError, match=rf"SGLang {version} is installed; turnwise works with 0.5.23: "
+        ):
             SGLangServer.for_policy(RankContext(), policy, url=url)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -166,7 +175,9 @@ def test_it_is_started_told_its_options_and_ended(policy, model, tmp_path, monke
     (package / "__init__.py").touch()
     (package / "launch_server.py").write_text("from sglang_fake import main\nmain()\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), str(SUPPORT)]))
-    server = SGLangServer.for_policy(RankContext(), policy, mem_fraction_static=0.5, enable_deterministic_inference=True)
+    server = SGLangServer.for_policy(
+        RankContext(), policy, mem_fraction_static=0.5, enable_deterministic_inference=True
+    )
     process, log = server._process
 
     async def main() -> None:
@@ -174,7 +185,9 @@ def test_it_is_started_told_its_options_and_ended(policy, model, tmp_path, monke
         contract.assert_logprobs(model, [5, 6, 7], completion, SamplingParams(4))
         os.kill(process.pid, 9)
         process.wait()
-        with pytest.raises(ConnectionError, match="SGLang has ended; its last words: told: --log-level warning"):
+        with pytest.raises(
+            ConnectionError, match="SGLang has ended; its last words: told: --log-level warning"
+        ):
             await server.generate([5], SamplingParams(1), "d")
         await server.close()
 
@@ -186,6 +199,8 @@ def test_it_is_started_told_its_options_and_ended(policy, model, tmp_path, monke
 
 def test_a_start_that_fails_shows_the_log(policy, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"SGLang didn't start \(exit status 1\): .*No module named") as failure:
+    with pytest.raises(
+        ConfigError, match=r"SGLang didn't start \(exit status 1\): .*No module named"
+    ) as failure:
         SGLangServer.for_policy(RankContext(), policy)
     Path(str(failure.value).rpartition("all of them: ")[2].rstrip(")")).unlink()

@@ -1,4 +1,5 @@
-"""The model, the tokens and the loss on which the engines are compared with plain torch. Runs in every engine's environment."""
+"""The model, the tokens and the loss on which the engines are compared with plain torch. Runs in every
+engine's environment."""
 
 from __future__ import annotations
 
@@ -13,13 +14,19 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 VOCABULARY = 128
 EPS = 1e-4
-"""Adam's ε. With the usual 1e-8 the first steps of parameters without a gradient follow the sign of rounding errors."""
+"""Adam's ε. With the usual 1e-8 the first steps of parameters without a gradient follow the sign of rounding
+errors."""
 
 
 def toy_model(seed: int = 0) -> PreTrainedModel:
     """A random Qwen3 in fp32, the same in every process."""
     torch.manual_seed(seed)
-    sizes = {"vocab_size": VOCABULARY, "intermediate_size": 128, "initializer_range": 0.06, "attn_implementation": "eager"}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "intermediate_size": 128,
+        "initializer_range": 0.06,
+        "attn_implementation": "eager",
+    }
     return Qwen3ForCausalLM(small_qwen3(**sizes)).eval()
 
 
@@ -29,7 +36,8 @@ def toy_tokens(num_sequences: int = 8, length: int = 24) -> torch.Tensor:
 
 
 def loss(logits: torch.Tensor, tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Σ −log p(token | those before it) / num_tokens: a sum over a global denominator, as all losses of the package."""
+    """Σ −log p(token | those before it) / num_tokens: a sum over a global denominator, as all losses of the
+    package."""
     logprobs = torch.log_softmax(logits[:, :-1], -1).gather(-1, tokens[:, 1:, None])
     return -logprobs.sum() / num_tokens
 
@@ -63,10 +71,16 @@ def run_ranks(script: str, num_ranks: int, timeout_s: float = 300) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_ranks),
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, "rank"], env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            [sys.executable, script, "rank"],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(num_ranks)
     ]

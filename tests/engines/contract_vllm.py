@@ -1,4 +1,5 @@
-"""vLLM behind `InferenceServer`, for real: the contract suite of servers, and what only an engine in another process can break.
+"""vLLM behind `InferenceServer`, for real: the contract suite of servers, and what only an engine in another
+process can break.
 
 One engine serves all checks. Before each, it gets the weights that the check begins with.
 """
@@ -40,8 +41,8 @@ contract.mean_bound = 1e-5
 
 
 class KeptEngine:
-    """The engine, which a server that is closed leaves running. `num_cached` has the prompt tokens of each answered request
-    that came from the prefix cache."""
+    """The engine, which a server that is closed leaves running. `num_cached` has the prompt tokens of each
+    answered request that came from the prefix cache."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -64,21 +65,30 @@ class Slow(VLLMServer):
 
 
 async def logprobs_after_updates(server: VLLMServer, model: PreTrainedModel) -> None:
-    """Prompts longer than a block of the prefix cache, whose prefixes older weights have computed; the second time from it.
-    Every other response is drawn from the whole vocabulary, the rest from what top-k and top-p leave of it."""
+    """Prompts longer than a block of the prefix cache, whose prefixes older weights have computed; the second
+    time from it. Every other response is drawn from the whole vocabulary, the rest from what top-k and top-p
+    leave of it."""
     differences: dict[bool, list[np.ndarray]] = {False: [], True: []}
     prompts = contract.prompts_of(model, 4, low=200, high=300)
     for version in (1, 2, 3):
         for is_again in (False, True):
-            choices = [SamplingParams(20, temperature=0.7 + 0.3 * index, seed=version) for index in range(len(prompts))]
+            choices = [
+                SamplingParams(20, temperature=0.7 + 0.3 * index, seed=version)
+                for index in range(len(prompts))
+            ]
             choices[1::2] = [replace(sampling, top_k=20, top_p=0.8) for sampling in choices[1::2]]
-            asked = [server.generate(p, s, f"v{version}.{i}") for i, (p, s) in enumerate(zip(prompts, choices, strict=True))]
+            asked = [
+                server.generate(p, s, f"v{version}.{i}")
+                for i, (p, s) in enumerate(zip(prompts, choices, strict=True))
+            ]
             for p, s, completion in zip(prompts, choices, await asyncio.gather(*asked), strict=True):
                 assert completion.versions == (VersionRun(version - 1, 20),)
                 expected = contract.reference_logprobs(model, p, completion.token_ids, s)
                 differences[s.is_truncated].append(np.abs(completion.logprobs - expected))
             num_cached = server._engine.num_cached[-len(prompts) :]
-            assert not is_again or min(num_cached) >= BLOCK, f"prompt tokens from the prefix cache: {num_cached}"
+            assert not is_again or min(num_cached) >= BLOCK, (
+                f"prompt tokens from the prefix cache: {num_cached}"
+            )
         await server.suspend()
         contract.perturb(model)
         await contract._update(server, model, version)
@@ -110,12 +120,20 @@ async def keeps_requests_over_an_update(server: VLLMServer, model: PreTrainedMod
 
 async def aborts_leave_partial_tokens(server: VLLMServer, model: PreTrainedModel) -> None:
     sampling = SamplingParams(400, seed=6)
-    for wait_s in (0.3, 1.0, 3.0):  # Who else uses the processor decides which of these meets a response in the middle.
+    for wait_s in (
+        0.3,
+        1.0,
+        3.0,
+    ):  # Who else uses the processor decides which of these meets a response in the middle.
         tasks = [asyncio.create_task(server.generate([5, 6, 7], sampling, f"a{index}")) for index in range(4)]
         await asyncio.sleep(wait_s)
         await server.suspend("abort")
         await server.resume(0)
-        cuts = [cut for cut in await asyncio.gather(*tasks) if cut.finish_reason == "aborted" and len(cut.token_ids)]
+        cuts = [
+            cut
+            for cut in await asyncio.gather(*tasks)
+            if cut.finish_reason == "aborted" and len(cut.token_ids)
+        ]
         for cut in cuts:
             contract.assert_logprobs(model, [5, 6, 7], cut, sampling)
         if cuts:
@@ -125,7 +143,9 @@ async def aborts_leave_partial_tokens(server: VLLMServer, model: PreTrainedModel
 
 async def a_continuation_draws_anew(server: VLLMServer, model: PreTrainedModel) -> None:
     with torch.no_grad():
-        model.get_parameter("model.norm.weight").zero_()  # every token is as probable as any other: equal noise, equal tokens
+        model.get_parameter(
+            "model.norm.weight"
+        ).zero_()  # every token is as probable as any other: equal noise, equal tokens
     await server.suspend()
     await contract._update(server, model, 1)
     sampling = SamplingParams(60, seed=3)
@@ -138,7 +158,9 @@ async def weights_that_miss_a_tensor_are_refused(server: VLLMServer, model: PreT
     weights = model.state_dict()
     for missing in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
         try:
-            await server.begin_update(manifest_of((name, tensor) for name, tensor in weights.items() if name != missing))
+            await server.begin_update(
+                manifest_of((name, tensor) for name, tensor in weights.items() if name != missing)
+            )
         except ModelError as error:
             assert missing in str(error)
         else:
@@ -148,7 +170,10 @@ async def weights_that_miss_a_tensor_are_refused(server: VLLMServer, model: PreT
 async def many_long_prompts_at_once(server: VLLMServer, model: PreTrainedModel) -> None:
     """More than one step of the engine computes. Cut into pieces, seeded requests kill its CPU build."""
     prompts = contract.prompts_of(model, 48, low=300, high=500)
-    asked = [server.generate(prompt, SamplingParams(4, seed=index), f"m{index}") for index, prompt in enumerate(prompts)]
+    asked = [
+        server.generate(prompt, SamplingParams(4, seed=index), f"m{index}")
+        for index, prompt in enumerate(prompts)
+    ]
     for prompt, completion in zip(prompts, await asyncio.gather(*asked), strict=True):
         contract.assert_logprobs(model, prompt, completion, SamplingParams(4))
 

@@ -1,11 +1,13 @@
-"""`python tests/engines/environment.py ENGINE …` makes the environments of these engines, or of all, two at a time.
+"""`python tests/engines/environment.py ENGINE …` makes the environments of these engines, or of all, two at a
+time.
 
 It prints the minutes and MB of each that wasn't there.
 
-The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each engine, content
-of constraints.txt and requirements in pyproject.toml. They hold the engine and what turnwise needs, but not turnwise itself:
-tests put the checkout on PYTHONPATH. That of the trackers holds them alone, in front of what the Python at hand has. That of
-SGLang holds its wheel alone, to be read: it doesn't import on a CPU.
+The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each
+engine, content of constraints.txt and requirements in pyproject.toml. They hold the engine and what turnwise
+needs, but not turnwise itself: tests put the checkout on PYTHONPATH. That of the trackers holds them alone,
+in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read: it doesn't import
+on a CPU.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 
 
 class LackingError(RuntimeError):
-    """This machine lacks what the engine needs: space, a processor that it is built for, or a way to a package index."""
+    """This machine lacks what the engine needs: space, a processor that it is built for, or a way to a
+    package index."""
 
 
 class InstallError(RuntimeError):
@@ -69,7 +72,10 @@ def engine_python(engine: str) -> Path:
             started = time.monotonic()
             _make(engine, folder)
             size = sum(file.lstat().st_size for file in folder.rglob("*")) / 1e6
-            print(f"made {folder.name}: {(time.monotonic() - started) / 60:.1f} minutes, {size:.0f} MB", flush=True)
+            print(
+                f"made {folder.name}: {(time.monotonic() - started) / 60:.1f} minutes, {size:.0f} MB",
+                flush=True,
+            )
         (folder / "complete").touch()  # also at each use: the time tells what is used
     return folder / "bin" / "python"
 
@@ -82,9 +88,15 @@ def made() -> list[str]:
 def lacking(engine: str) -> str | None:
     """A sentence about what this machine lacks to run the engine, or None."""
     home = _home()
-    free_mb, needed_mb = shutil.disk_usage(home).free / 1e6, NEEDED_MB_TO_READ if engine == "sglang" else NEEDED_MB
+    free_mb, needed_mb = (
+        shutil.disk_usage(home).free / 1e6,
+        NEEDED_MB_TO_READ if engine == "sglang" else NEEDED_MB,
+    )
     if not (_folder(engine) / "complete").exists() and free_mb < needed_mb:
-        return f"{home} has {free_mb:.0f} MB of free space; an environment of {engine} needs {needed_mb} MB while it is made"
+        return (
+            f"{home} has {free_mb:.0f} MB of free space; an environment of {engine} needs {needed_mb} MB "
+            f"while it is made"
+        )
     if engine == "vllm" and platform.machine() != "x86_64":
         return f"the CPU build of vLLM that is pinned is for x86_64, and this machine is {platform.machine()}"
     return None
@@ -134,14 +146,25 @@ def _make(engine: str, folder: Path) -> None:
 
 def _pip(folder: Path, *arguments: str) -> None:
     """Runs the pip of the Python at hand on the environment in the folder."""
-    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "-q", "--disable-pip-version-check"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "-q",
+        "--disable-pip-version-check",
+    ]
     run = subprocess.run([*command, *arguments], capture_output=True, text=True)
     if run.returncode == 0:
         return
     said = run.stdout + run.stderr
     for line in said.splitlines():
         if any(sign in line for sign in NO_NETWORK):
-            raise LackingError(f"{folder} isn't there, and this machine reaches no package index to make it from; pip: {line}")
+            raise LackingError(
+                f"{folder} isn't there, and this machine reaches no package index to make it from; pip: "
+                f"{line}"
+            )
     raise InstallError(f"pip could not make {folder}; the versions come from {CONSTRAINTS}. It said:\n{said}")
 
 

@@ -1,4 +1,5 @@
-"""DeepSpeed works here: on two processes, ZeRO 1, 2 and 3 move the weights as plain AdamW in one process does."""
+"""DeepSpeed works here: on two processes, ZeRO 1, 2 and 3 move the weights as plain AdamW in one process
+does."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def run_rank() -> None:
         before = flat(model)
         settings = {
             "train_micro_batch_size_per_gpu": len(tokens) // 2,
-            "optimizer": {"type": "AdamW", "params": {"lr": LR, "eps": EPS, "weight_decay": 0.0, "torch_adam": True}},
+            "optimizer": {
+                "type": "AdamW",
+                "params": {"lr": LR, "eps": EPS, "weight_decay": 0.0, "torch_adam": True},
+            },
             "gradient_clipping": 0.0,  # Its default has become 1.
             "zero_optimization": {"stage": stage},
             "steps_per_print": 10**9,
@@ -41,10 +45,13 @@ def run_rank() -> None:
         with deepspeed.zero.GatheredParameters(list(model.parameters())) if stage == 3 else torch.no_grad():
             moved = flat(model) - before
         difference = float((moved - expected).norm() / expected.norm())
-        assert difference <= TOLERANCE, f"ZeRO {stage}: the weights went {difference:.2e} off the way of plain AdamW"
+        assert difference <= TOLERANCE, (
+            f"ZeRO {stage}: the weights went {difference:.2e} off the way of plain AdamW"
+        )
         if rank == 0:
             print(
-                f"deepspeed {deepspeed.__version__}, ZeRO {stage}: {difference:.1e} off the way of plain AdamW in one process"
+                f"deepspeed {deepspeed.__version__}, ZeRO {stage}: {difference:.1e} off the way of plain "
+                f"AdamW in one process"
             )
     deepspeed.comm.destroy_process_group()
 

@@ -1,4 +1,5 @@
-"""Megatron works here: on two tensor-parallel processes it gives the log-probs of the Hugging Face model whose weights it has.
+"""Megatron works here: on two tensor-parallel processes it gives the log-probs of the Hugging Face model
+whose weights it has.
 
 Megatron expects CUDA. What it takes to run it on a CPU stands in `on_a_cpu`.
 """
@@ -82,7 +83,9 @@ def run_rank() -> None:
     ).eval()
     rank = torch.distributed.get_rank()
     missing = model.load_state_dict(rank_weights(reference.state_dict(), hf, rank), strict=False).missing_keys
-    assert not [name for name in missing if not name.endswith("_extra_state")], f"weights without a source: {missing}"
+    assert not [name for name in missing if not name.endswith("_extra_state")], (
+        f"weights without a source: {missing}"
+    )
     positions = torch.arange(tokens.shape[1])[None].expand_as(tokens)
     mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1]).triu(1).bool()
     with torch.no_grad():
@@ -90,7 +93,10 @@ def run_rank() -> None:
     difference = float((torch.log_softmax(logits, -1) - expected).abs().max())
     assert difference <= TOLERANCE, f"log-probs are {difference:.2e} off those of the Hugging Face model"
     if rank == 0:
-        print(f"megatron-core {version('megatron-core')}, tensor parallel: log-probs {difference:.1e} off at most")
+        print(
+            f"megatron-core {version('megatron-core')}, tensor parallel: log-probs {difference:.1e} off at "
+            f"most"
+        )
     torch.distributed.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
-"""Ray works here: two actors, each with half of the samples, give the gradient of the whole batch in one process."""
+"""Ray works here: two actors, each with half of the samples, give the gradient of the whole batch in one
+process."""
 
 from __future__ import annotations
 
@@ -27,13 +28,19 @@ def main() -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         workers = [Worker.remote() for _ in range(2)]
-        parts = [worker.gradient.remote(half, tokens.numel()) for worker, half in zip(workers, tokens.chunk(2), strict=True)]
+        parts = [
+            worker.gradient.remote(half, tokens.numel())
+            for worker, half in zip(workers, tokens.chunk(2), strict=True)
+        ]
         summed = torch.stack(ray.get(parts, timeout=120)).sum(0)
     finally:
         ray.shutdown()
     difference = float((summed - whole).norm() / whole.norm())
     assert difference <= TOLERANCE, f"the actors' gradient is {difference:.2e} away from that of one process"
-    print(f"ray {ray.__version__}: the summed gradient of two actors is {difference:.1e} away from that of one process")
+    print(
+        f"ray {ray.__version__}: the summed gradient of two actors is {difference:.1e} away from that of "
+        f"one process"
+    )
 
 
 if __name__ == "__main__":

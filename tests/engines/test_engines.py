@@ -1,4 +1,5 @@
-"""The heavy engines work on this machine, and compute what plain torch computes. Each runs in an environment of its own."""
+"""The heavy engines work on this machine, and compute what plain torch computes. Each runs in an environment
+of its own."""
 
 from __future__ import annotations
 
@@ -15,14 +16,20 @@ from environment import EXTRAS, LackingError, engine_python  # noqa: E402
 
 TIMEOUT_S = 1200
 PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
-SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"] + [("vllm", "train_vllm.py")]
+SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"] + [
+    ("vllm", "train_vllm.py")
+]
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
 else:
-    SCRIPTS += [("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher")]
+    SCRIPTS += [
+        ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher")
+    ]
 
 
-@pytest.mark.parametrize(("engine", "script", "words"), [(engine, script, words) for engine, script, *words in SCRIPTS])
+@pytest.mark.parametrize(
+    ("engine", "script", "words"), [(engine, script, words) for engine, script, *words in SCRIPTS]
+)
 def test_agrees_with_plain_torch(engine, script, words):
     try:
         python = engine_python(engine)

@@ -1,4 +1,5 @@
-"""What we ask of SGLang and read from it stands in its published wheel, whose source is read: it doesn't import on a CPU."""
+"""What we ask of SGLang and read from it stands in its published wheel, whose source is read: it doesn't
+import on a CPU."""
 
 from __future__ import annotations
 
@@ -29,9 +30,16 @@ CLASSES = {
     "sampling/sampling_params.py": {"SamplingParams": SAMPLING},
 }
 """The fields of requests, and of what engine processes answer."""
-REPLY = {"output_ids", "meta_info", "finish_reason", "output_token_logprobs", "output_token_sampling_logprobs"}
+REPLY = {
+    "output_ids",
+    "meta_info",
+    "finish_reason",
+    "output_token_logprobs",
+    "output_token_sampling_logprobs",
+}
 REPLY |= {"output_token_sampling_mask"}
-"""The keys that the client reads in the answer to `/generate`, beside those of a span of `weight_versions`."""
+"""The keys that the client reads in the answer to `/generate`, beside those of a span of
+`weight_versions`."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +67,9 @@ def keys_of(tree: ast.AST) -> set[str]:
     """The texts that are keys of written mappings or of assignments, such as `meta_info["id"] = …`."""
     nodes = list(ast.walk(tree))
     keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
-    keys += [node.slice for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    keys += [
+        node.slice for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    ]
     return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
@@ -68,7 +78,11 @@ def test_the_fields_are_those_of_the_published_classes(file: str, source: Path) 
     tree = tree_of(source / file)
     for name, asked in CLASSES[file].items():
         body = getattr(named(tree, name), "body", [])
-        assert asked - {n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)} == set()
+        assert (
+            asked
+            - {n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+            == set()
+        )
 
 
 def test_the_answer_has_the_keys_that_the_client_reads(source: Path) -> None:
@@ -80,7 +94,11 @@ def test_the_answer_has_the_keys_that_the_client_reads(source: Path) -> None:
 
 def test_a_log_prob_comes_first_in_its_triple_and_is_of_the_sampled_token(source: Path) -> None:
     manager = tree_of(source / "managers/tokenizer_manager.py")
-    triples = [node for node in ast.walk(named(manager, "detokenize_logprob_tokens")) if isinstance(node, ast.ListComp)]
+    triples = [
+        node
+        for node in ast.walk(named(manager, "detokenize_logprob_tokens"))
+        if isinstance(node, ast.ListComp)
+    ]
     assert "(logprob, token_id, None)" in [ast.unparse(node.elt) for node in triples]
     # Only a mode that we don't ask for gives a list for each token.
     assert "support_logprobs=state.obj.sampling_logprobs_mode == 'support'" in ast.unparse(manager)
@@ -88,19 +106,29 @@ def test_a_log_prob_comes_first_in_its_triple_and_is_of_the_sampled_token(source
 
 def test_the_reasons_of_an_end_are_those_that_the_client_knows(source: Path) -> None:
     tree = tree_of(source / "managers/schedule_batch.py")
-    written = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "to_json"]
+    written = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "to_json"
+    ]
     told = [node for function in written for node in ast.walk(function) if isinstance(node, ast.Dict)]
     pairs = [pair for node in told for pair in zip(node.keys, node.values, strict=True)]
-    types = {ast.literal_eval(value) for key, value in pairs if isinstance(key, ast.Constant) and key.value == "type"}
+    types = {
+        ast.literal_eval(value)
+        for key, value in pairs
+        if isinstance(key, ast.Constant) and key.value == "type"
+    }
     assert types == set(sglang_server.REASONS)
 
 
 def test_server_info_tells_the_version_and_the_configuration(source: Path) -> None:
     info = named(tree_of(source / "entrypoints/http_server.py"), "server_info")
     assert "version" in keys_of(info) and "**build_server_info(server_args" in ast.unparse(info)
-    assert "server_args.resolved_dict()" in ast.unparse(named(tree_of(source / "utils/common.py"), "build_server_info"))
+    assert "server_args.resolved_dict()" in ast.unparse(
+        named(tree_of(source / "utils/common.py"), "build_server_info")
+    )
     fields = ast.walk(tree_of(source / "arg_groups/field_order.py"))
-    assert {"max_running_requests", "enable_memory_saver"} <= {n.value for n in fields if isinstance(n, ast.Constant)}
+    assert {"max_running_requests", "enable_memory_saver"} <= {
+        n.value for n in fields if isinstance(n, ast.Constant)
+    }
 
 
 def asked_routes() -> Iterator[tuple[str, str]]:
@@ -115,10 +143,16 @@ def test_each_route_that_the_client_asks_is_published(source: Path) -> None:
     published: set[tuple[str, str]] = set()
     for node in ast.walk(tree_of(source / "entrypoints/http_server.py")):
         match node:
-            case ast.Call(ast.Attribute(ast.Name("app"), "get" | "post" as method), [ast.Constant(value=path), *_]):
+            case ast.Call(
+                ast.Attribute(ast.Name("app"), "get" | "post" as method), [ast.Constant(value=path), *_]
+            ):
                 published.add((path, method.upper()))
-            case ast.Call(ast.Attribute(ast.Name("app"), "api_route"), [ast.Constant(value=path), *_], keywords):
-                [methods] = [ast.literal_eval(keyword.value) for keyword in keywords if keyword.arg == "methods"]
+            case ast.Call(
+                ast.Attribute(ast.Name("app"), "api_route"), [ast.Constant(value=path), *_], keywords
+            ):
+                [methods] = [
+                    ast.literal_eval(keyword.value) for keyword in keywords if keyword.arg == "methods"
+                ]
                 published |= {(path, method) for method in methods}
     asked = set(asked_routes())
     assert {("/generate", "POST"), ("/server_info", "GET")} <= asked and len(asked) == 11

@@ -1,5 +1,5 @@
-"""`deepspeed_train` is `torch_train` with shared state: the contract of strategies, two ranks against plain torch in one
-process, checkpoints that either can go on from, and the presets of accelerate."""
+"""`deepspeed_train` is `torch_train` with shared state: the contract of strategies, two ranks against plain
+torch in one process, checkpoints that either can go on from, and the presets of accelerate."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ from turnwise.training.optimizer import OptimizerSettings
 
 SETTINGS = OptimizerSettings(1e-2, scheduler="linear", total_steps=20)
 EPS = 1e-4
-"""Adam's ε. With the usual 1e-8 the first steps of parameters without a gradient follow the sign of rounding errors."""
+"""Adam's ε. With the usual 1e-8 the first steps of parameters without a gradient follow the sign of rounding
+errors."""
 KINDS = [Kind(stage=stage, rank=rank, eps=EPS) for stage in (1, 2, 3) for rank in (None, 4)]
 KINDS += [Kind("value", stage=3, outputs=VALUES, eps=EPS)]
 
 
 def name_of(kind: Kind) -> str:
-    return f"zero{kind.stage}-{'critic' if kind.model == 'value' else 'full' if kind.rank is None else 'lora'}"
+    return (
+        f"zero{kind.stage}-{'critic' if kind.model == 'value' else 'full' if kind.rank is None else 'lora'}"
+    )
 
 
 def options(stage: int) -> dict:
@@ -45,7 +48,9 @@ class TestZero1(StrategyContract):
 
     def make_strategy(self):
         model = self.model()
-        return DeepSpeedStrategy(model, adapters=self.adapters(model), optimizer=SETTINGS, **options(self.stage))
+        return DeepSpeedStrategy(
+            model, adapters=self.adapters(model), optimizer=SETTINGS, **options(self.stage)
+        )
 
     def model(self):
         return toy_model()
@@ -99,9 +104,17 @@ def test_two_ranks_make_the_steps_of_plain_torch(make_role, kind):  # noqa: F811
     measured = [steps(role, loss) for role in roles]
     for one, two in zip(*measured, strict=True):
         assert one.keys() == two.keys()
-        for name in ("actor/loss", "actor_train/grad_norm", "actor/lr", "actor/skipped_steps", "actor/backward_steps"):
+        for name in (
+            "actor/loss",
+            "actor_train/grad_norm",
+            "actor/lr",
+            "actor/skipped_steps",
+            "actor/backward_steps",
+        ):
             np.testing.assert_allclose(two[name], one[name], rtol=1e-4 if "norm" in name else 1e-5)
-    moved = [{n: v - start[n] for n, v in whole(role).items()} for role, start in zip(roles, starts, strict=True)]
+    moved = [
+        {n: v - start[n] for n, v in whole(role).items()} for role, start in zip(roles, starts, strict=True)
+    ]
     assert distance(*moved) <= 1e-3
 
 
@@ -109,7 +122,10 @@ def test_two_ranks_make_the_steps_of_plain_torch(make_role, kind):  # noqa: F811
 def test_one_sample_for_two_ranks(make_role, stage):  # noqa: F811
     roles = [make_role(Kind(eps=EPS), 1), make_role(Kind(stage=stage, eps=EPS), 2)]
     one, two = (role.optimizer_step(toy_samples(1), WeightedLoss(), position=0) for role in roles)
-    norms = [[metric.value for metric in metrics if metric.name == "actor_train/grad_norm"] for metrics in (one, two)]
+    norms = [
+        [metric.value for metric in metrics if metric.name == "actor_train/grad_norm"]
+        for metrics in (one, two)
+    ]
     np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
@@ -117,14 +133,17 @@ def test_one_sample_for_two_ranks(make_role, stage):  # noqa: F811
 def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role, stage):  # noqa: F811
     role = make_role(Kind(stage=stage), 2)
     start = whole(role)
-    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1].process.life.process_id), position=0)
+    metrics = role.optimizer_step(
+        toy_samples(8), InfiniteOnce(role.workers._processes[1].process.life.process_id), position=0
+    )
     assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
     np.testing.assert_equal(whole(role), start)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
 def test_a_checkpoint_of_two_ranks_goes_on_anywhere(make_role, tmp_path, kind):  # noqa: F811
-    """Bit by bit on as many ranks of the stage, and up to rounding on one, on another stage, and by plain torch."""
+    """Bit by bit on as many ranks of the stage, and up to rounding on one, on another stage, and by plain
+    torch."""
     loss = WeightedLoss(outputs=kind.outputs)
     role = make_role(kind, 2)
     steps(role, loss, 2)
@@ -189,7 +208,10 @@ def test_refuses_a_part_of_the_processes():
 
 
 def test_its_launcher_starts_a_training(tmp_path):
-    rows = [{"messages": [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": f"{n}"}]} for n in range(4)]
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": f"{n}"}]}
+        for n in range(4)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     make_model("tiny", tmp_path / "model", ["0 1 2 3"])
     settings = {"pretrain": "model", "train_files": ["rows.jsonl"], "output_dir": "runs"}
@@ -207,6 +229,8 @@ if __name__ == "__main__":
     runs = [[__file__, "--noconftest", *sys.argv[1:]]]
     if not sys.argv[1:]:
         runs.append([str(Path(__file__).parents[1] / "parity" / "test_accelerate.py"), "-k", "zero"])
-    status = max(pytest.main([*run, "-q", "-p", "no:cacheprovider", "-W", "ignore::FutureWarning"]) for run in runs)
+    status = max(
+        pytest.main([*run, "-q", "-p", "no:cacheprovider", "-W", "ignore::FutureWarning"]) for run in runs
+    )
     print(f"deepspeed: {' and '.join(Path(run[0]).name for run in runs)} ended with status {status}")
     raise SystemExit(status)

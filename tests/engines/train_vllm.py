@@ -1,4 +1,5 @@
-"""`turnwise train` with vLLM: two steps of the FrozenLake example on random weights, and the parity of sampler and trainer."""
+"""`turnwise train` with vLLM: two steps of the FrozenLake example on random weights, and the parity of
+sampler and trainer."""
 
 from __future__ import annotations
 
@@ -12,17 +13,32 @@ from turnwise.cli.main import exit_status, main as turnwise
 from turnwise.models.make import make_model
 
 CONFIG = Path(__file__).parents[2] / "examples" / "frozen_lake" / "agentic.yaml"
-TEXT = "Walk to the goal G and avoid the holes O. You are at row 0, column 1. Up Down Left Right user assistant system"
+TEXT = (
+    "Walk to the goal G and avoid the holes O. You are at row 0, column 1. Up Down Left Right user "
+    "assistant system"
+)
 
 
 def main() -> None:
     os.environ["TURNWISE_KERNELS"] = "off"  # plain torch computes the log-probs that vLLM's are compared with
     with tempfile.TemporaryDirectory() as scratch:
         made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
-        few = {"max_steps": 2, "eval_steps": 0, "rollout_batch_size": 32, "train_env_manager.num_env_groups": 4}
-        few |= {"custom_envs.FrozenLake.max_steps": 3, "output_dir": f"{scratch}/runs", "pretrain": made.folder}
+        few = {
+            "max_steps": 2,
+            "eval_steps": 0,
+            "rollout_batch_size": 32,
+            "train_env_manager.num_env_groups": 4,
+        }
+        few |= {
+            "custom_envs.FrozenLake.max_steps": 3,
+            "output_dir": f"{scratch}/runs",
+            "pretrain": made.folder,
+        }
         few |= {"actor_infer.strategy_args.strategy_name": "vllm", "deadlines.request_s": 120}
-        assert turnwise(["train", str(CONFIG), "--quiet", *(f"{key}={value}" for key, value in few.items())]) == 0
+        assert (
+            turnwise(["train", str(CONFIG), "--quiet", *(f"{key}={value}" for key, value in few.items())])
+            == 0
+        )
         [metrics] = Path(scratch).glob("runs/*/*/metrics.jsonl")
         steps = [json.loads(line) for line in metrics.read_text().splitlines()]
         mean, worst = (max(step[f"parity/logprob_diff_{kind}"] for step in steps) for kind in ("mean", "max"))

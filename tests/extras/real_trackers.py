@@ -1,4 +1,5 @@
-"""Trains a toy run with every tracker that keeps a run in a library, offline, and reads what each of them has kept.
+"""Trains a toy run with every tracker that keeps a run in a library, offline, and reads what each of them has
+kept.
 
 Runs in the environment of the trackers: `python real_trackers.py MODEL FOLDER`.
 """
@@ -20,7 +21,8 @@ BLOCK, FULL, LAST = 2**15, 1, 4
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
-    """The records of a LevelDB log, which may be cut over blocks, after the 7 bytes in which wandb says whose it is."""
+    """The records of a LevelDB log, which may be cut over blocks, after the 7 bytes in which wandb says whose
+    it is."""
     place, parts = 7, b""
     while place + 7 <= len(data):
         room = BLOCK - place % BLOCK
@@ -45,7 +47,9 @@ def wandb_kept(run: Path) -> tuple[dict[int, float], dict[str, object], int]:
     for data in log_records(path.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
         settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-        row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        row = {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+        }
         if NAME in row:
             steps[int(row["_step"])] = row[NAME]
     return steps, settings, len(list(path.parent.glob("files/media/html/*.html")))
@@ -56,7 +60,9 @@ def swanlab_kept(run: Path) -> tuple[dict[str, object], int]:
     [kept] = folder.glob("run-*.swanlab")
     assert NAME.encode() in kept.read_bytes()
     config = yaml.safe_load((folder / "files" / "config.yaml").read_text())
-    return {name: entry["value"] for name, entry in config.items()}, len(list(folder.glob("media/text/*.txt")))
+    return {name: entry["value"] for name, entry in config.items()}, len(
+        list(folder.glob("media/text/*.txt"))
+    )
 
 
 def mlflow_kept(run: Path) -> tuple[dict[int, float], dict[str, str], int]:

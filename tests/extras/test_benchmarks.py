@@ -1,4 +1,5 @@
-"""Every benchmark runs at toy size, our side of it where another program is compared, so that none can rot."""
+"""Every benchmark runs at toy size, our side of it where another program is compared, so that none can
+rot."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from turnwise.models.make import make_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LAKE = BENCHMARKS.parent / "examples" / "frozen_lake" / "agentic.yaml"
-SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 ARGUMENTS = {
     "algorithms": "frozen_lake --sft-model MODEL --work WORK --picture PICTURE",
     "async": "MODEL",
@@ -45,7 +52,8 @@ ARGUMENTS = {
     "tool_latency": "",
     "train": "",
 }
-"""What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs TRL."""
+"""What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
+TRL."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +70,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a script changes in this process is as before: importing torch in one for each would take minutes."""
+    """What a script changes in this process is as before: importing torch in one for each would take
+    minutes."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(BENCHMARKS)
     num_threads, modules = torch.get_num_threads(), set(sys.modules)
@@ -74,14 +83,20 @@ def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_each_benchmark_is_here() -> None:
-    scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    scripts = {
+        path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
+    }
     assert scripts == set(ARGUMENTS)
 
 
 @pytest.mark.parametrize("name", [name for name, arguments in ARGUMENTS.items() if arguments is not None])
 @pytest.mark.usefixtures("a_process_of_its_own")
 def test_a_benchmark_runs_at_toy_size(
-    name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str,
+    places: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     words = {**places, "WORK": str(tmp_path / "work"), "PICTURE": str(tmp_path / "picture.png")}
     arguments = [words.get(word, word) for word in str(ARGUMENTS[name]).split()]

@@ -1,4 +1,5 @@
-"""The Python blocks of the docs run: the first as printed, and it learns; the others with steps and tokens cut by one patch."""
+"""The Python blocks of the docs run: the first as printed, and it learns; the others with steps and tokens
+cut by one patch."""
 
 from __future__ import annotations
 
@@ -18,8 +19,18 @@ from turnwise.tracking.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-FEW = {"max_steps": 1, "eval_steps": 0, "save_steps": 0, "rollout_batch_size": 4, "val_batch_size": 2, "sequence_length": 128}
-MANAGERS = {"train_env_manager": {"num_env_groups": 2, "group_size": 2}, "val_env_manager": {"num_env_groups": 2}}
+FEW = {
+    "max_steps": 1,
+    "eval_steps": 0,
+    "save_steps": 0,
+    "rollout_batch_size": 4,
+    "val_batch_size": 2,
+    "sequence_length": 128,
+}
+MANAGERS = {
+    "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+    "val_env_manager": {"num_env_groups": 2},
+}
 TOKENS = {"actor_infer": {"generating_args": {"max_new_tokens": 4}}}
 DEFINES = ["algorithms", "data", "losses", "prompts", "rollouts", "tools"]
 """Pages whose blocks define functions and classes, and train nothing."""
@@ -38,7 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The working directory of all blocks, with the models and the environment that they name."""
     place = tmp_path_factory.mktemp("blocks")
     text = [*environment_text(), "It is one of 1 2 3 4 5 6 7 8 9. Question: Tom has 3 apples. Final Answer:"]
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    sizes = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
     for name in ("runs/model", "models/base"):
         make_model("tiny", place / name, text, overrides=sizes)
     [guess] = [block for block in blocks(ROOT / "README.md") if block.startswith("# guess.py")]
@@ -64,7 +81,11 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def quicker(self: RLTrainingTool, parameters: dict[str, Any]) -> str:
         sizes = {"train": {"max_samples": 2, "num_epochs": 1}, "evaluate": {"max_samples": 2}}
-        tokens = {"max_new_tokens": 4} if parameters.get("algorithm") == "grpo" or parameters["action"] == "evaluate" else {}
+        tokens = (
+            {"max_new_tokens": 4}
+            if parameters.get("algorithm") == "grpo" or parameters["action"] == "evaluate"
+            else {}
+        )
         return run(self, {**parameters, **sizes.get(parameters["action"], {}), **tokens})
 
     monkeypatch.setattr(Trainer, "__init__", smaller)
@@ -74,7 +95,12 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_first_block_runs_as_printed_and_learns(folder: Path) -> None:
     printed = first_that_trains(ROOT / "README.md")
-    assert printed == first_that_trains(DOCS / "python.md") == blocks(ROOT / "README.md")[0] == blocks(DOCS / "python.md")[0]
+    assert (
+        printed
+        == first_that_trains(DOCS / "python.md")
+        == blocks(ROOT / "README.md")[0]
+        == blocks(DOCS / "python.md")[0]
+    )
     namespace: dict[str, Any] = {"__name__": "readme"}
     exec(printed, namespace)
     rows = read_metrics(namespace["trainer"].run_folder / "metrics.jsonl")
@@ -116,7 +142,10 @@ def test_the_call_beside_trls_is_taken(folder: Path, cut: None) -> None:
         return [float("6" in text) for text in completions]
 
     [block] = blocks(DOCS / "coming_from.md")
-    exec(block, {"Trainer": Trainer, "f": score, "multiply": multiply, "rows": [{"prompt": "What is 2 * 3?"}] * 4})
+    exec(
+        block,
+        {"Trainer": Trainer, "f": score, "multiply": multiply, "rows": [{"prompt": "What is 2 * 3?"}] * 4},
+    )
 
 
 @pytest.mark.parametrize("name", DEFINES)

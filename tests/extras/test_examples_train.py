@@ -21,15 +21,25 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = ("config", "tool_config", "accelerate", "grpo_trainer", "sglang_multiturn")
 """Parts of configs, and examples that train in tests of their own."""
 CONFIGS = sorted(
-    path for path in (ROOT / "examples").rglob("*.yaml") if path.parent.name not in ELSEWHERE and path.name != "tools.yaml"
+    path
+    for path in (ROOT / "examples").rglob("*.yaml")
+    if path.parent.name not in ELSEWHERE and path.name != "tools.yaml"
 )
 LAPTOP = ["strategy_args", "device_mapping", "model_args"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    return make_model("tiny", tmp_path_factory.mktemp("model") / "made", environment_text(), overrides=sizes).folder
+    sizes = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    return make_model(
+        "tiny", tmp_path_factory.mktemp("model") / "made", environment_text(), overrides=sizes
+    ).folder
 
 
 def of_sums(folder: Path) -> None:
@@ -63,7 +73,10 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
             ROWS[path.parent.name](tmp_path)
             changes += [] if path.parent.name == "arithmetic" else ["sequence_length=2048"]
         else:
-            assert main(["demos", str(path.parent / "agentic.yaml"), "--episodes", "16", "--out", str(demos)]) == 0
+            assert (
+                main(["demos", str(path.parent / "agentic.yaml"), "--episodes", "16", "--out", str(demos)])
+                == 0
+            )
         assert main(["sft", str(path), *changes, f"train_files=[{demos}]", "--quiet"]) == 0
         return
     config, _ = load_config(path, [])
@@ -90,17 +103,24 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
     assert main(["train", str(path), *changes, "--quiet"]) == 0, capsys.readouterr().err
 
 
-def test_the_sums_train_from_python(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_the_sums_train_from_python(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     (tmp_path / "sft_model").symlink_to(model)
     monkeypatch.setattr("sys.argv", ["train.py", "--out", str(tmp_path), "--steps", "1"])
     runpy.run_path(str(ROOT / "examples" / "arithmetic" / "train.py"), run_name="imported")["main"]()
     assert (tmp_path / "trained" / "model.safetensors").is_file() and "success" in capsys.readouterr().out
 
 
-def test_the_word_problems_go_through_six_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_the_word_problems_go_through_six_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     sizes = ["--rounds", "2", "--round-size", "32", "--prompts", "32", "--tests", "4"]
     monkeypatch.setattr("sys.argv", ["word_problems.py", "--out", str(tmp_path), *sizes])
-    assert runpy.run_path(str(ROOT / "examples" / "rl_tool" / "word_problems.py"), run_name="imported")["main"]() == 0
+    assert (
+        runpy.run_path(str(ROOT / "examples" / "rl_tool" / "word_problems.py"), run_name="imported")["main"]()
+        == 0
+    )
     assert "imitation, round 2: 0.000" in capsys.readouterr().out, "a model with random weights knows no sums"
     results = json.loads((tmp_path / "training_results.json").read_text())
     assert results["grpo_training"]["num_steps"] == 1 and results["sft_training"]["num_rounds"] == 2

@@ -1,5 +1,6 @@
-"""kill −9 at random instants (twenty in `make test-full`), in rollouts, updates and the writing of checkpoints: the run that
-goes on each time ends with the metrics, trajectories and weights of one that was never touched."""
+"""kill −9 at random instants (twenty in `make test-full`), in rollouts, updates and the writing of
+checkpoints: the run that goes on each time ends with the metrics, trajectories and weights of one that was
+never touched."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from turnwise.pipelines.run_folder import RunFolder
 
 NUM_KILLS = 20 if os.environ.get("TURNWISE_FULL") else 3
 PHASES = ("rollout", "train", "checkpoint", "adv", "model_update", "val")
-SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 DRIVER = """
 import os, sys
@@ -50,7 +57,12 @@ run_to_end(folder, lambda: build_agentic(examine(config), folder))
 
 @pytest.fixture
 def job(tmp_path):
-    make_model("tiny", tmp_path / "model", ["write 0 1 2 3 4 5 6 7 8 9 more "], overrides=SHAPE | {"intermediate_size": 64})
+    make_model(
+        "tiny",
+        tmp_path / "model",
+        ["write 0 1 2 3 4 5 6 7 8 9 more "],
+        overrides=SHAPE | {"intermediate_size": 64},
+    )
     (tmp_path / "driver.py").write_text(DRIVER)
     config = {
         "exp_name": "kill",
@@ -85,7 +97,8 @@ def start(job, output_dir, *overrides):
 
 
 def kill_in(phase, process, sign, rng):
-    """Kills the process a few milliseconds after it has entered the phase for the n-th time; whether it still lived."""
+    """Kills the process a few milliseconds after it has entered the phase for the n-th time; whether it still
+    lived."""
     for _ in range(rng.randint(1, 2)):
         for is_inside in (False, True):
             while (sign.read_text().strip() == phase) is not is_inside:
@@ -100,7 +113,9 @@ def kill_in(phase, process, sign, rng):
 def result(job, output_dir):
     [run] = (job / output_dir / "kill").iterdir()
     folder = RunFolder(run)
-    newest = max((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    newest = max(
+        (run / "checkpoints").iterdir(), key=lambda folder: int(folder.name.removeprefix("checkpoint-"))
+    )
     return measured(folder), played(folder), AutoModelForCausalLM.from_pretrained(newest).state_dict()
 
 

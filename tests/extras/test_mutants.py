@@ -1,7 +1,8 @@
 """No known mistake gets past the tests: the mutants of `tests/mutants.txt` are killed.
 
-CI runs those that are new, or whose code or tests have changed since the last full run (`tests/full_run.json`, which
-`make test-full` writes), and all where there was none. It has seen their tests pass already.
+CI runs those that are new, or whose code or tests have changed since the last full run
+(`tests/full_run.json`, which `make test-full` writes), and all where there was none. It has seen their tests
+pass already.
 """
 
 from __future__ import annotations

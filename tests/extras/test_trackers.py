@@ -1,4 +1,5 @@
-"""wandb, SwanLab and MLflow themselves keep a run, without network and login, in an environment of their own."""
+"""wandb, SwanLab and MLflow themselves keep a run, without network and login, in an environment of their
+own."""
 
 from __future__ import annotations
 
@@ -18,8 +19,16 @@ TIMEOUT_S = 600
 
 def test_a_run_is_kept_by_each_of_them(tiny_model: Path, tmp_path: Path) -> None:
     # A home without logins; the network is not needed, and where there is one nothing is sent.
-    home = {"HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}", "OMP_NUM_THREADS": "1"}
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "SWANLAB_", "MLFLOW_"))}
+    home = {
+        "HOME": str(tmp_path),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}",
+        "OMP_NUM_THREADS": "1",
+    }
+    keep = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("WANDB_", "SWANLAB_", "MLFLOW_"))
+    }
     try:
         python = engine_python("trackers")
     except LackingError as error:

@@ -1,6 +1,8 @@
-"""The device under test: the first GPU, or the CPU at the same toy size, so that these tests can't rot where there is no card.
+"""The device under test: the first GPU, or the CPU at the same toy size, so that these tests can't rot where
+there is no card.
 
-`make gpu` sets TURNWISE_NEEDS_GPU: then a machine without a card fails with a sentence instead of testing its CPU.
+`make gpu` sets TURNWISE_NEEDS_GPU: then a machine without a card fails with a sentence instead of testing its
+CPU.
 """
 
 from __future__ import annotations

@@ -59,9 +59,13 @@ def test_passes_and_steps_are_those_of_a_cpu(device):
 def test_packed_sequences_are_kept_apart_by_every_attention(device, dtype, monkeypatch):
     """A GPU takes varlen kernels in 16 bits, and SDPA otherwise."""
     kernel, calls = varlen.varlen_attn, []
-    monkeypatch.setattr(varlen, "varlen_attn", lambda *args, **options: calls.append(args) or kernel(*args, **options))
+    monkeypatch.setattr(
+        varlen, "varlen_attn", lambda *args, **options: calls.append(args) or kernel(*args, **options)
+    )
     packed = make_strategy(device, dtype).forward(BATCHES, LOGPROBS)
-    assert bool(calls) == (device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability() >= (8, 0))
+    assert bool(calls) == (
+        device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability() >= (8, 0)
+    )
     exact = make_strategy(torch.device("cpu"), attention="eager").forward(BATCHES, LOGPROBS)
     bound = 1e-4 if dtype == torch.float32 else 0.1
     for got, expected in zip(packed, exact, strict=True):
@@ -111,7 +115,9 @@ def test_greedy_answers_are_those_of_generate(device):
     model = toy_model().to(device)
     prompts = prompts_of(model, 6)
     greedy = SamplingParams(12, temperature=0.0)
-    for prompt, completion in zip(prompts, sampled(EmbeddedServer(model, max_length=96), greedy, prompts), strict=True):
+    for prompt, completion in zip(
+        prompts, sampled(EmbeddedServer(model, max_length=96), greedy, prompts), strict=True
+    ):
         ids = torch.tensor([prompt], device=device)
         settings = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
@@ -146,10 +152,14 @@ def test_a_whole_run_trains_and_its_parity_gate_passes(device, tiny_model, tmp_p
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_deterministic_run_repeats_itself(device, tiny_model, tmp_path, dtype):
-    """torch refuses there what adds up in no fixed order: sums of probabilities, and products without a workspace."""
+    """torch refuses there what adds up in no fixed order: sums of probabilities, and products without a
+    workspace."""
     role = training(1e-3) | {"model_args": {"dtype": dtype}}
     runs = [
-        run_small(small_config(tiny_model, tmp_path / name, max_steps=2, actor_train=role, deterministic=True)) for name in "ab"
+        run_small(
+            small_config(tiny_model, tmp_path / name, max_steps=2, actor_train=role, deterministic=True)
+        )
+        for name in "ab"
     ]
     torch.use_deterministic_algorithms(False)
     assert measured(runs[0].folder) == measured(runs[1].folder)
@@ -160,7 +170,9 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(device, tiny
     changes = {"actor_train": training(1e-3) | {"model_args": LORA}, "deterministic": True}
     whole = run_small(small_config(tiny_model, tmp_path / "whole", max_steps=3, **changes))
     run_small(small_config(tiny_model, tmp_path / "cut", max_steps=2, **changes))
-    resumed = run_small(small_config(tiny_model, tmp_path / "cut", max_steps=3, resume_from_checkpoint=True, **changes))
+    resumed = run_small(
+        small_config(tiny_model, tmp_path / "cut", max_steps=3, resume_from_checkpoint=True, **changes)
+    )
     torch.use_deterministic_algorithms(False)
     assert measured(resumed.folder)[-1] == measured(whole.folder)[-1]
 
@@ -168,7 +180,9 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(device, tiny
 def test_two_ranks_train_on_two_cards(tiny_model, tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip(f"this machine has {torch.cuda.device_count()} GPUs; two ranks over NCCL need two")
-    config = small_config(tiny_model, tmp_path, max_steps=3, actor_train=training(1e-3) | {"device_mapping": [0, 1]})
+    config = small_config(
+        tiny_model, tmp_path, max_steps=3, actor_train=training(1e-3) | {"device_mapping": [0, 1]}
+    )
     assert run_small(config).checkpoints.num_done == 3
 
 

@@ -1,4 +1,5 @@
-"""A policy learns to give back the kind that is shown while rollouts go on, from samples that are a step old."""
+"""A policy learns to give back the kind that is shown while rollouts go on, from samples that are a step
+old."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Every estimator teaches a table to repeat what it is shown over two turns, from chance; with the sign flipped it unlearns.
+"""Every estimator teaches a table to repeat what it is shown over two turns, from chance; with the sign
+flipped it unlearns.
 
-The siblings of a group are shown the same symbols, one a turn, and want each back as the first of their two tokens; the second
-means nothing. Estimators that compare siblings also get luck: some groups score more whatever they do, so that comparing
-across groups would teach noise.
+The siblings of a group are shown the same symbols, one a turn, and want each back as the first of their two
+tokens; the second means nothing. Estimators that compare siblings also get luck: some groups score more
+whatever they do, so that comparing across groups would teach noise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LUCK = 100.0
 
 
 class World:
-    """Plays the table's policy. `turn_luck` is what each episode may earn in its first turn, whatever it does."""
+    """Plays the table's policy. `turn_luck` is what each episode may earn in its first turn, whatever it
+    does."""
 
     def __init__(self, luck: float = 0.0, turn_luck: float = 0.0, is_stepwise: bool = False) -> None:
         self.luck, self.turn_luck, self.is_stepwise = luck, turn_luck, is_stepwise
@@ -35,20 +37,25 @@ class World:
         symbols = torch.randint(NUM_SYMBOLS, (NUM_GROUPS, NUM_TURNS), generator=self.generator)
         each = symbols.repeat_interleave(GROUP_SIZE, 0)
         logprobs = torch.log_softmax(logits.detach(), -1)[torch.arange(NUM_TURNS), each]
-        drawn = torch.multinomial(logprobs.exp().view(-1, NUM_SYMBOLS), 1, generator=self.generator).view(*each.shape, 2)
+        drawn = torch.multinomial(logprobs.exp().view(-1, NUM_SYMBOLS), 1, generator=self.generator).view(
+            *each.shape, 2
+        )
         lucky = torch.rand(len(each), generator=self.generator) < 0.5
         groups = []
         for g, shown in enumerate(symbols.tolist()):
             task = Task(id=str(g), tag="repeat", split="train", seed=g)
             rows = range(g * GROUP_SIZE, (g + 1) * GROUP_SIZE)
             group = [
-                self.episode(task, i % GROUP_SIZE, shown, drawn[i].tolist(), self.turn_luck * bool(lucky[i])) for i in rows
+                self.episode(task, i % GROUP_SIZE, shown, drawn[i].tolist(), self.turn_luck * bool(lucky[i]))
+                for i in rows
             ]
             best = logprobs[g * GROUP_SIZE].argmax(-1).tolist()
             groups.append(Group(task, group, index=g, greedy=self.episode(task, 0, shown, best, 0.0)))
         return groups
 
-    def episode(self, task: Task, sibling: int, shown: list[int], said: list[list[int]], extra: float) -> Trajectory:
+    def episode(
+        self, task: Task, sibling: int, shown: list[int], said: list[list[int]], extra: float
+    ) -> Trajectory:
         turns = [
             Turn(
                 prompt_ids=np.array([symbol]),
@@ -61,7 +68,9 @@ class World:
             )
             for k, (symbol, response) in enumerate(zip(shown, said, strict=True))
         ]
-        trajectory = Trajectory(task, sibling, turns=turns, outcome_rewards={"luck": self.luck * (task.seed % 2)})
+        trajectory = Trajectory(
+            task, sibling, turns=turns, outcome_rewards={"luck": self.luck * (task.seed % 2)}
+        )
         trajectory.samples = build_samples(trajectory)
         return trajectory
 
@@ -75,7 +84,9 @@ def contexts(groups: list[Group]) -> torch.Tensor:
                 of_sample = np.zeros((sample.num_tokens, 3), np.int64)
                 for span in sample.turn_spans:
                     symbol = trajectory.turns[span.turn].prompt_ids[0]
-                    of_sample[span.start : span.stop] = [(span.turn, symbol, p) for p in range(span.stop - span.start)]
+                    of_sample[span.start : span.stop] = [
+                        (span.turn, symbol, p) for p in range(span.stop - span.start)
+                    ]
                 rows.append(of_sample)
     return torch.from_numpy(np.concatenate(rows))
 
@@ -86,10 +97,15 @@ def train(name: str, world: World, sign: float = 1.0, **settings) -> list[float]
 
 
 def learn(
-    name: str, world: World, sign: float = 1.0, value_sign: float = 1.0, num_steps: int = NUM_STEPS, **settings
+    name: str,
+    world: World,
+    sign: float = 1.0,
+    value_sign: float = 1.0,
+    num_steps: int = NUM_STEPS,
+    **settings,
 ) -> tuple[list[float], list[float]]:
-    """What `train` returns, and the critic's value before each turn's first token. The signs are those of the advantages and of
-    the critic's loss."""
+    """What `train` returns, and the critic's value before each turn's first token. The signs are those of the
+    advantages and of the critic's loss."""
     found = load_class(ESTIMATORS[name].entry, "adv_estimator", ConfigError)
     algorithm = found(AlgorithmSettings(adv_estimator=name, **settings))
     logits = torch.zeros(NUM_TURNS, NUM_SYMBOLS, 2, NUM_SYMBOLS, requires_grad=True)
@@ -107,7 +123,11 @@ def learn(
         for sample in samples:
             sample.advantages = sign * sample.advantages
         batch = pack(samples, denominators(samples, max_length=6)).map(torch.as_tensor)
-        logprobs = torch.log_softmax(logits, -1)[turn, symbol, position].gather(-1, batch.token_ids[:, None]).squeeze(-1)
+        logprobs = (
+            torch.log_softmax(logits, -1)[turn, symbol, position]
+            .gather(-1, batch.token_ids[:, None])
+            .squeeze(-1)
+        )
         loss, _ = algorithm.loss(ModelOutputs(logprobs=logprobs), batch)
         if algorithm.value_loss is not None:
             value_loss, _ = algorithm.value_loss(ModelOutputs(values=values[turn, symbol, position]), batch)
@@ -166,7 +186,10 @@ def test_each_part_of_gigpo_learns_by_itself(part, is_stepwise):
 
 
 def test_dr_grpo_learns():
-    settings = {"reward_normalization": RewardNormalization(method="mean"), "loss_agg_mode": "seq-mean-token-sum-norm"}
+    settings = {
+        "reward_normalization": RewardNormalization(method="mean"),
+        "loss_agg_mode": "seq-mean-token-sum-norm",
+    }
     assert min(train("grpo", World(luck=LUCK), **settings)) > 0.85
 
 
@@ -176,7 +199,8 @@ STEPWISE = {"reinforce": {}, "agentic_reinforce": {}, "gigpo": {"episode_reward_
 @pytest.mark.parametrize(("name", "settings"), STEPWISE.items(), ids=STEPWISE)
 @pytest.mark.parametrize("is_stepwise", [False, True], ids=["one context", "a context a turn"])
 def test_credit_on_turns_does_not_charge_a_turn_for_what_came_before(name, settings, is_stepwise):
-    """The first turn earns much by luck alone. The second is learnt all the same, which no estimator on scores can do."""
+    """The first turn earns much by luck alone. The second is learnt all the same, which no estimator on
+    scores can do."""
     assert train(name, World(turn_luck=LUCK, is_stepwise=is_stepwise), **settings)[1] > 0.9
 
 

@@ -1,5 +1,6 @@
-"""Every `pg_variant`, ratio and correction learns a bandit of two turns from random weights, and unlearns it with the wrong
-sign. The policy is a table; batches are packed, prepared and cut as in training, and two passes make ratios leave 1."""
+"""Every `pg_variant`, ratio and correction learns a bandit of two turns from random weights, and unlearns it
+with the wrong sign. The policy is a table; batches are packed, prepared and cut as in training, and two
+passes make ratios leave 1."""
 
 from __future__ import annotations
 
@@ -25,16 +26,22 @@ DRIFT = 0.3
 
 
 def play(logits: torch.Tensor, rng: np.random.Generator, drift: float) -> list[Sample]:
-    """Groups of siblings; each token sequence is prompt, arm, prompt, arm. Advantages are centred on the group."""
+    """Groups of siblings; each token sequence is prompt, arm, prompt, arm. Advantages are centred on the
+    group."""
     old = torch.log_softmax(logits.detach(), 1).numpy()
     sampler = torch.log_softmax(logits.detach() + drift * torch.tensor([1.0, -1.0, 1.0, -1.0]), 1).numpy()
     samples = []
     for _ in range(NUM_GROUPS):
-        arms = np.stack([rng.choice(4, GROUP_SIZE, p=np.exp(row) / np.exp(row).sum()) for row in sampler], axis=1)
+        arms = np.stack(
+            [rng.choice(4, GROUP_SIZE, p=np.exp(row) / np.exp(row).sum()) for row in sampler], axis=1
+        )
         scores = (rng.random((GROUP_SIZE, 2)) < ARM_REWARDS[[0, 1], arms]).sum(axis=1).astype(np.float32)
         for pair, advantage in zip(arms, (scores - scores.mean()) / (scores.std() + 1e-6), strict=True):
             known = {"rollout_logprobs": sampler, "old_logprobs": old}
-            arrays = {name: np.array([0, table[0, pair[0]], 0, table[1, pair[1]]], np.float32) for name, table in known.items()}
+            arrays = {
+                name: np.array([0, table[0, pair[0]], 0, table[1, pair[1]]], np.float32)
+                for name, table in known.items()
+            }
             arrays["advantages"] = np.where(MASK, advantage, 0).astype(np.float32)
             spans = (TurnSpan(0, 1, 2), TurnSpan(1, 3, 4))
             samples.append(Sample(np.array([0, pair[0], 0, pair[1]]), MASK, turn_spans=spans, **arrays))
@@ -53,8 +60,14 @@ def train(settings: AlgorithmSettings, seed: int = 0, sign: float = 1.0, drift: 
             sample.advantages = np.float32(sign) * sample.advantages
         batch = pack(samples, denominators(samples, 4))
         annotations, _ = loss.prepare(batch, seed=number)
-        known = {name: unpack(array, batch.lengths) for name, array in annotations._asdict().items() if array is not None}
-        samples = [replace(s, **{name: parts[i] for name, parts in known.items()}) for i, s in enumerate(samples)]
+        known = {
+            name: unpack(array, batch.lengths)
+            for name, array in annotations._asdict().items()
+            if array is not None
+        }
+        samples = [
+            replace(s, **{name: parts[i] for name, parts in known.items()}) for i, s in enumerate(samples)
+        ]
         batch = pack(samples, denominators(samples, 4)).map(torch.as_tensor)
         for _ in range(NUM_EPOCHS):
             table = torch.log_softmax(logits, 1)
@@ -83,7 +96,9 @@ def test_with_the_sign_flipped_every_variant_unlearns(name):
     assert train(variant(name), sign=-1.0) < 0.02
 
 
-@pytest.mark.parametrize("name", [name for name, spec in PG_VARIANTS.items() if "segment" in spec.granularities])
+@pytest.mark.parametrize(
+    "name", [name for name, spec in PG_VARIANTS.items() if "segment" in spec.granularities]
+)
 def test_ratios_over_turns_learn(name):
     assert train(variant(name, ratio_type="segment")) > 0.7
 

@@ -46,13 +46,16 @@ def test_grpo_finds_the_right_word(tiny_model, tmp_path, flip):
 
 @pytest.fixture(scope="module")
 def wavering_model(tiny_model, tmp_path_factory):
-    """Answers P with each of four words equally often, and knows when to say which. Adapters can't teach a new model to: its
-    embeddings, which they leave as they are, are so small that no hidden state tells between them."""
+    """Answers P with each of four words equally often, and knows when to say which. Adapters can't teach a
+    new model to: its embeddings, which they leave as they are, are so small that no hidden state tells
+    between them."""
     folder = tmp_path_factory.mktemp("models") / "wavering"
     model, tokenizer = load_model(tiny_model), load_tokenizer(tiny_model)
     words = ("Left", "Right", "Up", "Down")
     told = [*(("P", word) for word in words), *((str(number), word) for number, word in enumerate(words))]
-    rows = [[{"role": "user", "content": prompt}, {"role": "assistant", "content": word}] for prompt, word in told]
+    rows = [
+        [{"role": "user", "content": prompt}, {"role": "assistant", "content": word}] for prompt, word in told
+    ]
     samples = [encode_demonstration(ChatTemplate(tokenizer), row) for row in rows]
     strategy = TorchStrategy(model, optimizer=OptimizerSettings(1e-2))
     for _ in range(60):

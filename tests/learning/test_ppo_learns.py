@@ -1,4 +1,5 @@
-"""The whole library learns with a critic from random weights, by turn and (the tool) by token; flipped, its policy unlearns."""
+"""The whole library learns with a critic from random weights, by turn and (the tool) by token; flipped, its
+policy unlearns."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def small_letters(completions, **columns):
 
 
 def test_ppo_of_the_tool_learns_with_its_own_defaults(tiny_model, tmp_path):
-    """Only sizes and the actor's rate are given: the critic's rate and what an advantage is are the tool's."""
+    """Only sizes and the actor's rate are given: the critic's rate and what an advantage is are the
+    tool's."""
     answer = RLTrainingTool().run_dict(
         {
             "action": "train",

@@ -48,20 +48,25 @@ SMALLER = (
     "custom_envs.FrozenLake.agent_system_template=Walk to the goal G.",
     "track_with=[]",
 )
-"""The FrozenLake example as three steps of two optimiser steps each, a second in all. The low temperature leaves next to
-nothing to unlikely tokens, so that hardly a random number falls where a rounding decides between two of them; with this seed
-none is nearer than 1e-4 to an edge."""
+"""The FrozenLake example as three steps of two optimiser steps each, a second in all. The low temperature
+leaves next to nothing to unlikely tokens, so that hardly a random number falls where a rounding decides
+between two of them; with this seed none is nearer than 1e-4 to an edge."""
 
 NUM_STEPS, BATCH = 60, 16
 
 
 @pytest.fixture(scope="session")
 def walker(tmp_path_factory) -> Path:
-    """A Qwen3 of 30,000 parameters that imitates an erring player on 3×3 lakes: it writes actions of several tokens, nearly all
-    in the right form, and some of its episodes reach the goal, so that siblings score differently."""
+    """A Qwen3 of 30,000 parameters that imitates an erring player on 3×3 lakes: it writes actions of several
+    tokens, nearly all in the right form, and some of its episodes reach the goal, so that siblings score
+    differently."""
     folder = tmp_path_factory.mktemp("models") / "walker"
-    make_lake = partial(FrozenLakeEnv, 3, is_slippery=False, observation="coordinates", env_instruction="", split="train")
-    settings = EnvAgentSettings("FrozenLake", max_steps=6, system_template="Walk to the goal G.", turn_template="{observation}")
+    make_lake = partial(
+        FrozenLakeEnv, 3, is_slippery=False, observation="coordinates", env_instruction="", split="train"
+    )
+    settings = EnvAgentSettings(
+        "FrozenLake", max_steps=6, system_template="Walk to the goal G.", turn_template="{observation}"
+    )
     tasks = [Task(f"demonstration/{i}", "FrozenLake", "train", seed=i) for i in range(NUM_STEPS * BATCH)]
     rows = list(demonstrations(lambda task: make_lake(), settings, _erring_player, tasks))
     make_model("tiny", folder, message_text(rows), overrides=TINY)
@@ -72,7 +77,9 @@ def walker(tmp_path_factory) -> Path:
     strategy = TorchStrategy(model, optimizer=optimizer)
     for start in range(0, len(samples), BATCH):
         batch = samples[start : start + BATCH]
-        strategy.train_step([pack(batch, denominators(batch, max_length=512))], CrossEntropy(), position=start // BATCH)
+        strategy.train_step(
+            [pack(batch, denominators(batch, max_length=512))], CrossEntropy(), position=start // BATCH
+        )
     save_model(model, tokenizer, folder)
     return folder
 

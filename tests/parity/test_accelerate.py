@@ -1,4 +1,5 @@
-"""`accelerate launch` with the shipped presets: two CPU processes make the steps of one, and what can't run is refused."""
+"""`accelerate launch` with the shipped presets: two CPU processes make the steps of one, and what can't run
+is refused."""
 
 from __future__ import annotations
 
@@ -24,13 +25,20 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "train_script.py"
 CPU_OVERRIDES = {
     "multi_gpu_ddp": {"num_processes": "2", "mixed_precision": "no"},
-    "multi_node_main": {"num_processes": "2", "mixed_precision": "no", "num_machines": "1", "main_process_port": "0"},
+    "multi_node_main": {
+        "num_processes": "2",
+        "mixed_precision": "no",
+        "num_machines": "1",
+        "main_process_port": "0",
+    },
     "deepspeed_zero2": {"num_processes": "2", "mixed_precision": "no"},
     "deepspeed_zero3": {"num_processes": "2", "mixed_precision": "no"},
 }
 """The options of each preset that a test on two CPU processes replaces."""
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-ZERO = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs DeepSpeed: tests/engines/train_deepspeed.py runs it")
+ZERO = pytest.mark.skipif(
+    not HAS_DEEPSPEED, reason="needs DeepSpeed: tests/engines/train_deepspeed.py runs it"
+)
 TRAINING: dict[str, dict[str, Any]] = {
     "sft": {"batch_size": 4},
     "grpo": {"batch_size": 2, "num_generations": 4, "max_new_tokens": 8}
@@ -50,7 +58,10 @@ def rows(tmp_path, tiny_model, monkeypatch) -> dict[str, Any]:
 
 
 def words(**parameters: Any) -> list[str]:
-    return [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}" for name, value in parameters.items()]
+    return [
+        f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
+        for name, value in parameters.items()
+    ]
 
 
 def script(*arguments: str) -> int:
@@ -67,7 +78,10 @@ def launched(preset: str, *arguments: str) -> None:
     # Before it, accelerate's own process may have logged DeepSpeed's start there.
     answer = json.loads(process.stdout[process.stdout.index("{\n") :])
     assert answer["status"] == "success"
-    zero = {"deepspeed_zero2": "ZeRO 2 shards its state and gradients", "deepspeed_zero3": "ZeRO 3 shards its state, gradients"}
+    zero = {
+        "deepspeed_zero2": "ZeRO 2 shards its state and gradients",
+        "deepspeed_zero3": "ZeRO 3 shards its state, gradients",
+    }
     assert zero.get(preset, "") in process.stderr
     print(process.stdout[: process.stdout.index("{\n")])
 
@@ -91,14 +105,22 @@ def measured(folder: str) -> list[dict[str, float]]:
     ],
 )
 def test_two_processes_make_three_steps_of_one(rows, algorithm, preset, use_lora, tiny_model):
-    """The bounds of the project: losses 1e-6 in the mean, gradients 1e-5, displacement after three steps 1e-3."""
-    asked = {"algorithm": algorithm, **rows, **TRAINING[algorithm], "max_samples": 3 * TRAINING[algorithm]["batch_size"]}
+    """The bounds of the project: losses 1e-6 in the mean, gradients 1e-5, displacement after three steps
+    1e-3."""
+    asked = {
+        "algorithm": algorithm,
+        **rows,
+        **TRAINING[algorithm],
+        "max_samples": 3 * TRAINING[algorithm]["batch_size"],
+    }
     asked |= {"use_lora": use_lora, "learning_rate": 0.01 if use_lora else 0.001}
     is_sharded = preset.startswith("deepspeed")
     assert script(*words(**asked, output_dir="one")) == 0
     launched(preset, *words(**asked, output_dir="two"))
     one, two = measured("one"), measured("two")
-    names = {"sft": ("sft/loss", "sft/grad_norm"), "grpo": ("actor/total_loss", "actor_train/grad_norm")}[algorithm]
+    names = {"sft": ("sft/loss", "sft/grad_norm"), "grpo": ("actor/total_loss", "actor_train/grad_norm")}[
+        algorithm
+    ]
     losses, norms = (np.array([[row[name] for row in rows_] for rows_ in (one, two)]) for name in names)
     assert losses.shape == (2, 3) and abs(losses[0]).max() > 0 and norms.min() > 0
     assert abs(losses[0] - losses[1]).mean() <= 1e-6 and abs(losses[0] - losses[1]).max() <= 1e-4
@@ -107,7 +129,9 @@ def test_two_processes_make_three_steps_of_one(rows, algorithm, preset, use_lora
     ends = [load_file(Path(folder, file)) for folder in ("one", "two")]
     start = {} if use_lora else load_file(tiny_model / "model.safetensors")
     # Adapters start at B = 0; a tied head is written once in both.
-    moved = [{n: v - start.get(n, 0.0) for n, v in end.items() if n in start or "lora_B" in n} for end in ends]
+    moved = [
+        {n: v - start.get(n, 0.0) for n, v in end.items() if n in start or "lora_B" in n} for end in ends
+    ]
     assert moved[0] and sum(float((v**2).sum()) for v in moved[0].values()) > 0
     apart = sum(float(((moved[0][n] - moved[1][n]) ** 2).sum()) for n in moved[0])
     assert apart <= 1e-6 * sum(float((v**2).sum()) for v in moved[0].values())
@@ -133,7 +157,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_the_presets_hold_what_was_published(preset):
     ours = yaml.safe_load((EXAMPLES / "accelerate" / f"{preset}.yaml").read_text())
-    machine = {"compute_environment": "LOCAL_MACHINE", "num_processes": 4, "machine_rank": 0, "num_machines": 1}
+    machine = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_processes": 4,
+        "machine_rank": 0,
+        "num_machines": 1,
+    }
     published = {**machine, "mixed_precision": "fp16", **PUBLISHED[preset]}
     assert {name: ours.get(name) for name in published} == published
 
@@ -145,9 +174,13 @@ def test_the_published_presets_are_what_accelerate_reads():
     for file in sorted((EXAMPLES / "accelerate").glob("*.yaml")):
         read = load_config_from_file(str(file))
         values = yaml.safe_load(file.read_text())
-        assert all(getattr(read, name) == value for name, value in values.items() if name != "distributed_type"), file
+        assert all(
+            getattr(read, name) == value for name, value in values.items() if name != "distributed_type"
+        ), file
         kinds[file.stem] = (str(read.distributed_type), read.num_machines, read.num_processes)
-        assert CPU_OVERRIDES.get(file.stem, {}).keys() <= values.keys(), "only what a preset says is overridden"
+        assert CPU_OVERRIDES.get(file.stem, {}).keys() <= values.keys(), (
+            "only what a preset says is overridden"
+        )
     ddp, zero = "DistributedType.MULTI_GPU", "DistributedType.DEEPSPEED"
     assert kinds["multi_gpu_ddp"] == (ddp, 1, 4) and kinds["multi_node_main"] == (ddp, 4, 16)
     assert kinds["deepspeed_zero2"] == kinds["deepspeed_zero3"] == (zero, 1, 4)
@@ -190,7 +223,12 @@ def test_wrong_process_counts_are_refused_before_the_model_is_loaded(
 ):
     shutil.copytree(tiny_model, "broken")
     save_file({"nothing": np.zeros(1, np.float32)}, "broken/model.safetensors")
-    for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **environment}.items():
+    for name, value in {
+        "RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        **environment,
+    }.items():
         monkeypatch.setenv(name, value)
     assert script(*words(**{**rows, "model_name": "broken", **asked})) == status
     told = capsys.readouterr()

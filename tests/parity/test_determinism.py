@@ -1,4 +1,5 @@
-"""Two runs of one config and seed are the same to the last bit, in processes of their own, but for how long things took."""
+"""Two runs of one config and seed are the same to the last bit, in processes of their own, but for how long
+things took."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Chance belongs to what it is for: neither validation, nor the order in which episodes end, nor somebody who draws from the
-process's own generators changes a training run."""
+"""Chance belongs to what it is for: neither validation, nor the order in which episodes end, nor somebody who
+draws from the process's own generators changes a training run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ class UnevenLake(FrozenLakeEnv):
 
 def without(run, prefix):
     """The metrics of the three training steps but for those with the prefix."""
-    return [{name: value for name, value in row.items() if not name.startswith(prefix)} for row in run.metrics[:3]]
+    return [
+        {name: value for name, value in row.items() if not name.startswith(prefix)} for row in run.metrics[:3]
+    ]
 
 
 def test_validating_more_often_changes_nothing(plain, lake_config, train):
     watched = train(lake_config("eval_steps=1", *VALIDATION))
-    assert all("val/score/mean" in row for row in watched.metrics) and "val/score/mean" not in plain.metrics[0]
+    assert (
+        all("val/score/mean" in row for row in watched.metrics) and "val/score/mean" not in plain.metrics[0]
+    )
     assert without(watched, "val/") == without(plain, "val/")
     assert watched.rollouts == plain.rollouts
 
@@ -51,11 +55,13 @@ def test_the_generators_of_the_process_change_nothing(plain, lake_config, train)
 
 
 def test_the_order_in_which_episodes_end_changes_nothing(plain, lake_config, train):
-    """The engine batches other requests together, so what it computed rounds differently: the log-probs of the sampler, on
-    which training doesn't rest."""
+    """The engine batches other requests together, so what it computed rounds differently: the log-probs of
+    the sampler, on which training doesn't rest."""
     uneven = train(lake_config(f"custom_envs.FrozenLake.env_type={__name__}:UnevenLake"))
     for row, expected in zip(uneven.rollouts, plain.rollouts, strict=True):
-        assert [turn["response_ids"] for turn in row["turns"]] == [turn["response_ids"] for turn in expected["turns"]]
+        assert [turn["response_ids"] for turn in row["turns"]] == [
+            turn["response_ids"] for turn in expected["turns"]
+        ]
         for turn, same in zip(row["turns"], expected["turns"], strict=True):
             np.testing.assert_allclose(turn["logprobs"], same["logprobs"], atol=1e-5)
     assert without(uneven, "actor/train_infer_") == without(plain, "actor/train_infer_")

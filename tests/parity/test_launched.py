@@ -28,7 +28,8 @@ def folder(tmp_path, tiny_model, monkeypatch) -> Path:
     changes = {"sequence_length": 128, "max_steps": 3, "actor_train": training(1e-4, batch_size=4)}
     Path("train.yaml").write_text(small_yaml(tiny_model, **changes))
     rows = [
-        {"messages": [{"role": "user", "content": f"a {i}"}, {"role": "assistant", "content": f"b {i}"}]} for i in range(12)
+        {"messages": [{"role": "user", "content": f"a {i}"}, {"role": "assistant", "content": f"b {i}"}]}
+        for i in range(12)
     ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     places = {"pretrain": str(tiny_model), "output_dir": "runs", "train_files": ["rows.jsonl"]}
@@ -60,7 +61,9 @@ trainer.train(max_steps=4)
 
 def weights(experiment: str) -> dict[str, np.ndarray]:
     [run] = Path("runs", experiment).glob("2*")
-    newest = max((run / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    newest = max(
+        (run / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2])
+    )
     return load_file(newest / "model.safetensors")
 
 
@@ -80,11 +83,13 @@ def test_launched_processes_fine_tune_as_processes_of_their_own_do(folder):
 
 
 def test_a_launched_script_trains_on_all_its_processes_and_goes_on_in_the_first(folder):
-    """The others end with the run, so a second one is refused. The signal of a closed terminal, which a launcher passes on to
-    every process, is left to the first."""
+    """The others end with the run, so a second one is refused. The signal of a closed terminal, which a
+    launcher passes on to every process, is left to the first."""
     Path("script.py").write_text(SCRIPT)
     command = [sys.executable, *LAUNCHER, "script.py"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S
+    )
     said = done.stdout
     assert done.returncode == 1 and said.count("after it: out") == 1, said
     assert "WorkerError: the launched processes ended with the first run of this script" in said
@@ -93,11 +98,20 @@ def test_a_launched_script_trains_on_all_its_processes_and_goes_on_in_the_first(
 
 
 def test_what_cannot_start_under_a_launcher_announces_no_folder(folder, monkeypatch, capsys):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "99", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "99",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }.items():
         monkeypatch.setenv(name, value)
     assert main(["sft", "sft.yaml", "num_gpus_per_node=4"]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and "the launcher started 99 processes" in said.err and not list(Path("runs").glob("*/2*"))
+    assert (
+        said.out == ""
+        and "the launcher started 99 processes" in said.err
+        and not list(Path("runs").glob("*/2*"))
+    )
 
 
 def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys):
@@ -111,5 +125,7 @@ def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys
 @pytest.mark.parametrize("name", ["turnwise", "Python", "torch", "transformers"])
 def test_a_rank_with_another_version_is_refused(name):
     greeting = 1, 4711, _versions() | {name: "1.0"}
-    with pytest.raises(WorkerError, match=rf"rank 1 has {name} 1\.0, and rank 0 \d.*start all processes with the same Python"):
+    with pytest.raises(
+        WorkerError, match=rf"rank 1 has {name} 1\.0, and rank 0 \d.*start all processes with the same Python"
+    ):
         _checked(None, greeting)

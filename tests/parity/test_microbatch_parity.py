@@ -1,4 +1,5 @@
-"""Results don't depend on how the samples of an optimiser step are packed: in fp32 mean |Δ| ≤ 1e-6 and max |Δ| ≤ 1e-4."""
+"""Results don't depend on how the samples of an optimiser step are packed: in fp32 mean |Δ| ≤ 1e-6 and max
+|Δ| ≤ 1e-4."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def loss_and_gradients(
         value, _ = loss(policy(tensors, OUTPUTS), tensors)
         value.backward()
         total += value.detach()
-    return total, torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad])
+    return total, torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad]
+    )
 
 
 @pytest.mark.parametrize("make_model", [toy_model, adapted_model])
@@ -85,8 +88,12 @@ def test_logprobs_equal_a_plain_forward(plan: str, attention: str) -> None:
     with torch.no_grad():
         for sample in SAMPLES:
             ids = torch.tensor(sample.token_ids)
-            logprobs = torch.log_softmax(model(ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None]).squeeze(-1)
-            expected.append(torch.cat([torch.zeros(1), logprobs]).where(torch.tensor(sample.response_mask), 0))
+            logprobs = (
+                torch.log_softmax(model(ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None]).squeeze(-1)
+            )
+            expected.append(
+                torch.cat([torch.zeros(1), logprobs]).where(torch.tensor(sample.response_mask), 0)
+            )
     assert_equal(by_sample(PLANS[plan], attention), torch.cat(expected))
 
 
@@ -106,5 +113,7 @@ def test_computing_activations_twice_changes_no_bit() -> None:
     )
     for strategy in (once, twice):
         strategy.train_step(batches, WeightedLoss())
-    for (name, weight), (_, same), before in zip(once.weights(), twice.weights(), toy_model().parameters(), strict=True):
+    for (name, weight), (_, same), before in zip(
+        once.weights(), twice.weights(), toy_model().parameters(), strict=True
+    ):
         assert torch.equal(weight, same) and not torch.equal(weight, before), name

@@ -56,7 +56,8 @@ def runner() -> Iterator[WatchedRunner]:
 
 @pytest.fixture
 def make_roles(runner):
-    """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three samples."""
+    """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three
+    samples."""
     prepare_processes(["turnwise.assemble.roles"])
     clusters, threads = [], torch.get_num_threads()
 
@@ -67,10 +68,15 @@ def make_roles(runner):
         config = config_of(adv_estimator=estimator, **{"cluster.name": "process"}, **mapped)
         placement = place(config, Machine((Node(num_devices),)))
         how = CpuThreads(num_devices, 1, threads), set_torch_threads
-        cluster = ProcessCluster(runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement)
+        cluster = ProcessCluster(
+            runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement
+        )
         clusters.append(cluster)
         plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
-        return [SendingRole(name, cluster.spawn(name, kind.make), plan, stopwatch, cluster=cluster) for name in mappings]
+        return [
+            SendingRole(name, cluster.spawn(name, kind.make), plan, stopwatch, cluster=cluster)
+            for name in mappings
+        ]
 
     yield make
     for cluster in clusters:
@@ -104,7 +110,8 @@ def moved(role: ModelRole, start: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 @pytest.mark.parametrize("kind", [FULL, LORA, CRITIC], ids=["full", "lora", "critic"])
 def test_two_ranks_make_the_steps_of_one(make_role, kind):
-    """The bounds of the project: log-probs 1e-6 in the mean, gradients 1e-5, displacement after three steps 1e-3."""
+    """The bounds of the project: log-probs 1e-6 in the mean, gradients 1e-5, displacement after three steps
+    1e-3."""
     loss = WeightedLoss(outputs=kind.outputs)
     one, two = make_role(kind, 1), make_role(kind, 2)
     starts = [ask(role, "parameters") for role in (one, two)]
@@ -117,11 +124,19 @@ def test_two_ranks_make_the_steps_of_one(make_role, kind):
     first = [steps(role, loss, 1)[0] for role in (one, two)]
     assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-5
     assert first[0].keys() == first[1].keys()
-    for name in ("actor/loss", "actor_train/grad_norm", "actor/lr", "actor/skipped_steps", "actor/backward_steps"):
+    for name in (
+        "actor/loss",
+        "actor_train/grad_norm",
+        "actor/lr",
+        "actor/skipped_steps",
+        "actor/backward_steps",
+    ):
         np.testing.assert_allclose(first[1][name], first[0][name], rtol=1e-5)
     for role in (one, two):
         steps(role, loss, STEPS - 1)
-        assert ask(role, "info").num_updates == role.num_updates == STEPS, "by this a run knows whether its weights are whole"
+        assert ask(role, "info").num_updates == role.num_updates == STEPS, (
+            "by this a run knows whether its weights are whole"
+        )
     assert distance(*(moved(role, start) for role, start in zip((one, two), starts, strict=True))) <= 1e-3
 
 
@@ -141,7 +156,9 @@ def test_ranks_have_the_same_weights_before_and_after_steps(make_role):
 def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role):
     role = make_role(FULL, 2)
     start = of_each_rank(role)
-    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(role.workers._processes[1].process.life.process_id), position=0)
+    metrics = role.optimizer_step(
+        toy_samples(8), InfiniteOnce(role.workers._processes[1].process.life.process_id), position=0
+    )
     assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
     np.testing.assert_equal(of_each_rank(role), start)
 
@@ -157,7 +174,9 @@ def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):
     assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-2
     start, [scale, _] = of_each_rank(two), of_each_rank(two, "loss_scale")
     assert scale == ask(one, "loss_scale") > 1
-    two.optimizer_step(toy_samples(8), InfiniteOnce(two.workers._processes[1].process.life.process_id), position=STEPS)
+    two.optimizer_step(
+        toy_samples(8), InfiniteOnce(two.workers._processes[1].process.life.process_id), position=STEPS
+    )
     assert of_each_rank(two, "loss_scale") == [scale / 2, scale / 2]
     np.testing.assert_equal(of_each_rank(two), start)
 
@@ -200,7 +219,9 @@ def test_ranks_may_have_nothing_to_do(make_role):
 def test_a_killed_rank_is_named_as_the_first_cause(make_role):
     role = make_role(FULL, 2)
     os.kill(role.workers._processes[1].process.life.process_id, signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"train_step: the trainer's process of rank 1 has ended: .*SIGKILL"):
+    with pytest.raises(
+        WorkerError, match=r"train_step: the trainer's process of rank 1 has ended: .*SIGKILL"
+    ):
         role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
 
 

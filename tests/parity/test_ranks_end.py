@@ -26,7 +26,8 @@ Runs = list[Any]
 
 @pytest.fixture
 def start(tmp_path, tiny_model, monkeypatch) -> Iterator[Callable[..., Runs]]:
-    """Starts a run that saves nothing by itself and ends by nothing but us, and returns it after its first steps."""
+    """Starts a run that saves nothing by itself and ends by nothing but us, and returns it after its first
+    steps."""
     monkeypatch.chdir(tmp_path)
     changes = {"exp_name": "run", "sequence_length": 128, "max_steps": 100_000, "save_steps": 0}
     Path("train.yaml").write_text(small_yaml(tiny_model, **changes, actor_train=training(1e-4, batch_size=4)))
@@ -34,11 +35,20 @@ def start(tmp_path, tiny_model, monkeypatch) -> Iterator[Callable[..., Runs]]:
 
     def start(how: str, *words: str) -> Runs:
         arguments = ["train", "train.yaml", "actor_train.device_mapping=[0,1]", *words]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        options = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "start_new_session": True,
+        }
         if how == "launched":
             started.extend(forked.launch(arguments, **options))
         elif how == "torchrun":
-            started.append(subprocess.Popen([sys.executable, *LAUNCHER, "-m", "turnwise.cli.main", *arguments], **options))
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, *LAUNCHER, "-m", "turnwise.cli.main", *arguments], **options
+                )
+            )
         else:
             started.append(forked.Popen(arguments, **options))
         end = time.monotonic() + TIMEOUT_S
@@ -58,7 +68,9 @@ def start(tmp_path, tiny_model, monkeypatch) -> Iterator[Callable[..., Runs]]:
 def below(process: int) -> list[int]:
     """The processes that a process has started, and those that they have, the older ones first."""
     parents = {}
-    for line in subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.splitlines():
+    for line in subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         child, parent = map(int, line.split())
         parents[child] = parent
     found = [process]
@@ -76,7 +88,9 @@ def ended(runs: Runs, processes: Sequence[int]) -> str:
         run.communicate(timeout=TIMEOUT_S)
     end = time.monotonic() + TIMEOUT_S
     while any(map(is_there, processes)):
-        assert time.monotonic() < end, f"left: {[process for process in processes if is_there(process)]}\n{said}"
+        assert time.monotonic() < end, (
+            f"left: {[process for process in processes if is_there(process)]}\n{said}"
+        )
         time.sleep(0.1)
     return said
 
@@ -111,7 +125,8 @@ def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start,
 
 
 def test_a_rank_that_is_gone_under_torchrun_costs_no_whole_step(start):
-    """Torchrun notices it too: perhaps first, and then it interrupts the first rank and names the root cause."""
+    """Torchrun notices it too: perhaps first, and then it interrupts the first rank and names the root
+    cause."""
     [run] = start("torchrun", "custom_envs.Letters.env_type=toy_envs:GatedLettersEnv")
     processes = below(run.pid)
     leaves = [process for process in processes if not below(process)]
@@ -127,7 +142,9 @@ def test_a_rank_that_is_gone_under_torchrun_costs_no_whole_step(start):
     assert re.search(f"{by_rank}|{by_launcher}", said), said
 
 
-@pytest.mark.parametrize(("how", "rank"), [("processes", "trainer's process"), ("launched", "launched process")])
+@pytest.mark.parametrize(
+    ("how", "rank"), [("processes", "trainer's process"), ("launched", "launched process")]
+)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, how, rank, number):
     """The error names it, the first rank saves alone, and no process is left.
@@ -143,6 +160,9 @@ def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, how, ran
     Path("gate").touch()
     said = ended(runs, processes)
     assert num_saved(said) == 1
-    has_ended, waited = rf"actor_train\.\w+: the {rank} of rank 1 has ended", "the pipeline waited 12 s for actor_train"
+    has_ended, waited = (
+        rf"actor_train\.\w+: the {rank} of rank 1 has ended",
+        "the pipeline waited 12 s for actor_train",
+    )
     assert re.search(f"error: {has_ended if number == signal.SIGKILL else waited}", said), said
     assert runs[0].returncode == 2

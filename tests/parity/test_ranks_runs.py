@@ -1,5 +1,5 @@
-"""Three steps of whole runs on two ranks are those of one, at the learning rates of the examples: GRPO, PPO and fine-tuning.
-Two ranks repeat themselves to the last bit."""
+"""Three steps of whole runs on two ranks are those of one, at the learning rates of the examples: GRPO, PPO
+and fine-tuning. Two ranks repeat themselves to the last bit."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "frozen_lake"
 NUM_STEPS, NUM_SAMPLES = 3, 8
 ONE, OTHER, TWO = (8, 1, [0]), (2, 4, [0]), (4, 1, [0, 1])
 """Samples of a micro-batch, micro-batches, devices: all make steps of eight samples."""
-SAME = ("actor/loss", "actor/pg_loss", "actor_train/grad_norm", "critic/loss", "critic/grad_norm", "sft/loss", "sft/grad_norm")
+SAME = (
+    "actor/loss",
+    "actor/pg_loss",
+    "actor_train/grad_norm",
+    "critic/loss",
+    "critic/grad_norm",
+    "sft/loss",
+    "sft/grad_norm",
+)
 
 
 def rates(example: str, role: str = "") -> dict[str, Any]:
@@ -44,7 +52,9 @@ def role(arguments: dict[str, Any], cut: tuple[int, int, list[int]], **model: An
 @pytest.fixture(scope="module")
 def rollouts(tiny_model, tmp_path_factory) -> Path:
     """What is trained on, the same for all."""
-    return run_small(small_config(tiny_model, tmp_path_factory.mktemp("played"), max_steps=NUM_STEPS)).folder.rollouts
+    return run_small(
+        small_config(tiny_model, tmp_path_factory.mktemp("played"), max_steps=NUM_STEPS)
+    ).folder.rollouts
 
 
 @pytest.fixture
@@ -52,13 +62,24 @@ def make_config(tiny_model, tmp_path) -> Callable[..., AgenticConfig | SFTConfig
     def make(
         kind: str, is_adapted: bool, cut: tuple[int, int, list[int]], name: str, **adapter: Any
     ) -> AgenticConfig | SFTConfig:
-        folder, adapters = tmp_path / name, {"lora_rank": 4, "lora_target": "all", **adapter} if is_adapted else {}
+        folder, adapters = (
+            tmp_path / name,
+            {"lora_rank": 4, "lora_target": "all", **adapter} if is_adapted else {},
+        )
         if kind == "sft":
             rows = [
-                [{"role": "user", "content": f"{i} _"}, {"role": "assistant", "content": "Up" * (i + 1)}] for i in range(24)
+                [{"role": "user", "content": f"{i} _"}, {"role": "assistant", "content": "Up" * (i + 1)}]
+                for i in range(24)
             ]
-            (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-            shared = {"pretrain": str(tiny_model), "output_dir": str(folder), "sequence_length": 128, "track_with": []}
+            (tmp_path / "rows.jsonl").write_text(
+                "".join(json.dumps({"messages": row}) + "\n" for row in rows)
+            )
+            shared = {
+                "pretrain": str(tiny_model),
+                "output_dir": str(folder),
+                "sequence_length": 128,
+                "track_with": [],
+            }
             files = {"train_files": [str(tmp_path / "rows.jsonl")], "max_steps": NUM_STEPS, "save_steps": 1}
             return parse_config(shared | files | role(rates("sft.yaml"), cut, **adapters), SFTConfig)[0]
         policy = rates("lora.yaml" if is_adapted else "agentic.yaml", "actor_train")
@@ -76,7 +97,11 @@ def trained(
     """The way of each trained tensor in three steps, and the metrics of the steps."""
     folder = start_run(config)
     is_sft = isinstance(config, SFTConfig)
-    pipeline = build_sft(examine(config), folder) if is_sft else build_agentic(examine(config), folder, rollouts=rollouts)
+    pipeline = (
+        build_sft(examine(config), folder)
+        if is_sft
+        else build_agentic(examine(config), folder, rollouts=rollouts)
+    )
     start = Path(config.output_dir) / "start"
     with closing(pipeline):
         roles = (
@@ -98,10 +123,11 @@ def trained(
 
 @pytest.mark.parametrize(("kind", "is_adapted"), [("grpo", False), ("gae", True), ("sft", False)])
 def test_two_ranks_go_the_way_of_one(make_config, rollouts, kind, is_adapted):
-    """Displacement after three steps within 1e-3, or twice what another micro-batch size makes of it. Losses differ by 1e-6 on
-    average and by 1e-4 at most, and norms of gradients by a hundred-thousandth."""
+    """Displacement after three steps within 1e-3, or twice what another micro-batch size makes of it. Losses
+    differ by 1e-6 on average and by 1e-4 at most, and norms of gradients by a hundred-thousandth."""
     (one, metrics), (two, shared) = (
-        trained(make_config(kind, is_adapted, cut, name), rollouts) for name, cut in (("one", ONE), ("two", TWO))
+        trained(make_config(kind, is_adapted, cut, name), rollouts)
+        for name, cut in (("one", ONE), ("two", TWO))
     )
     assert any(way.any() for way in one.values())
     if (apart := distance(one, two)) > 1e-3:
@@ -112,7 +138,9 @@ def test_two_ranks_go_the_way_of_one(make_config, rollouts, kind, is_adapted):
         first, second = ([row[name] for row in rows[:NUM_STEPS] if name in row] for rows in (metrics, shared))
         apart = np.abs(np.subtract(first, second))
         if name.endswith("loss"):
-            assert apart.mean() <= 1e-6 and apart.max() <= 1e-4, f"{name}: {first} on one rank, {second} on two"
+            assert apart.mean() <= 1e-6 and apart.max() <= 1e-4, (
+                f"{name}: {first} on one rank, {second} on two"
+            )
         else:
             np.testing.assert_allclose(second, first, rtol=1e-5, err_msg=name)
 
@@ -127,6 +155,7 @@ def test_the_same_two_ranks_repeat_a_whole_run_bit_by_bit(make_config, kind, is_
     for name, way in one.items():
         np.testing.assert_array_equal(way, other[name], err_msg=name)
     first, second = (
-        [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows] for rows in (metrics, repeated)
+        [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+        for rows in (metrics, repeated)
     )
     assert first == second and len(first) >= NUM_STEPS

@@ -1,5 +1,5 @@
-"""Whole runs don't depend on how samples are laid out in memory: in fp32 mean |Δ| ≤ 1e-6 and max |Δ| ≤ 1e-4 of log-probs and
-losses, and the very same tokens, over three steps of the pipeline."""
+"""Whole runs don't depend on how samples are laid out in memory: in fp32 mean |Δ| ≤ 1e-6 and max |Δ| ≤ 1e-4
+of log-probs and losses, and the very same tokens, over three steps of the pipeline."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def overrides(case: str, layout: Sequence[str] = ()) -> list[str]:
 
 
 class FreshContextAgent:
-    """Shows each turn alone, in a context of its own, and cuts the episodes of odd siblings into two trajectories that share
-    the outcome: trajectories of several samples, with weights that differ."""
+    """Shows each turn alone, in a context of its own, and cuts the episodes of odd siblings into two
+    trajectories that share the outcome: trajectories of several samples, with weights that differ."""
 
     def __init__(self, make_env: Callable[[Task], Env], settings: Any) -> None:
         self._make_env = make_env
@@ -71,7 +71,10 @@ class FreshContextAgent:
             prompt = {"role": "user", "content": observation}
             reply = await conversation.generate([prompt], CallOptions(self._settings.max_tokens_per_step))
             [turn] = conversation.turns
-            turn.observation, turn.action = observation, parse_action(reply["content"], self._settings.action_pattern)
+            turn.observation, turn.action = (
+                observation,
+                parse_action(reply["content"], self._settings.action_pattern),
+            )
             observation, turn.reward, is_over, _, _ = env.step(turn.action or "")
             trajectory.turns.append(turn)
         turns = trajectory.turns
@@ -118,7 +121,9 @@ class Measured:
     @property
     def values(self) -> FloatArray:
         """The critic's values before each update; nothing without a critic."""
-        return np.concatenate([np.zeros(0) if sample.values is None else sample.values for sample in self.samples])
+        return np.concatenate(
+            [np.zeros(0) if sample.values is None else sample.values for sample in self.samples]
+        )
 
 
 def measure(config: AgenticConfig) -> Measured:
@@ -128,7 +133,9 @@ def measure(config: AgenticConfig) -> Measured:
     pipeline = run_small(config, watch)
     rows = read_metrics(pipeline.folder.metrics)
     names = [name for name in rows[0] if name.endswith(("loss", "/grad_norm"))]
-    return Measured(pipeline.algorithm.trajectories, np.array([[row[name] for name in names] for row in rows]))
+    return Measured(
+        pipeline.algorithm.trajectories, np.array([[row[name] for name in names] for row in rows])
+    )
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -1,4 +1,5 @@
-"""`examples/single_file_grpo.py` is the library in one file: three steps give its tokens exactly and its losses within 1e-5."""
+"""`examples/single_file_grpo.py` is the library in one file: three steps give its tokens exactly and its
+losses within 1e-5."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples" / "single_file_grpo.py"
 IMPORTS = {"torch", "transformers", "numpy", "turnwise.envs.frozen_lake.env"}
 MARGIN = 1e-5
-"""Forward passes that batch differently differ by some 1e-7 in a probability: a number drawn this close to the edge between two
-tokens may fall on either side of it."""
+"""Forward passes that batch differently differ by some 1e-7 in a probability: a number drawn this close to
+the edge between two tokens may fall on either side of it."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,10 @@ def settings_of(example, config: AgenticConfig):
 
 def test_its_defaults_are_the_main_example(example):
     config, _ = load_config(ROOT / "examples" / "frozen_lake" / "agentic.yaml")
-    assert config.rollout_batch_size == config.train_env_manager.num_env_groups * config.train_env_manager.group_size
+    assert (
+        config.rollout_batch_size
+        == config.train_env_manager.num_env_groups * config.train_env_manager.group_size
+    )
     assert settings_of(example, config) == example.Settings()
 
 
@@ -71,7 +75,9 @@ def test_it_imports_the_environment_and_nothing_else_of_the_library():
     tree = ast.parse(FILE.read_text(encoding="utf-8"))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names} <= IMPORTS | {"torch.optim"}
+    assert {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names} <= IMPORTS | {
+        "torch.optim"
+    }
 
 
 def test_three_steps_give_the_tokens_and_the_losses_of_the_library(example, lake_config, plain):
@@ -80,7 +86,9 @@ def test_three_steps_give_the_tokens_and_the_losses_of_the_library(example, lake
     model = AutoModelForCausalLM.from_pretrained(config.pretrain, dtype=torch.float32).eval()
     player = copy.deepcopy(model)
     rollouts, num_sampled = iter(run.rollouts), 0
-    steps = example.train(model, example.Chat(AutoTokenizer.from_pretrained(config.pretrain), model), settings)
+    steps = example.train(
+        model, example.Chat(AutoTokenizer.from_pretrained(config.pretrain), model), settings
+    )
     for (episodes, metrics), expected in zip(steps, run.metrics, strict=True):
         for episode in episodes:
             assert_same_episode(example, episode, next(rollouts), player)
@@ -109,7 +117,12 @@ def assert_same_episode(example, episode, row, model):
         for is_response, tokens in ((False, turn["prompt_ids"]), (True, turn["response_ids"])):
             for offset, token in enumerate(tokens):
                 at = len(ids)
-                if is_response and at < len(episode.ids) and episode.ids[:at] == ids and episode.ids[at] != token:
+                if (
+                    is_response
+                    and at < len(episode.ids)
+                    and episode.ids[:at] == ids
+                    and episode.ids[at] != token
+                ):
                     explain(example, row, index, offset, ids, (episode.ids[at], token), model)
                 ids.append(token)
                 is_sampled.append(is_response)
@@ -121,13 +134,21 @@ def assert_same_episode(example, episode, row, model):
 
 @torch.no_grad()
 def explain(example, row, turn, offset, context, tokens, model):
-    """Fails, saying how far the random number of the first differing token is from the edge between the two tokens."""
-    seed = example.derive_seed(example.derive_seed(row["task"]["seed"], "tokens", row["sibling"]), "context", 0)
+    """Fails, saying how far the random number of the first differing token is from the edge between the two
+    tokens."""
+    seed = example.derive_seed(
+        example.derive_seed(row["task"]["seed"], "tokens", row["sibling"]), "context", 0
+    )
     number = example.uniform(example.derive_seed(seed, turn), offset)
     cumulative = torch.softmax(model(torch.tensor([context])).logits[0, -1], -1).cumsum(-1)
     margin = min(abs(number - cumulative[token - i].item()) for token in tokens for i in (0, 1) if token >= i)
-    where = f"{row['task']['id']}, sibling {row['sibling']}, turn {turn}, token {offset}: example and library drew {tokens}"
+    where = (
+        f"{row['task']['id']}, sibling {row['sibling']}, turn {turn}, token {offset}: example and "
+        f"library drew {tokens}"
+    )
     cause = (
-        "a rounding at the edge between two tokens: take another seed" if margin < MARGIN else "another distribution or seed"
+        "a rounding at the edge between two tokens: take another seed"
+        if margin < MARGIN
+        else "another distribution or seed"
     )
     pytest.fail(f"{where}; the random number is {margin:.1e} from an edge of them, so this is {cause}")

@@ -1,4 +1,5 @@
-"""A step whose samples come in parts is the step on all of them: same weights, same metrics, up to the order of sums."""
+"""A step whose samples come in parts is the step on all of them: same weights, same metrics, up to the order
+of sums."""
 
 from __future__ import annotations
 
@@ -32,16 +33,21 @@ CUT = [1, 4, 4, 11]
 CORRECTIONS = {
     "none": Correction(),
     "weights": Correction(ImportanceWeight("token", 1.2)),
-    "both": Correction(ImportanceWeight("segment", 1.2), (RatioBand("token", 0.6, 1.6), RatioBand("geometric", 0.5, 3.0))),
+    "both": Correction(
+        ImportanceWeight("segment", 1.2), (RatioBand("token", 0.6, 1.6), RatioBand("geometric", 0.5, 3.0))
+    ),
 }
 
 
 def credited_samples() -> list[Sample]:
-    """Samples of versions 1 and 0, with advantages, a reference's log-probs, and a sampler's that are near the model's."""
+    """Samples of versions 1 and 0, with advantages, a reference's log-probs, and a sampler's that are near
+    the model's."""
     rng = np.random.default_rng(3)
     samples = toy_samples(NUM_SAMPLES, seed=1)
     for number, sample in enumerate(samples):
-        sample.versions = tuple((VersionRun(number % 2, span.stop - span.start),) for span in sample.turn_spans)
+        sample.versions = tuple(
+            (VersionRun(number % 2, span.stop - span.start),) for span in sample.turn_spans
+        )
         sample.advantages = rng.normal(size=sample.num_tokens).astype(np.float32)
         noise = rng.normal(scale=0.5, size=sample.num_tokens)
         sample.rollout_logprobs = np.where(sample.response_mask, noise - 5.0, 0.0).astype(np.float32)
@@ -64,15 +70,25 @@ def trained(
     is_stale: bool = True,
     make_strategy: Callable[[], TorchStrategy] = full_strategy,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The weights and the metrics after two steps on the samples, in parts that end at the places of the cut. With adapters the
-    reference is the model without them."""
+    """The weights and the metrics after two steps on the samples, in parts that end at the places of the cut.
+    With adapters the reference is the model without them."""
     workers = LocalCluster().spawn("actor_train", lambda _: make_strategy())
-    plan = BatchPlan(samples_per_step=NUM_SAMPLES, max_length=64, seed=0, max_tokens_train=100, samples_per_batch=NUM_SAMPLES)
+    plan = BatchPlan(
+        samples_per_step=NUM_SAMPLES,
+        max_length=64,
+        seed=0,
+        max_tokens_train=100,
+        samples_per_batch=NUM_SAMPLES,
+    )
     old_log_probs: OldLogProbs = "always" if "old_logprobs" in settings.needs else "if_needed"
     role = ModelRole("actor_train", workers, plan, old_log_probs=old_log_probs)
     loss, reduced = PolicyLoss(settings), dict[str, Any]()
     for step in (1, 2):
-        samples = credited_samples() if is_stale else [replace(sample, versions=()) for sample in credited_samples()]
+        samples = (
+            credited_samples()
+            if is_stale
+            else [replace(sample, versions=()) for sample in credited_samples()]
+        )
         update = PolicyUpdate(role, loss, step, is_streamed=bool(cut))
         metrics, bounds = [], [0, *cut, NUM_SAMPLES]
         for start, stop in pairwise(bounds):
@@ -81,7 +97,11 @@ def trained(
                 role.without_adapter("reference", plan).compute_log_probs(part, into="ref_logprobs")
             role.compute_old_log_probs(part, version=1)
             metrics += update.train_on(part, is_last=stop == NUM_SAMPLES)
-        reduced |= {f"{name} of step {step}": value for name, value in reduce_metrics(metrics).items() if "batch/" not in name}
+        reduced |= {
+            f"{name} of step {step}": value
+            for name, value in reduce_metrics(metrics).items()
+            if "batch/" not in name
+        }
     return weights_of(workers.worker), reduced
 
 
@@ -99,11 +119,14 @@ def assert_parts_are_the_whole(settings: AlgorithmSettings, **how: Any) -> dict[
 
 
 @pytest.mark.parametrize(
-    ("mode", "correction"), [*((mode, "both") for mode in LOSS_AGG_MODES), ("token-mean", "none"), ("token-mean", "weights")]
+    ("mode", "correction"),
+    [*((mode, "both") for mode in LOSS_AGG_MODES), ("token-mean", "none"), ("token-mean", "weights")],
 )
 def test_whatever_the_aggregation_and_the_correction(mode, correction):
     kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_loss_coef": 0.05}
-    assert_parts_are_the_whole(AlgorithmSettings(loss_agg_mode=mode, train_infer_correction=CORRECTIONS[correction], **kl))
+    assert_parts_are_the_whole(
+        AlgorithmSettings(loss_agg_mode=mode, train_infer_correction=CORRECTIONS[correction], **kl)
+    )
 
 
 @pytest.mark.parametrize("variant", [name for name, spec in PG_VARIANTS.items() if not spec.chooses_tokens])
@@ -132,7 +155,16 @@ def test_an_update_is_left_out_only_where_its_gradient_would_be_zero(variant, te
         sample.advantages = np.zeros(sample.num_tokens, np.float32)
         sample.old_logprobs = sample.rollout_logprobs
     workers = LocalCluster().spawn("actor_train", lambda _: full_strategy())
-    plan = BatchPlan(samples_per_step=NUM_SAMPLES, max_length=64, seed=0, max_tokens_train=100, samples_per_batch=NUM_SAMPLES)
-    role, loss = ModelRole("actor_train", workers, plan), PolicyLoss(AlgorithmSettings(pg_variant=variant, **terms))
+    plan = BatchPlan(
+        samples_per_step=NUM_SAMPLES,
+        max_length=64,
+        seed=0,
+        max_tokens_train=100,
+        samples_per_batch=NUM_SAMPLES,
+    )
+    role, loss = (
+        ModelRole("actor_train", workers, plan),
+        PolicyLoss(AlgorithmSettings(pg_variant=variant, **terms)),
+    )
     grad_norm = reduce_metrics(role.train_step(samples, loss, step=1))["actor_train/grad_norm"]
     assert loss.needs_advantages == (not terms and variant not in ("kimi15", "kl_cov")) == (grad_norm == 0)

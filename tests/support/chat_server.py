@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Answers every request alike, or by a function of its content, which gives a reply's text, its body, or a status. `asked`
-    keeps `(path, key, content)` of each request."""
+    """Answers every request alike, or by a function of its content, which gives a reply's text, its body, or
+    a status. `asked` keeps `(path, key, content)` of each request."""
 
     def __init__(self, body: object, status: int = 200) -> None:
         self.body, self.status, self.asked = body, status, []

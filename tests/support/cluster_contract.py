@@ -1,4 +1,5 @@
-"""What every cluster must do, as checks over a started cluster whose role `actor_train` may have several ranks."""
+"""What every cluster must do, as checks over a started cluster whose role `actor_train` may have several
+ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ class Neighbour(Worker):
 def calls_reach_the_ranks_that_their_route_names(cluster: Cluster) -> None:
     workers = cluster.spawn("actor_train", Worker)
     numbers = list(range(2 * workers.size))
-    assert workers.call("add", numbers, route="split", offset=3).result() == [number + 3 for number in numbers]
+    assert workers.call("add", numbers, route="split", offset=3).result() == [
+        number + 3 for number in numbers
+    ]
     assert workers.call("add", numbers, route="broadcast").result() == numbers
     assert workers.call("add", numbers, route="rank0").result() == numbers
     assert workers.call("place").result() == ("actor_train", 0, workers.size)
@@ -93,7 +96,9 @@ def large_arrays_arrive_in_both_directions(cluster: Cluster) -> None:
     arrays = [np.full(LARGE, number, np.float32) for number in range(workers.size)]
     results = workers.call("add", arrays, route="split", offset=1).result()
     assert [result.shape for result in results] == [(LARGE,)] * workers.size
-    assert [np.unique(result).tolist() for result in results] == [[number + 1.0] for number in range(workers.size)]
+    assert [np.unique(result).tolist() for result in results] == [
+        [number + 1.0] for number in range(workers.size)
+    ]
 
 
 def calls_of_a_rank_run_in_their_order(cluster: Cluster) -> None:
@@ -130,7 +135,9 @@ def weights_are_published_by_the_rank_that_answers(cluster: Cluster) -> None:
         workers.call("note", 1).result()
         weights = senders.publish().result()
         assert weights.manifest == manifest
-        assert {name: tensor.unique().tolist() for name, tensor in weights} == {"a": [2.0 if is_sharded else 1.0]}
+        assert {name: tensor.unique().tolist() for name, tensor in weights} == {
+            "a": [2.0 if is_sharded else 1.0]
+        }
 
 
 CHECKS: tuple[Callable[[Cluster], None], ...] = (

@@ -1,4 +1,5 @@
-"""A tool, a reward and an environment that count how often they are made, for tests of what a run reads and makes once."""
+"""A tool, a reward and an environment that count how often they are made, for tests of what a run reads and
+makes once."""
 
 from __future__ import annotations
 

@@ -12,7 +12,12 @@ TOOLS = [
 ]
 LATIN = b'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "caf\xe9"}]}}\n'
 RESULTS = {
-    "film": {"content": [{"type": "text", "text": "seen"}, {"type": "video", "data": "QQ==", "mimeType": "video/mp4"}]},
+    "film": {
+        "content": [
+            {"type": "text", "text": "seen"},
+            {"type": "video", "data": "QQ==", "mimeType": "video/mp4"},
+        ]
+    },
     "bare": {"structuredContent": {"result": []}},
 }
 
@@ -20,7 +25,11 @@ RESULTS = {
 def answer(method: str, params: dict) -> dict:
     if method == "initialize":
         server = {"name": "crude", "version": "1"}
-        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": server}
+        return {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": server,
+        }
     return {"tools": TOOLS} if method == "tools/list" else RESULTS[params["name"]]
 
 
@@ -36,7 +45,10 @@ def serve() -> None:
         elif params.get("name") == "latin":
             written = LATIN % number
         else:
-            written = json.dumps({"jsonrpc": "2.0", "id": number, "result": answer(method, params)}).encode() + b"\n"
+            written = (
+                json.dumps({"jsonrpc": "2.0", "id": number, "result": answer(method, params)}).encode()
+                + b"\n"
+            )
         sys.stdout.buffer.write(written)
         sys.stdout.buffer.flush()
 

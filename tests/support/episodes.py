@@ -1,4 +1,5 @@
-"""Episodes by hand, estimators by their name in `spec`, and definitions in loops that share no code with the package."""
+"""Episodes by hand, estimators by their name in `spec`, and definitions in loops that share no code with the
+package."""
 
 from __future__ import annotations
 
@@ -78,7 +79,10 @@ def token_rewards(trajectory, placement, kl):
             before = [k for k, t in enumerate(turns) if t <= index]
             rewards[before[-1] if before else 0][-1] += turn.reward
         rewards[-1][-1] += sum(trajectory.outcome_rewards.values())
-    return [[r - kl(*token) for r, token in zip(rs, ts, strict=True)] for rs, ts in zip(rewards, tokens, strict=True)]
+    return [
+        [r - kl(*token) for r, token in zip(rs, ts, strict=True)]
+        for rs, ts in zip(rewards, tokens, strict=True)
+    ]
 
 
 def gae_by_hand(rewards, values, last_value, gamma, lambd):

@@ -1,8 +1,8 @@
 # ruff: noqa: E501, RUF034
 """A program that tries to get out of the sandbox, and says which attempts did.
 
-It is run as text, after a line `T = {…}` with the paths and sockets that wait for it outside: in the sandbox, where nothing may get
-out, and outside, where each attempt has to.
+It is run as text, after a line `T = {…}` with the paths and sockets that wait for it outside: in the sandbox,
+where nothing may get out, and outside, where each attempt has to.
 """
 
 import ctypes
@@ -155,7 +155,9 @@ FILES = {
     "the_root_of_a_process": lambda: read("/proc/self/root" + T["secret"]),
     "the_folder_of_the_parent": lambda: os.listdir(f"/proc/{PARENT}/cwd"),
     "writing_to_a_file_of_others": lambda: write(T["victim"]),
-    "emptying_a_file_opened_to_read": lambda: os.close(os.open(T["victim"], os.O_RDONLY | os.O_TRUNC)) is None,
+    "emptying_a_file_opened_to_read": lambda: (
+        os.close(os.open(T["victim"], os.O_RDONLY | os.O_TRUNC)) is None
+    ),
     "emptying_a_file_by_its_path": lambda: os.truncate(T["victim"], 0) is None,
     "the_mode_of_a_file": lambda: os.chmod(T["owned"], 0o666) is None,
     "the_times_of_a_file": lambda: os.utime(T["owned"]) is None,
@@ -165,10 +167,14 @@ FILES = {
     "a_pipe_in_an_open_folder": lambda: os.mkfifo(T["folder"] + "/pipe") is None,
     "a_link_in_an_open_folder": lambda: os.symlink("/", T["folder"] + "/link") is None,
     "a_move_out_of_the_folder": a_move_out_of_the_folder,
-    "a_move_of_a_file_of_others": lambda: os.rename(T["folder"] + "/movable", T["folder"] + "/stolen") is None,
+    "a_move_of_a_file_of_others": lambda: (
+        os.rename(T["folder"] + "/movable", T["folder"] + "/stolen") is None
+    ),
     "a_deleted_file_of_others": lambda: os.unlink(T["folder"] + "/deletable") is None,
     "shared_memory": lambda: a_file_that_is_removed("/dev/shm/turnwise-escape"),
-    "the_standard_library": lambda: a_file_that_is_removed(os.path.dirname(os.__file__) + "/turnwise_escape.py"),
+    "the_standard_library": lambda: a_file_that_is_removed(
+        os.path.dirname(os.__file__) + "/turnwise_escape.py"
+    ),
     "a_device": lambda: os.open("/dev/kmsg", os.O_RDONLY),
     "an_import_of_the_project": an_import_of_the_project,
 }

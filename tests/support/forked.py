@@ -1,7 +1,9 @@
-"""`turnwise …` in processes of its own that start in milliseconds: they are forked off one that has imported the libraries.
+"""`turnwise …` in processes of its own that start in milliseconds: they are forked off one that has imported
+the libraries.
 
-`run` and `Popen` take what `subprocess` takes, but the command is given by its arguments alone. What a process does while it
-imports torch, and variables that libraries read then, need a real start (`subprocess`). `fresh_hub.py` reads some again.
+`run` and `Popen` take what `subprocess` takes, but the command is given by its arguments alone. What a
+process does while it imports torch, and variables that libraries read then, need a real start (`subprocess`).
+`fresh_hub.py` reads some again.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ LIBRARIES = (
 
 
 class Popen:
-    """A forked process that runs `turnwise` with these arguments. Its fate is the guard's: the pid is the command's own."""
+    """A forked process that runs `turnwise` with these arguments. Its fate is the guard's: the pid is the
+    command's own."""
 
     def __init__(
         self,
@@ -79,7 +82,9 @@ class Popen:
             elif given == subprocess.DEVNULL:
                 theirs.append(os.open(os.devnull, os.O_RDWR))
             else:
-                theirs.append(os.dup(number if given is None else given if isinstance(given, int) else given.fileno()))
+                theirs.append(
+                    os.dup(number if given is None else given if isinstance(given, int) else given.fileno())
+                )
         self.stdin, self.stdout, self.stderr = ours
         request = {
             "arguments": self.args,
@@ -127,7 +132,9 @@ class Popen:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str | None, str | None]:
+    def communicate(
+        self, input: str | None = None, timeout: float | None = None
+    ) -> tuple[str | None, str | None]:
         """All that it writes until it ends.
 
         Raises:
@@ -138,7 +145,9 @@ class Popen:
         def read(index: int, stream: IO[str]) -> None:
             texts[index] = stream.read()
 
-        streams = [(index, stream) for index, stream in enumerate((self.stdout, self.stderr)) if stream is not None]
+        streams = [
+            (index, stream) for index, stream in enumerate((self.stdout, self.stderr)) if stream is not None
+        ]
         readers = [threading.Thread(target=read, args=pair, daemon=True) for pair in streams]
         for reader in readers:
             reader.start()
@@ -182,7 +191,8 @@ def run(
     timeout: float | None = 300,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs like `subprocess.run`, with the outputs captured. A process that takes longer than `timeout` seconds is killed."""
+    """Runs like `subprocess.run`, with the outputs captured. A process that takes longer than `timeout`
+    seconds is killed."""
     if capture_output:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     if input is not None:
@@ -205,7 +215,9 @@ def _server() -> str:
     if _address is None:
         folder = tempfile.mkdtemp(prefix="forked-")
         _address = f"{folder}/server"
-        environment = os.environ | {"HF_MODULES_CACHE": f"{folder}/modules"}  # transformers reads it when it is imported
+        environment = os.environ | {
+            "HF_MODULES_CACHE": f"{folder}/modules"
+        }  # transformers reads it when it is imported
         command = [sys.executable, __file__, _address]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
         atexit.register(process.kill)

@@ -1,4 +1,5 @@
-"""`turnwise …` with a huggingface_hub that reads its variables now, though the process is forked off one that has imported it.
+"""`turnwise …` with a huggingface_hub that reads its variables now, though the process is forked off one that
+has imported it.
 
 `folder NAME…` does what every command does with `--model NAME`, and prints the folders.
 """

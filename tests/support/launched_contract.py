@@ -20,7 +20,12 @@ def main() -> None:
     with WatchedRunner(Watchdog()) as runner:
         placement = contract.placement_of("launched", size)
         cluster = LaunchedCluster(
-            runner.run, runner.watchdog, Stopwatch(), contract.THREADS, torch.set_num_threads, placement=placement
+            runner.run,
+            runner.watchdog,
+            Stopwatch(),
+            contract.THREADS,
+            torch.set_num_threads,
+            placement=placement,
         )
         for check in contract.CHECKS:
             check(cluster)

@@ -27,7 +27,8 @@ class HesitantEnv(LettersEnv):
 
 
 class CrowdEnv(LettersEnv):
-    """Letters whose steps may block for `delay_s`. Counts its episodes and its steps at the same time, by split."""
+    """Letters whose steps may block for `delay_s`. Counts its episodes and its steps at the same time, by
+    split."""
 
     now: ClassVar[Counter[str]] = Counter()
     most: ClassVar[Counter[str]] = Counter()
@@ -95,9 +96,12 @@ class SlowEnv:
 
 
 class StuckEnv(LettersEnv):
-    """Letters whose method `where` never comes back: it blocks, spins, or awaits what doesn't happen, here or in a thread."""
+    """Letters whose method `where` never comes back: it blocks, spins, or awaits what doesn't happen, here or
+    in a thread."""
 
-    def __init__(self, where: str = "step", how: Literal["block", "spin", "await", "thread"] = "block") -> None:
+    def __init__(
+        self, where: str = "step", how: Literal["block", "spin", "await", "thread"] = "block"
+    ) -> None:
         super().__init__()
         self._where, self._how = where, how
         if where == "constructor":

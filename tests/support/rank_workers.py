@@ -62,12 +62,18 @@ class Kind:
         adapters = None
         if self.rank is not None:
             adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
-        settings: dict[str, Any] = {"optimizer": OptimizerSettings(RATE, eps=self.eps), "max_grad_norm": 1e9, "rank": rank}
+        settings: dict[str, Any] = {
+            "optimizer": OptimizerSettings(RATE, eps=self.eps),
+            "max_grad_norm": 1e9,
+            "rank": rank,
+        }
         if self.stage is None:
             return Recorded(model, adapters=adapters, dtype=self.dtype, **settings)
         from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
 
-        return DeepSpeedStrategy(model, adapters=adapters, options={"zero_optimization": {"stage": self.stage}}, **settings)
+        return DeepSpeedStrategy(
+            model, adapters=adapters, options={"zero_optimization": {"stage": self.stage}}, **settings
+        )
 
 
 class RaisesOnce(WeightedLoss):

@@ -11,11 +11,25 @@ from turnwise.data.rewards import RewardManager, WeightedReward
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, Task, Trajectory, Turn
 
-TASK = Task("train/data/0", "data", "train", 1, payload={"prompt": "Say it", "reward_model": {"ground_truth": "abc"}}, row=0)
+TASK = Task(
+    "train/data/0",
+    "data",
+    "train",
+    1,
+    payload={"prompt": "Say it", "reward_model": {"ground_truth": "abc"}},
+    row=0,
+)
 
 
 def trajectory(text: str, sibling: int, task: Task = TASK, reward: float = 0.0) -> Trajectory:
-    turn = Turn(np.array([1]), np.array([2]), np.array([-1.0], np.float32), text=text, observation="Say it", reward=reward)
+    turn = Turn(
+        np.array([1]),
+        np.array([2]),
+        np.array([-1.0], np.float32),
+        text=text,
+        observation="Say it",
+        reward=reward,
+    )
     return Trajectory(task, sibling, [turn])
 
 

@@ -12,7 +12,8 @@ from turnwise.types import AS_OPENED, CallOptions, Message, Turn
 class ScriptedConversation:
     """Answers with `texts`, one a turn, and has no room left after the last; a token is a character.
 
-    `messages` holds everything that was said, and `budgets` the `max_new_tokens` of each request, for tests to look at.
+    `messages` holds everything that was said, and `budgets` the `max_new_tokens` of each request, for tests
+    to look at.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -21,7 +22,9 @@ class ScriptedConversation:
         self.budgets: list[int | None] = []
         self._texts = list(texts)
 
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+    async def generate(
+        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+    ) -> Message | None:
         if not self._texts:
             return None
         text = self._texts.pop(0)

@@ -1,7 +1,7 @@
 """What every inference server must do, as checks over a factory: `await check(make_server, model)`.
 
-`make_server(model, max_length=..., decode=...)` gives a fresh server of version 0 over a small fp32 model, whose own plain
-forward pass is the reference for tokens and log-probs.
+`make_server(model, max_length=..., decode=...)` gives a fresh server of version 0 over a small fp32 model,
+whose own plain forward pass is the reference for tokens and log-probs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def decode_letters(token_ids: Sequence[int]) -> str:
     return "".join(chr(ord("a") + token % 26) for token in token_ids)
 
 
-def prompts_of(model: PreTrainedModel, count: int, seed: int = 0, low: int = 3, high: int = 30) -> list[list[int]]:
+def prompts_of(
+    model: PreTrainedModel, count: int, seed: int = 0, low: int = 3, high: int = 30
+) -> list[list[int]]:
     """Random prompts of `low` to `high` − 1 tokens."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, model.config.vocab_size, rng.integers(low, high)).tolist() for _ in range(count)]
@@ -41,7 +43,8 @@ def prompts_of(model: PreTrainedModel, count: int, seed: int = 0, low: int = 3, 
 def reference_logprobs(
     model: PreTrainedModel, prompt_ids: Sequence[int], response_ids: IntArray, sampling: SamplingParams
 ) -> np.ndarray:
-    """Log-probs [R] of a response under the distributions that `sampling` draws from, by one plain forward pass."""
+    """Log-probs [R] of a response under the distributions that `sampling` draws from, by one plain forward
+    pass."""
     logits = _logits(model, [*prompt_ids, *response_ids.tolist()])
     return _drawn(_distributions(logits, prompt_ids, response_ids, sampling), response_ids)
 
@@ -54,7 +57,8 @@ def _logits(model: PreTrainedModel, context: Sequence[int]) -> torch.Tensor:
 def _distributions(
     logits: torch.Tensor, prompt_ids: Sequence[int], response_ids: IntArray, sampling: SamplingParams
 ) -> list[np.ndarray]:
-    """The log-probs [V] from which each token of a response is drawn, by the logits [N, V] of the whole context."""
+    """The log-probs [V] from which each token of a response is drawn, by the logits [N, V] of the whole
+    context."""
     context = [*prompt_ids, *response_ids.tolist()]
     return [_processed(logits[t - 1], context[:t], sampling) for t in range(len(prompt_ids), len(context))]
 
@@ -64,7 +68,8 @@ def _drawn(distributions: Sequence[np.ndarray], response_ids: IntArray) -> np.nd
 
 
 def _processed(logits: torch.Tensor, context: Sequence[int], sampling: SamplingParams) -> np.ndarray:
-    """Log-probs [V] after repetition penalty, temperature, top-k, top-p and min-p, one token after another, as defined."""
+    """Log-probs [V] after repetition penalty, temperature, top-k, top-p and min-p, one token after another,
+    as defined."""
     scores = logits.double().numpy().copy()
     for token in set(context):
         scores[token] *= sampling.repetition_penalty if scores[token] < 0 else 1 / sampling.repetition_penalty
@@ -94,7 +99,9 @@ def assert_logprobs(
     if completion.kept_ids is not None and completion.kept_offsets is not None:
         expected_ids = [np.flatnonzero(np.isfinite(logprobs)).tolist() for logprobs in distributions]
         kept = [completion.kept_ids[start:stop] for start, stop in pairwise(completion.kept_offsets)]
-        assert [sorted(ids.tolist()) for ids in kept] == expected_ids, "the kept ids aren't those of the reference"
+        assert [sorted(ids.tolist()) for ids in kept] == expected_ids, (
+            "the kept ids aren't those of the reference"
+        )
     assert differences.max(initial=0.0) <= 1e-4, f"log-probs differ by up to {differences.max():.2e}"
     return differences
 
@@ -108,7 +115,9 @@ async def greedy_equals_reference(make_server: ServerFactory, model: PreTrainedM
         SamplingParams(8, top_k=3, do_sample=False),
     ]
     choices = [greedy[i % 3] for i in range(5)]
-    completions = await asyncio.gather(*(server.generate(p, choices[i], f"c{i}") for i, p in enumerate(prompts)))
+    completions = await asyncio.gather(
+        *(server.generate(p, choices[i], f"c{i}") for i, p in enumerate(prompts))
+    )
     for prompt, completion in zip(prompts, completions, strict=True):
         context = list(prompt)
         for token in completion.token_ids.tolist():
@@ -129,7 +138,9 @@ async def logprobs_match_a_forward_pass(make_server: ServerFactory, model: PreTr
         SamplingParams(9, top_k=5),
         SamplingParams(9, top_p=0.7, temperature=1.3),
         SamplingParams(9, top_k=20, top_p=0.8, temperature=0.8),
-        SamplingParams(9, top_k=20, min_p=0.2, temperature=0.8),  # without top_p, which vLLM applies after min_p
+        SamplingParams(
+            9, top_k=20, min_p=0.2, temperature=0.8
+        ),  # without top_p, which vLLM applies after min_p
     ]
     await _match(make_server, model, choices)
 
@@ -142,12 +153,16 @@ async def penalties_match_a_forward_pass(make_server: ServerFactory, model: PreT
     await _match(make_server, model, choices, mean=1e-5)  # a penalty multiplies the rounding errors too
 
 
-async def _match(make_server: ServerFactory, model: PreTrainedModel, choices: list[SamplingParams], mean: float = 0.0) -> None:
+async def _match(
+    make_server: ServerFactory, model: PreTrainedModel, choices: list[SamplingParams], mean: float = 0.0
+) -> None:
     mean = max(mean, mean_bound)
     server = make_server(model, max_length=MAX_LENGTH)
     prompts = prompts_of(model, len(choices))
     choices = [replace(sampling, seed=index) for index, sampling in enumerate(choices)]
-    completions = await asyncio.gather(*(server.generate(p, s, str(s.seed)) for p, s in zip(prompts, choices, strict=True)))
+    completions = await asyncio.gather(
+        *(server.generate(p, s, str(s.seed)) for p, s in zip(prompts, choices, strict=True))
+    )
     differences = []
     for prompt, sampling, completion in zip(prompts, choices, completions, strict=True):
         assert len(completion.token_ids) == 9
@@ -176,13 +191,17 @@ async def stops(make_server: ServerFactory, model: PreTrainedModel) -> None:
     free = await server.generate(prompt, SamplingParams(12, seed=5), "free")
     stop_token = int(free.token_ids[4])
     end = free.token_ids.tolist().index(stop_token) + 1
-    by_token = await server.generate(prompt, SamplingParams(12, seed=5, stop_token_ids=(stop_token,)), "token")
+    by_token = await server.generate(
+        prompt, SamplingParams(12, seed=5, stop_token_ids=(stop_token,)), "token"
+    )
     assert by_token.token_ids.tolist() == free.token_ids[:end].tolist()
     assert by_token.finish_reason == "stop"
     text = decode_letters(free.token_ids.tolist())
     stop_string = text[5:7]
     end = text.index(stop_string) + 2
-    by_string = await server.generate(prompt, SamplingParams(12, seed=5, stop_strings=("??", stop_string)), "string")
+    by_string = await server.generate(
+        prompt, SamplingParams(12, seed=5, stop_strings=("??", stop_string)), "string"
+    )
     assert by_string.token_ids.tolist() == free.token_ids[:end].tolist()
     assert by_string.finish_reason == "stop"
     await server.close()
@@ -253,8 +272,11 @@ async def later_turns_equal_fresh_ones(make_server: ServerFactory, model: PreTra
 async def a_shared_prompt_changes_nothing(make_server: ServerFactory, model: PreTrainedModel) -> None:
     server = make_server(model, max_length=MAX_LENGTH)
     prompt = prompts_of(model, 1, low=40, high=41)[0]
-    # Four siblings, a shorter one, and some that go their own ways: at once, and then from what these have left.
-    prompts = [prompt] * 4 + [prompt[:30]] + [[*prompt[:32], *other] for other in prompts_of(model, 3, seed=1)]
+    # Four siblings, a shorter one, and some that go their own ways: at once, and then from what these have
+    # left.
+    prompts = (
+        [prompt] * 4 + [prompt[:30]] + [[*prompt[:32], *other] for other in prompts_of(model, 3, seed=1)]
+    )
     for turn in range(2):
         choices = [SamplingParams(5, seed=10 * turn + index) for index in range(len(prompts))]
         asked = [server.generate(p, s, f"c{turn}.{s.seed}") for p, s in zip(prompts, choices, strict=True)]
@@ -280,7 +302,9 @@ async def weight_update_takes_effect(make_server: ServerFactory, model: PreTrain
     await server.close()
 
 
-async def weights_that_do_not_fit_are_refused_before_they_are_sent(make_server: ServerFactory, model: PreTrainedModel) -> None:
+async def weights_that_do_not_fit_are_refused_before_they_are_sent(
+    make_server: ServerFactory, model: PreTrainedModel
+) -> None:
     server = make_server(model, max_length=MAX_LENGTH)
     manifest = manifest_of(model.named_parameters())
     name, spec = next(iter(manifest.tensors.items()))
@@ -309,7 +333,9 @@ async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrain
     before = await task
     assert before.finish_reason == "aborted" and 0 <= len(before.token_ids) < 40
     assert_logprobs(model, prompt, before, sampling)
-    held = asyncio.create_task(server.generate(prompt, sampling, "goes-on", partial_ids=before.token_ids.tolist()))
+    held = asyncio.create_task(
+        server.generate(prompt, sampling, "goes-on", partial_ids=before.token_ids.tolist())
+    )
     await _let_it_sample(server)
     assert not held.done()
     perturb(model)
@@ -329,12 +355,15 @@ async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrain
 
 
 async def frozen_requests_go_on(make_server: ServerFactory, model: PreTrainedModel) -> None:
-    """Requests that stand still over an update keep the KV of the old weights, and what nobody else may read of it."""
+    """Requests that stand still over an update keep the KV of the old weights, and what nobody else may read
+    of it."""
     server, (prompt, other) = make_server(model, max_length=MAX_LENGTH), prompts_of(model, 2, low=30, high=31)
     sampling, short = SamplingParams(60, seed=3), SamplingParams(4, seed=4)
     assert "keep" in server.info().suspensions and server.info().weight_versions
     idle = await server.generate(other, short, "idle")
-    tasks = [asyncio.create_task(server.generate(p, sampling, f"kept {len(p)}")) for p in (prompt, prompt[:25])]
+    tasks = [
+        asyncio.create_task(server.generate(p, sampling, f"kept {len(p)}")) for p in (prompt, prompt[:25])
+    ]
     await _let_it_sample(server)
     await server.suspend("keep")
     sibling = asyncio.create_task(server.generate(prompt, short, "sibling"))
@@ -359,10 +388,15 @@ async def frozen_requests_go_on(make_server: ServerFactory, model: PreTrainedMod
 
 
 def assert_frozen(
-    old: PreTrainedModel, new: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams
+    old: PreTrainedModel,
+    new: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    completion: Completion,
+    sampling: SamplingParams,
 ) -> None:
-    """Checks each log-prob of a response that stood still while `new` weights took the place of `old`: its first tokens are of
-    the old ones, the others of the new ones over the keys and values that the old ones had computed."""
+    """Checks each log-prob of a response that stood still while `new` weights took the place of `old`: its
+    first tokens are of the old ones, the others of the new ones over the keys and values that the old ones
+    had computed."""
     context = [*prompt_ids, *completion.token_ids.tolist()]
     num_old = sum(run.num_tokens for run in completion.versions[:-1])
     # The last token before the update was sampled, and nothing of it computed yet.
@@ -371,12 +405,16 @@ def assert_frozen(
         cache, parts = None, []
         for model, ids in ((old, context[:cut]), (new, context[cut:])):
             if ids:
-                output = model.eval()(torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True)
+                output = model.eval()(
+                    torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True
+                )
                 cache = output.past_key_values
                 parts.append(output.logits[0].float().cpu())
     distributions = _distributions(torch.cat(parts), prompt_ids, completion.token_ids, sampling)
     differences = np.abs(completion.logprobs - _drawn(distributions, completion.token_ids))
-    assert differences.max() <= 1e-4, f"log-probs differ by up to {differences.max():.2e}, {num_old} tokens before the update"
+    assert differences.max() <= 1e-4, (
+        f"log-probs differ by up to {differences.max():.2e}, {num_old} tokens before the update"
+    )
 
 
 async def a_continuation_draws_the_same(make_server: ServerFactory, model: PreTrainedModel) -> None:

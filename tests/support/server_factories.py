@@ -24,7 +24,8 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.transfer.shared_memory import SharedMemory
 
 STEP_S = 0.02
-"""Seconds of a step of the other process's engine, so that a request of forty tokens can be met in the middle."""
+"""Seconds of a step of the other process's engine, so that a request of forty tokens can be met in the
+middle."""
 
 
 class SharingProcess(ServerProcess):

@@ -1,8 +1,10 @@
-"""A server with SGLang's routes, requests and replies, as far as `SGLangServer` uses them, over a plain Hugging Face model.
+"""A server with SGLang's routes, requests and replies, as far as `SGLangServer` uses them, over a plain
+Hugging Face model.
 
-The fields are those of `GenerateReqInput`, `SamplingParams`, `UpdateWeightFromDiskReqInput`, `PauseGenerationReqInput` and
-`AbortReq` in the wheel of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_params.py`). Others are refused.
-It keeps what it has computed under (`extra_key`, context) until the cache is flushed, as the radix cache does.
+The fields are those of `GenerateReqInput`, `SamplingParams`, `UpdateWeightFromDiskReqInput`,
+`PauseGenerationReqInput` and `AbortReq` in the wheel of SGLang 0.5.23 (`srt/managers/io_struct.py`,
+`srt/sampling/sampling_params.py`). Others are refused. It keeps what it has computed under (`extra_key`,
+context) until the cache is flushed, as the radix cache does.
 """
 
 from __future__ import annotations
@@ -23,7 +25,17 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 VERSION = os.environ.get("SGLANG_FAKE_VERSION", "0.5.23")
 REQUEST = {"rid", "input_ids", "extra_key", "return_logprob", "return_sampling_mask", "sampling_params"}
-SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim"}
+SAMPLING = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_new_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "no_stop_trim",
+}
 SAMPLING |= {"sampling_seed", "skip_special_tokens"}
 STEP_S = 0.01
 """Seconds of a token of a long request, which tests meet in the middle."""
@@ -34,7 +46,9 @@ class SGLangFake(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
 
-    def __init__(self, model: PreTrainedModel, decode: Callable[[Sequence[int]], str] | None = None, port: int = 0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, decode: Callable[[Sequence[int]], str] | None = None, port: int = 0
+    ) -> None:
         self.model = model.eval()
         self.decode = decode
         self.version = "default"
@@ -56,7 +70,11 @@ class SGLangFake(ThreadingHTTPServer):
         """The status and content of an answer."""
         routes = {
             "/health": lambda: "",
-            "/server_info": lambda: {"version": VERSION, "max_running_requests": 64, "enable_memory_saver": False},
+            "/server_info": lambda: {
+                "version": VERSION,
+                "max_running_requests": 64,
+                "enable_memory_saver": False,
+            },
             "/generate": lambda: self.generate(**body),
             "/abort_request": lambda: self.abort(body["rid"]),
             "/pause_generation": lambda: self.pause(body["mode"]),
@@ -75,7 +93,13 @@ class SGLangFake(ThreadingHTTPServer):
         if wrong := (set(request) - REQUEST) | (set(sampling) - SAMPLING):
             raise ValueError(f"unknown fields {wrong}")
         rid, context, ids = request["rid"], list(request["input_ids"]), []
-        logprobs, kept, masks, spans, reason = [], [], [], [], {"type": "length", "length": sampling["max_new_tokens"]}
+        logprobs, kept, masks, spans, reason = (
+            [],
+            [],
+            [],
+            [],
+            {"type": "length", "length": sampling["max_new_tokens"]},
+        )
         self._running[rid], own = False, DynamicCache()
         while len(ids) < sampling["max_new_tokens"]:
             self._may_run.wait()
@@ -104,7 +128,12 @@ class SGLangFake(ThreadingHTTPServer):
                 reason = {"type": "stop", "matched": "a string"}
                 break
         del self._running[rid]
-        found = {"id": rid, "finish_reason": reason, "weight_version": self.version, "completion_tokens": len(ids)}
+        found = {
+            "id": rid,
+            "finish_reason": reason,
+            "weight_version": self.version,
+            "completion_tokens": len(ids),
+        }
         found |= {"output_token_logprobs": logprobs, "weight_versions": spans}
         if request["return_sampling_mask"]:
             found |= {"output_token_sampling_logprobs": kept, "output_token_sampling_mask": masks}
@@ -113,8 +142,8 @@ class SGLangFake(ThreadingHTTPServer):
     def _sample(
         self, key: str, context: list[int], sampling: dict[str, Any], own: DynamicCache
     ) -> tuple[int, float, float, list[int]]:
-        """A token, its log-prob at the temperature over the whole vocabulary, over what can be drawn, and the ids of that.
-        `own` are the keys and values of the request."""
+        """A token, its log-prob at the temperature over the whole vocabulary, over what can be drawn, and the
+        ids of that. `own` are the keys and values of the request."""
         at = key, tuple(context)
         if at not in self._logits:
             with torch.no_grad():
@@ -152,7 +181,11 @@ class SGLangFake(ThreadingHTTPServer):
 
     def update(self, model_path: str, load_format: str, flush_cache: bool) -> dict[str, Any]:
         assert load_format == "safetensors"
-        weights = {name: value for file in Path(model_path).glob("*.safetensors") for name, value in load_file(file).items()}
+        weights = {
+            name: value
+            for file in Path(model_path).glob("*.safetensors")
+            for name, value in load_file(file).items()
+        }
         with self._lock:
             self.model.load_state_dict(weights, strict=False)
             if flush_cache:

@@ -1,4 +1,5 @@
-"""Configs with as few keys as there can be, and others beside them under dotted names, as on the command line."""
+"""Configs with as few keys as there can be, and others beside them under dotted names, as on the command
+line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sets up runs of a few steps over a toy environment whose answers are a few letters, for tests of whole runs."""
+"""Sets up runs of a few steps over a toy environment whose answers are a few letters, for tests of whole
+runs."""
 
 from __future__ import annotations
 
@@ -47,13 +48,16 @@ LAUNCHER += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 
 
 def small_yaml(model: object, **changes: Any) -> str:
-    """The text of a config file of `small_config`; its runs go to the folder `runs` of the working directory."""
+    """The text of a config file of `small_config`; its runs go to the folder `runs` of the working
+    directory."""
     return yaml.safe_dump({"pretrain": str(model), "output_dir": "runs", **SMALL, **changes})
 
 
 def small_config(model: object, output_dir: object, /, **changes: Any) -> AgenticConfig:
     """Steps of two groups of four, checkpoints of every step, and whatever is changed of that."""
-    return parse_config({"pretrain": str(model), "output_dir": str(output_dir), **SMALL, **changes}, AgenticConfig)[0]
+    return parse_config(
+        {"pretrain": str(model), "output_dir": str(output_dir), **SMALL, **changes}, AgenticConfig
+    )[0]
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""What every `TrainStrategy` must do. Subclass `StrategyContract` in a test module and say how to make one."""
+"""What every `TrainStrategy` must do. Subclass `StrategyContract` in a test module and say how to make
+one."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ VALUES: frozenset[Output] = frozenset({"values", "next_values"})
 
 
 class WeightedLoss:
-    """−Σ weight·(x + y / 10) over the trained tokens, by the step's tokens, x and y the two outputs of a policy (log p and
-    entropy) or of a value model (the values before and after a token)."""
+    """−Σ weight·(x + y / 10) over the trained tokens, by the step's tokens, x and y the two outputs of a
+    policy (log p and entropy) or of a value model (the values before and after a token)."""
 
     def __init__(self, scale: float = 1.0, outputs: frozenset[Output] = OUTPUTS) -> None:
         self.scale = scale
@@ -44,8 +45,8 @@ def metric(metrics: list[Metric], name: str) -> float:
 
 
 class StrategyContract(ABC):
-    """Micro-batches are those of `toy_model`; the model must have its vocabulary. For a value model, `outputs`
-    are `VALUES`."""
+    """Micro-batches are those of `toy_model`; the model must have its vocabulary. For a value model,
+    `outputs` are `VALUES`."""
 
     outputs: ClassVar[frozenset[Output]] = OUTPUTS
 
@@ -78,7 +79,11 @@ class StrategyContract(ABC):
         assert losses[-1] < losses[0]
         assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
         metrics = strategy.train_step(batches, self.loss())
-        assert metric(metrics, "grad_norm") > 0 and metric(metrics, "lr") > 0 and metric(metrics, "skipped_steps") == 0
+        assert (
+            metric(metrics, "grad_norm") > 0
+            and metric(metrics, "lr") > 0
+            and metric(metrics, "skipped_steps") == 0
+        )
 
     def test_the_model_is_in_evaluation_mode_between_steps(self) -> None:
         """An engine may sample from the same model, and a layer in training mode may drop its cache."""
@@ -103,7 +108,8 @@ class StrategyContract(ABC):
         np.testing.assert_allclose(results, [results[0]] * 3, rtol=1e-5)
 
     def test_parts_of_a_step_add_up_to_it(self) -> None:
-        """Nothing changes before the last part, whose divisor is that of all; the first forgets a step that was left."""
+        """Nothing changes before the last part, whose divisor is that of all; the first forgets a step that
+        was left."""
         samples, halves = toy_samples(6), [[[4, 1], [0]], [[5, 2, 3]]]
         whole = self.make_strategy()
         expected = metric(whole.train_step(toy_batches(samples), self.loss(), position=1.0), "grad_norm")
@@ -115,8 +121,14 @@ class StrategyContract(ABC):
                 assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
                 is_last = number == 1
                 part = StepPart(number, divisor if is_last else None)
-                metrics = strategy.train_step(toy_batches(samples, parts), self.loss(), position=1.0, part=part)
-                assert is_last == any(m.name == "grad_norm" for m in metrics) == any(m.name == "lr" for m in metrics)
+                metrics = strategy.train_step(
+                    toy_batches(samples, parts), self.loss(), position=1.0, part=part
+                )
+                assert (
+                    is_last
+                    == any(m.name == "grad_norm" for m in metrics)
+                    == any(m.name == "lr" for m in metrics)
+                )
             np.testing.assert_allclose(metric(metrics, "grad_norm"), expected / divisor, rtol=1e-5)
             if divisor == 1.0:
                 for name, tensor in weights_of(whole).items():
@@ -175,7 +187,9 @@ class StrategyContract(ABC):
         second = self.make_strategy()
         second.load(tmp_path / "state")
         for position in range(2, 4):
-            expected, got = (metric(s.train_step(batches, self.loss(), position), "lr") for s in (first, second))
+            expected, got = (
+                metric(s.train_step(batches, self.loss(), position), "lr") for s in (first, second)
+            )
             assert expected == got
         for name, tensor in weights_of(first).items():
             assert torch.equal(tensor, weights_of(second)[name]), name

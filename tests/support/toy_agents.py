@@ -37,8 +37,9 @@ class Contexts:
 
 
 class Agent:
-    """Takes `num_turns(task, sibling)` turns of the event loop. Then it raises the error that `fails(task, sibling, attempt)`
-    returns, or returns one trajectory of one turn, sampled with the `version` that there was at its start."""
+    """Takes `num_turns(task, sibling)` turns of the event loop. Then it raises the error that `fails(task,
+    sibling, attempt)` returns, or returns one trajectory of one turn, sampled with the `version` that there
+    was at its start."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class Agent:
         self.fails, self.num_turns, self.observation, self.reward = fails, num_turns, observation, reward
         self.version = self.num_running = self.max_running = 0
         self.started, self.ended = [], []
-        """(index, sibling, seed) of each attempt that was begun, and (index, sibling) of each that ended well."""
+        """(index, sibling, seed) of each attempt that was begun, and (index, sibling) of each that ended
+        well."""
         self.attempts = Counter()
 
     async def run(self, task, sibling, open_conversation, sampling):

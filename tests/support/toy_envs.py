@@ -48,15 +48,25 @@ class IdentityEnv(TextEnv):
         self._turn += 1
         is_over = self._turn == self._num_turns
         observation = "done" if is_over else self._shown[self._turn]
-        return observation, is_right / self._num_turns, is_over, False, {"metrics": {"success": float(is_right)}}
+        return (
+            observation,
+            is_right / self._num_turns,
+            is_over,
+            False,
+            {"metrics": {"success": float(is_right)}},
+        )
 
 
 class KindsEnv(TextEnv):
-    """Each turn names a kind of character and wants one of it, so that random answers are right now and then and the right
-    ones depend on what is shown. Every right answer is worth its share of 1."""
+    """Each turn names a kind of character and wants one of it, so that random answers are right now and then
+    and the right ones depend on what is shown. Every right answer is worth its share of 1."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = {"success": "mean"}
-    KINDS: ClassVar[Mapping[str, Callable[[str], bool]]] = {"l": str.islower, "u": str.isupper, "d": str.isdigit}
+    KINDS: ClassVar[Mapping[str, Callable[[str], bool]]] = {
+        "l": str.islower,
+        "u": str.isupper,
+        "d": str.isdigit,
+    }
 
     def __init__(self, num_turns: int = 3) -> None:
         self._num_turns = num_turns
@@ -69,11 +79,18 @@ class KindsEnv(TextEnv):
     def step(self, action: str) -> Step:
         is_right = self.KINDS[self._wanted.pop(0)](action)
         observation = self._wanted[0] if self._wanted else "done"
-        return observation, is_right / self._num_turns, not self._wanted, False, {"metrics": {"success": float(is_right)}}
+        return (
+            observation,
+            is_right / self._num_turns,
+            not self._wanted,
+            False,
+            {"metrics": {"success": float(is_right)}},
+        )
 
 
 class LettersEnv(TextEnv):
-    """Wants lower-case letters: a turn's reward is their share of the answer, so that random answers differ from the start."""
+    """Wants lower-case letters: a turn's reward is their share of the answer, so that random answers differ
+    from the start."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = {"success": "mean"}
 
@@ -92,9 +109,13 @@ class LettersEnv(TextEnv):
 
 
 class GatedLettersEnv(LettersEnv):
-    """As `LettersEnv`, but after the first step of the run in the working folder each episode waits there for a file `gate`."""
+    """As `LettersEnv`, but after the first step of the run in the working folder each episode waits there for
+    a file `gate`."""
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        while any(file.stat().st_size for file in Path("runs").glob("*/*/metrics.jsonl")) and not Path("gate").exists():
+        while (
+            any(file.stat().st_size for file in Path("runs").glob("*/*/metrics.jsonl"))
+            and not Path("gate").exists()
+        ):
             time.sleep(0.05)
         return super().reset(seed=seed)

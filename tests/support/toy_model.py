@@ -30,7 +30,8 @@ TINY = {
 def toy_model(
     seed: int = 0, model_type: str = "qwen3", attn_implementation: str = PACKED_ATTENTION, **config: Any
 ) -> PreTrainedModel:
-    """Two layers with grouped attention, random weights large enough that outputs differ visibly between tokens."""
+    """Two layers with grouped attention, random weights large enough that outputs differ visibly between
+    tokens."""
     return _random_model(AutoModelForCausalLM, seed, model_type, attn_implementation, config)
 
 
@@ -38,7 +39,9 @@ def toy_value_model(
     seed: int = 0, model_type: str = "qwen3", attn_implementation: str = PACKED_ATTENTION, **config: Any
 ) -> PreTrainedModel:
     """The toy model with a random scalar head in the place of the language-model head."""
-    return _random_model(AutoModelForTokenClassification, seed, model_type, attn_implementation, {"num_labels": 1, **config})
+    return _random_model(
+        AutoModelForTokenClassification, seed, model_type, attn_implementation, {"num_labels": 1, **config}
+    )
 
 
 def _random_model(
@@ -73,7 +76,8 @@ def _random_model(
 
 
 def add_noise(model: PreTrainedModel, size: float = 0.05) -> None:
-    """Adds the same noise to all trained parameters at each call: adapters then have learnt something, since B isn't 0."""
+    """Adds the same noise to all trained parameters at each call: adapters then have learnt something, since
+    B isn't 0."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

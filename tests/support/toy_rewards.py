@@ -90,9 +90,19 @@ class TellsTools:
     """Asks for the number that its tools, users and limits hash to."""
 
     def __init__(
-        self, settings: RowAgentSettings, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions, extra: str = ""
+        self,
+        settings: RowAgentSettings,
+        tools: ToolBox,
+        limits: ToolAgentLimits,
+        interactions: Interactions,
+        extra: str = "",
     ) -> None:
-        self.number = derive_seed(repr((settings, tools.names, tools.timeout_s, limits, [*interactions.by_name])), extra) % 1000
+        self.number = (
+            derive_seed(
+                repr((settings, tools.names, tools.timeout_s, limits, [*interactions.by_name])), extra
+            )
+            % 1000
+        )
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams

@@ -19,7 +19,8 @@ LACKS_SANDBOX = "TURNWISE_NEEDS_SANDBOX" not in os.environ and jail.landlock_ver
 
 TOOL_CHATML = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt "
+    "%}<|im_start|>assistant\n"
     "{% endif %}"
 )
 """A chat template in ChatML's form that shows the schemas of tools."""
@@ -46,11 +47,14 @@ def called(box: ToolBox, name: str, /, **arguments: Any) -> tuple[ToolResult, To
 
 
 class Notebook:
-    """Notes texts of one trajectory, and rewards each of them. `num_open` counts the states that aren't released."""
+    """Notes texts of one trajectory, and rewards each of them. `num_open` counts the states that aren't
+    released."""
 
     has_hung = False
 
-    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None
+    ) -> None:
         self.schema = tool_schema or schema("note")
         self.reward = (config or {}).get("reward", 0.25)
         self.num_open = 0
@@ -130,7 +134,9 @@ def blocking(path: str) -> str:
 class Undated(Notebook):
     """Its schema holds a date, as YAML reads 2020-01-01."""
 
-    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(config)
         self.schema = schema("undated")
         self.schema["function"]["parameters"]["properties"]["text"]["default"] = date(2020, 1, 1)

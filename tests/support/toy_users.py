@@ -14,9 +14,9 @@ RIGHT = (True, "thanks", 1.0, {"mood": 1.0, "why": "no number"})
 
 
 class Asker:
-    """Asks on until the model has answered `num_questions` times, and gives a quarter for each answer. From the answer number
-    `after` on, what it does in a method is the config's or the row's entry of that name, if there is one. `num_open` counts the
-    states that aren't released."""
+    """Asks on until the model has answered `num_questions` times, and gives a quarter for each answer. From
+    the answer number `after` on, what it does in a method is the config's or the row's entry of that name, if
+    there is one. `num_open` counts the states that aren't released."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = dict(config or {})
@@ -72,7 +72,9 @@ class Plain:
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> None:
         self.states[instance_id] = kwargs
 
-    def generate_response(self, instance_id: str, messages: Sequence[Message], **kwargs: Any) -> tuple[bool, str, None, None]:
+    def generate_response(
+        self, instance_id: str, messages: Sequence[Message], **kwargs: Any
+    ) -> tuple[bool, str, None, None]:
         return len(messages) > 2, f"{self.name} says {self.states[instance_id]['word']}", None, None
 
     async def calculate_score(self, instance_id: str) -> float:

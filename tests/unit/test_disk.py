@@ -45,7 +45,12 @@ def test_writers_errors(tmp_path):
         with pytest.raises(OSError, match="No space left") as raised, writing(target):
             raise error
         assert raised.value.errno == errno.ENOSPC and raised.value.filename == str(target)
-    for other in (RecursionError(), KeyError("x"), PermissionError(errno.EACCES, "no", "x"), KeyboardInterrupt()):
+    for other in (
+        RecursionError(),
+        KeyError("x"),
+        PermissionError(errno.EACCES, "no", "x"),
+        KeyboardInterrupt(),
+    ):
         with pytest.raises(type(other)) as raised, writing(target):
             raise other
         assert raised.value is other

@@ -21,8 +21,17 @@ from turnwise.runtime.replaceable import (
 )
 
 CONFIG = json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
-MODEL = {"config.json": CONFIG, "model.safetensors": "x", "tokenizer.json": "{}", "generation_config.json": "{}"}
-SHARDED = {"config.json": CONFIG, "model-00001-of-00002.safetensors": "x", "model.safetensors.index.json": "{}"}
+MODEL = {
+    "config.json": CONFIG,
+    "model.safetensors": "x",
+    "tokenizer.json": "{}",
+    "generation_config.json": "{}",
+}
+SHARDED = {
+    "config.json": CONFIG,
+    "model-00001-of-00002.safetensors": "x",
+    "model.safetensors.index.json": "{}",
+}
 ADAPTER = {"adapter_config.json": "{}", "adapter_model.safetensors": "x", "base_fingerprint.txt": "1"}
 OWN_CODE = {
     **MODEL,
@@ -108,11 +117,13 @@ def test_files_of_a_model_among_others(tmp_path):
         ({"config.json": "{}"}, True),
         ({**MODEL, "manifest.json": "{}"}, True),
     ):
-        folder = folder_with(tmp_path / str(len(list(tmp_path.iterdir()))), {"notes.txt": "mine", "run/log": "", **files})
+        folder = folder_with(
+            tmp_path / str(len(list(tmp_path.iterdir()))), {"notes.txt": "mine", "run/log": "", **files}
+        )
         assert bool(why_files_kept(folder)) == is_kept, files
-    assert foreign_entries(folder_with(tmp_path / "best", {**MODEL, "best.json": "{}", "mine.txt": ""}), ["best.json"]) == [
-        "mine.txt"
-    ]
+    assert foreign_entries(
+        folder_with(tmp_path / "best", {**MODEL, "best.json": "{}", "mine.txt": ""}), ["best.json"]
+    ) == ["mine.txt"]
 
 
 def test_a_new_folder_is_asked_for(tmp_path):
@@ -159,7 +170,9 @@ def test_only_a_link_is_pointed_elsewhere(tmp_path):
 
 
 def test_no_example_replaces_files_by_itself():
-    direct = re.compile(r"\.write_(text|bytes)\(|\.unlink\(|\.symlink_to\(|open\(.*[\"']w|write_table\([^,]*, path")
+    direct = re.compile(
+        r"\.write_(text|bytes)\(|\.unlink\(|\.symlink_to\(|open\(.*[\"']w|write_table\([^,]*, path"
+    )
     files = sorted((Path(__file__).parents[2] / "examples").rglob("*.py"))
     assert len(files) > 8
     assert not [f"{file.name}: {found[0]}" for file in files for found in direct.finditer(file.read_text())]

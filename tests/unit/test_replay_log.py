@@ -51,7 +51,9 @@ def test_a_record_says_what_comes_next(file):
 def test_the_end_of_a_record_is_said(file):
     replay_log = ReplayLog(recorded=file)
     for admissions in ((), (A, B), (), (), (), (A,)):
-        replay_log.stepped(admissions) if replay_log.admissions is not None else replay_log.updated(replay_log.update)
+        replay_log.stepped(admissions) if replay_log.admissions is not None else replay_log.updated(
+            replay_log.update
+        )
     assert replay_log.admissions is None
     with pytest.raises(DataError, match="ends after 1 batches, where its run ended"):
         assert replay_log.update
@@ -63,7 +65,8 @@ def test_what_follows_a_record_writes_the_same(file, tmp_path):
     with closing(ReplayLog(tmp_path / "again.jsonl", recorded=file)) as again:
         play(again)
     engine, ours = (
-        [line for line in f.read_text().splitlines() if "batch" not in line] for f in (file, tmp_path / "again.jsonl")
+        [line for line in f.read_text().splitlines() if "batch" not in line]
+        for f in (file, tmp_path / "again.jsonl")
     )
     assert engine == ours
 
@@ -94,7 +97,9 @@ def test_a_record_is_followed_only_by_what_computes_alike(path):
     again = ReplayLog(recorded=path)
     again.begin(kernels)
     assert again.update == 0
-    with pytest.raises(DataError, match=r"with threads 2, and here it is 1\. .*OMP_NUM_THREADS, TURNWISE_KERNELS"):
+    with pytest.raises(
+        DataError, match=r"with threads 2, and here it is 1\. .*OMP_NUM_THREADS, TURNWISE_KERNELS"
+    ):
         ReplayLog(recorded=path).begin(kernels | {"threads": 1})
 
 
@@ -108,7 +113,9 @@ def test_a_validation_that_the_record_does_not_hold_whole_is_its_end(path):
     again = ReplayLog(recorded=path)
     again.begin_validation()
     again.record_batch(0, BatchGroups([[0]], []))
-    with pytest.raises(DataError, match="no complete validation after 1 batches: its run ended there, or had another"):
+    with pytest.raises(
+        DataError, match="no complete validation after 1 batches: its run ended there, or had another"
+    ):
         again.begin_validation()
 
 

@@ -30,7 +30,9 @@ def test_the_threads_of_a_dropped_pool_end():
 def test_threads_that_wait_for_others_give_their_core_away():
     code = "import os, turnwise; print(os.environ['GOMP_SPINCOUNT'])"
     said = [
-        subprocess.run([sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=True
+        ).stdout
         for own in ({"GOMP_SPINCOUNT": "7"}, {})
     ]
     assert said[0] == "7\n" and int(said[1]) <= 10_000

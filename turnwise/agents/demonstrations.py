@@ -1,5 +1,5 @@
-"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays them with the
-prompts and limits of training; the player answers in place of the model."""
+"""Episodes of scripted players: demonstrations to learn from, and baselines to compare with. `EnvAgent` plays
+them with the prompts and limits of training; the player answers in place of the model."""
 
 import asyncio
 import json
@@ -28,14 +28,16 @@ _NUM_AHEAD = 16
 
 
 class DemonstrationResult(NamedTuple):
-    """How one episode ended. It is a success if its metric `success` is above ½ or, without this metric, its score above 0."""
+    """How one episode ended. It is a success if its metric `success` is above ½ or, without this metric, its
+    score above 0."""
 
     is_success: bool
     score: float
 
 
 class Episode(NamedTuple):
-    """One episode as a demonstration: the messages of each context with a response, and the last context's tools."""
+    """One episode as a demonstration: the messages of each context with a response, and the last context's
+    tools."""
 
     conversations: list[list[Message]]
     outcome: DemonstrationResult
@@ -43,14 +45,16 @@ class Episode(NamedTuple):
 
 
 Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextConversation]]
-"""Returns the function that opens the conversations of an episode. The environment is None for a row of a data set."""
+"""Returns the function that opens the conversations of an episode. The environment is None for a row of a
+data set."""
 
 
 def demonstrations(
     make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
 ) -> Iterator[list[Message]]:
-    """Plays one episode per task and yields one list of messages per context: one per episode or, in mode `step`, one per turn.
-    If the player gives up, the episode ends before that turn. A context without an answer is left out."""
+    """Plays one episode per task and yields one list of messages per context: one per episode or, in mode
+    `step`, one per turn. If the player gives up, the episode ends before that turn. A context without an
+    answer is left out."""
     for episode in episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks):
         yield from episode.conversations
 
@@ -64,12 +68,15 @@ def play(
 
 
 def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
-    """Returns a `Converse` that makes one player per episode, which answers in all conversations of the episode."""
+    """Returns a `Converse` that makes one player per episode, which answers in all conversations of the
+    episode."""
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)
 
-        async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
+        async def complete(
+            messages: Sequence[Message], sampling: SamplingParams, tools: Tools
+        ) -> TextAnswer | None:
             action = player.act()
             return None if action is None else TextAnswer(_answer(action, action_pattern), "stop")
 
@@ -79,15 +86,22 @@ def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
 
 
 def _answer(action: str, pattern: str | None) -> str:
-    """A response from which `pattern` reads the action. Raises ConfigError if `as_answer` finds no such response."""
+    """A response from which `pattern` reads the action. Raises ConfigError if `as_answer` finds no such
+    response."""
     text = as_answer(action, pattern)
     if text is None or parse_action(text, pattern) != action.strip():
-        raise ConfigError(f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; change the pattern")
+        raise ConfigError(
+            f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; change the pattern"
+        )
     return text
 
 
 def episodes(
-    make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Iterable[Task], num_at_once: int = 1
+    make_env: MakeEnv,
+    settings: EnvAgentSettings,
+    converse: Converse,
+    tasks: Iterable[Task],
+    num_at_once: int = 1,
 ) -> Iterator[Episode]:
     """Plays one episode per task, `num_at_once` at a time, and yields them in the order of the tasks."""
     calls = settings.calls
@@ -96,11 +110,15 @@ def episodes(
 
 
 def played_by(
-    runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
+    runner: WatchedRunner,
+    play_one: Callable[[Task], Awaitable[Episode]],
+    tasks: Iterable[Task],
+    num_at_once: int,
 ) -> Iterator[Episode]:
-    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the tasks. Each run of
-    the event loop plays batches for 0.1 s, at most `_NUM_AHEAD` episodes (or `num_at_once` if more): a run per episode would
-    cost a short one a fifth of its time. If an episode fails, yields the batches before it, then raises its error."""
+    """Plays each task with `play_one`, `num_at_once` at a time, and yields the episodes in the order of the
+    tasks. Each run of the event loop plays batches for 0.1 s, at most `_NUM_AHEAD` episodes (or `num_at_once`
+    if more): a run per episode would cost a short one a fifth of its time. If an episode fails, yields the
+    batches before it, then raises its error."""
     remaining = iter(tasks)
     waiting: list[Task] = []
     while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
@@ -114,9 +132,11 @@ def played_by(
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
-    """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed. Raises ConfigError
-    if `path` is there already and holds anything else."""
-    lines = [json.dumps({"messages": list(messages)}, ensure_ascii=False) + "\n" for messages in demonstrations]
+    """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed.
+    Raises ConfigError if `path` is there already and holds anything else."""
+    lines = [
+        json.dumps({"messages": list(messages)}, ensure_ascii=False) + "\n" for messages in demonstrations
+    ]
     write_new_or_same(path, "".join(lines), "--out")
     return len(lines)
 
@@ -127,9 +147,13 @@ def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
 
 
 async def _play_some(
-    play_one: Callable[[Task], Awaitable[Episode]], waiting: list[Task], num_at_once: int, played: list[Episode]
+    play_one: Callable[[Task], Awaitable[Episode]],
+    waiting: list[Task],
+    num_at_once: int,
+    played: list[Episode],
 ) -> None:
-    """Removes tasks from `waiting` and plays them, for about a tenth of a second. Appends the episodes to `played`."""
+    """Removes tasks from `waiting` and plays them, for about a tenth of a second. Appends the episodes to
+    `played`."""
     end = time.monotonic() + 0.1
     while waiting and time.monotonic() < end:
         some, waiting[:num_at_once] = waiting[:num_at_once], []
@@ -137,7 +161,8 @@ async def _play_some(
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
-    """The episodes, once all have ended. Raises the first error: a TurnwiseError as it is, other Exceptions as RolloutError."""
+    """The episodes, once all have ended. Raises the first error: a TurnwiseError as it is, other Exceptions
+    as RolloutError."""
     played = await asyncio.gather(*playing, return_exceptions=True)
     for fault in played:
         if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):

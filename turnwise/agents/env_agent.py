@@ -1,4 +1,5 @@
-"""The agent that plays environments: `reset`, then observe, generate, parse and `step` until the episode ends."""
+"""The agent that plays environments: `reset`, then observe, generate, parse and `step` until the episode
+ends."""
 
 import logging
 import time
@@ -12,14 +13,25 @@ from turnwise.envs.parsing import compile_pattern, read_action
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Conversation, Env, OpenConversation
 from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE, ContextMode
-from turnwise.types import CallOptions, Limit, Observation, Reduction, SamplingParams, Status, Task, Trajectory, Turn
+from turnwise.types import (
+    CallOptions,
+    Limit,
+    Observation,
+    Reduction,
+    SamplingParams,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvAgentSettings:
-    """How episodes of one tag are played. Raises ConfigError for fewer than 1 step or token, or an invalid `action_pattern`."""
+    """How episodes of one tag are played. Raises ConfigError for fewer than 1 step or token, or an invalid
+    `action_pattern`."""
 
     tag: str
     max_steps: int = 20
@@ -28,14 +40,15 @@ class EnvAgentSettings:
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
-    """Regular expression whose last group is the action; None = the whole response outside think blocks is the action."""
+    """Regular expression whose last group is the action; None = the whole response outside think blocks is
+    the action."""
     mode: ContextMode = "trajectory"
     """`trajectory`: one context that grows. `step`: each turn has a context and a prompt of its own."""
     history_length: int | None = None
     """Maximum number of earlier turns that a prompt shows in mode `step`; None = all."""
     episode_timeout_s: float | None = None
-    """Maximum seconds of play; None = no limit. A longer episode is truncated after its last complete turn (limit `time`), or
-    fails if it has none."""
+    """Maximum seconds of play; None = no limit. A longer episode is truncated after its last complete turn
+    (limit `time`), or fails if it has none."""
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
@@ -47,21 +60,25 @@ class EnvAgentSettings:
 
 
 class EnvAgent:
-    """Plays the tasks of one environment tag, each in its own environment, which is closed however the episode ends. Exceptions
-    of an environment are passed on. A result that breaks the contract, or a call past its deadline, raises EnvironmentFault.
+    """Plays the tasks of one environment tag, each in its own environment, which is closed however the
+    episode ends. Exceptions of an environment are passed on. A result that breaks the contract, or a call
+    past its deadline, raises EnvironmentFault.
     """
 
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
         self._make_env = make_env
         self._settings = settings
-        self._prompt = EnvPrompt(settings.system_template, settings.turn_template, settings.mode, settings.history_length)
+        self._prompt = EnvPrompt(
+            settings.system_template, settings.turn_template, settings.mode, settings.history_length
+        )
         self._open_session = settings.calls.opener(settings.tag)
         self._options = CallOptions(settings.max_tokens_per_step)
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished by the environment, or truncated by the limit that `Trajectory.limit` names."""
+        """One trajectory: finished by the environment, or truncated by the limit that `Trajectory.limit`
+        names."""
         session, episode = self._open_session(), _Episode()
         try:
             await session.make(self._make_env, task)
@@ -80,12 +97,19 @@ class EnvAgent:
         awaited = f"an episode of {settings.tag} to end"
         timeout_s = settings.episode_timeout_s
         try:
-            async with settings.calls.watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", _TimeIsUp):
+            async with settings.calls.watchdog.waiting(
+                "the rollouts", awaited, timeout_s, "episode_timeout_s", _TimeIsUp
+            ):
                 await self._play(session, episode, task, open_context)
         except _TimeIsUp:
             if not episode.turns:
                 raise
-            logger.warning("%s was truncated after %d turns: episode_timeout_s %g s", task.id, len(episode.turns), timeout_s)
+            logger.warning(
+                "%s was truncated after %d turns: episode_timeout_s %g s",
+                task.id,
+                len(episode.turns),
+                timeout_s,
+            )
 
     async def _play(
         self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]
@@ -112,7 +136,9 @@ class EnvAgent:
             if reply is None:
                 episode.limit = "sequence_length"
                 return
-            step = await self._take_turn(session, turn_idx, observation, conversation.turns[-1], reply["content"])
+            step = await self._take_turn(
+                session, turn_idx, observation, conversation.turns[-1], reply["content"]
+            )
             episode.turns.append(conversation.turns[-1])
             observation, info = step.observation, step.info
             if step.is_terminated or step.is_truncated:
@@ -139,13 +165,15 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and the limit that cut the episode: `time` until `_play` sets it."""
+    """The turns that the environment has answered, and the limit that cut the episode: `time` until `_play`
+    sets it."""
 
     turns: list[Turn] = field(default_factory=list)
     limit: Limit | None = "time"
 
     def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
-        """The episode's trajectory. Its metrics are `num_actions` and each metric that turns report, reduced over them."""
+        """The episode's trajectory. Its metrics are `num_actions` and each metric that turns report, reduced
+        over them."""
         metrics = {"num_actions": float(len(self.turns))}
         for name, reduction in reductions.items():
             values = [turn.metrics[name] for turn in self.turns if name in turn.metrics]

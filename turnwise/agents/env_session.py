@@ -1,4 +1,5 @@
-"""Calls one environment, from constructor to `close`. Each call has a deadline; an environment that may block has a thread."""
+"""Calls one environment, from constructor to `close`. Each call has a deadline; an environment that may block
+has a thread."""
 
 import asyncio
 import inspect
@@ -19,16 +20,19 @@ from turnwise.types import Observation, Task
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """Where a tag's environments are called, and how long a call may take. By default environments are cooperative: their calls
-    run on the event loop, and take microseconds or are coroutines. With `max_in_threads` or `use_thread_lock` environments may
-    block: each gets its own thread, so that other episodes continue."""
+    """Where a tag's environments are called, and how long a call may take. By default environments are
+    cooperative: their calls run on the event loop, and take microseconds or are coroutines. With
+    `max_in_threads` or `use_thread_lock` environments may block: each gets its own thread, so that other
+    episodes continue."""
 
     timeout_s: float | None = None
     """Maximum seconds for one call (constructor, `reset`, `step` or `close`); None = no limit."""
     max_in_threads: int = 0
-    """Maximum concurrent calls of blocking environments; 0 = environments are cooperative. Ignored with `use_thread_lock`."""
+    """Maximum concurrent calls of blocking environments; 0 = environments are cooperative. Ignored with
+    `use_thread_lock`."""
     use_thread_lock: bool = False
-    """Whether environments may block and are called one at a time. While a call is stuck, no other call starts."""
+    """Whether environments may block and are called one at a time. While a call is stuck, no other call
+    starts."""
     place_timeout_s: float | None = None
     """Maximum seconds that a call of a blocking environment waits for other calls to end; None = no limit."""
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -42,8 +46,11 @@ class CallSettings:
             object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
     def limit(self, tag: str, call: str, error: type[EnvironmentFault] = EnvironmentFault) -> Wait:
-        """The deadline of a call. A call past it raises `error`, which names tag, call, seconds and setting."""
-        return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
+        """The deadline of a call. A call past it raises `error`, which names tag, call, seconds and
+        setting."""
+        return self.watchdog.waiting(
+            f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error
+        )
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":
         """A function that opens sessions. They share the limit on concurrent calls."""
@@ -53,7 +60,8 @@ class CallSettings:
 
 
 class EnvSession:
-    """An environment that is called on the event loop. Each method raises EnvironmentFault past its deadline."""
+    """An environment that is called on the event loop. Each method raises EnvironmentFault past its
+    deadline."""
 
     env: Env
     state_key: Hashable = None
@@ -74,7 +82,9 @@ class EnvSession:
 
     async def reset(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
         """The first observation, and info."""
-        return read_reset(await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self._name)
+        return read_reset(
+            await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self._name
+        )
 
     async def step(self, action: str, turn_idx: int) -> StepResult:
         """The result of an action in turn `turn_idx` (from 1)."""
@@ -94,7 +104,8 @@ class EnvSession:
         return self.env.step(action)
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a call; a coroutine is awaited. If the call tries to end the process, only its episode fails."""
+        """The result of a call; a coroutine is awaited. If the call tries to end the process, only its
+        episode fails."""
         stopwatch = self.settings.stopwatch
         with Foreign(name, self._episode):
             started = stopwatch.now()
@@ -111,8 +122,9 @@ class EnvSession:
 
 
 class ThreadSession(EnvSession):
-    """Calls an environment in a thread of its own, since some libraries only work in the thread that loaded them. A call past
-    its deadline is interrupted and no longer waited for. Once this call returns, the thread closes the environment and ends."""
+    """Calls an environment in a thread of its own, since some libraries only work in the thread that loaded
+    them. A call past its deadline is interrupted and no longer waited for. Once this call returns, the thread
+    closes the environment and ends."""
 
     def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
         super().__init__(tag, settings)
@@ -130,8 +142,13 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls `function` in the thread once `places` allows it. A coroutine that the call returns runs on the event loop."""
-        waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
+        """Calls `function` in the thread once `places` allows it. A coroutine that the call returns runs on
+        the event loop."""
+        waiter, its_turn, timeout_s = (
+            f"an episode of {self.tag}",
+            f"its turn to call {name}",
+            self.settings.place_timeout_s,
+        )
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()
         started = self.settings.stopwatch.now()

@@ -10,7 +10,8 @@ from turnwise.types import SamplingParams, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class OverForeignText:
-    """Runs `agent` in contexts where special tokens that are spelt out in messages of users and tools stay ordinary text."""
+    """Runs `agent` in contexts where special tokens that are spelt out in messages of users and tools stay
+    ordinary text."""
 
     agent: AgentLoop
 

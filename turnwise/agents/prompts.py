@@ -12,22 +12,26 @@ from turnwise.types import Message, Observation, Turn
 class EnvPrompt:
     """Writes the messages before each response.
 
-    Each turn has a user message. In mode `trajectory` the first turn also shows the system message and the environment's
-    instruction. In mode `step` each turn opens a context and shows both; `{history}` is the last `history_length` turns
-    (None = all).
+    Each turn has a user message. In mode `trajectory` the first turn also shows the system message and the
+    environment's instruction. In mode `step` each turn opens a context and shows both; `{history}` is the
+    last `history_length` turns (None = all).
 
-    `system_template` is used as it is; "" means none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
-    `STEP_PLACEHOLDERS` as well; a literal brace is written twice. An environment's text is inserted as it is, braces included.
-    The instruction begins the user message, unless the template has `{env_instruction}`. Raises ConfigError if
-    `turn_template` has an unknown placeholder or a lone brace.
+    `system_template` is used as it is; "" means none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in
+    mode `step` with `STEP_PLACEHOLDERS` as well; a literal brace is written twice. An environment's text is
+    inserted as it is, braces included. The instruction begins the user message, unless the template has
+    `{env_instruction}`. Raises ConfigError if `turn_template` has an unknown placeholder or a lone brace.
 
     >>> prompt = EnvPrompt("", "Turn {turn_idx}: {observation}")
-    >>> prompt.messages(Observation("{P}"), turn_idx=1, actions_left=9, max_response_length=8, env_instruction="Walk.")
-    [{'role': 'user', 'content': 'Walk.\\nTurn 1: {P}'}]
+    >>> prompt.messages(Observation("{P}"), turn_idx=1, actions_left=9, max_response_length=8,
+    env_instruction="Walk.") [{'role': 'user', 'content': 'Walk.\\nTurn 1: {P}'}]
     """
 
     def __init__(
-        self, system_template: str, turn_template: str, mode: ContextMode = "trajectory", history_length: int | None = None
+        self,
+        system_template: str,
+        turn_template: str,
+        mode: ContextMode = "trajectory",
+        history_length: int | None = None,
     ) -> None:
         self._system = system_template
         self._pieces = _parse(turn_template, mode)
@@ -46,7 +50,8 @@ class EnvPrompt:
         suffix: str = "",
         earlier: Sequence[Turn] = (),
     ) -> list[Message]:
-        """The messages before the response of turn `turn_idx` (from 1). `earlier` are the episode's turns before it."""
+        """The messages before the response of turn `turn_idx` (from 1). `earlier` are the episode's turns
+        before it."""
         values = {
             "observation": observation.text,
             "turn_idx": str(turn_idx),
@@ -62,7 +67,9 @@ class EnvPrompt:
         if opens_context and env_instruction and "env_instruction" not in self._names:
             text = f"{env_instruction}\n{text}"
         user = {"role": "user", "content": _content(text, observation)}
-        return [{"role": "system", "content": self._system}, user] if opens_context and self._system else [user]
+        return (
+            [{"role": "system", "content": self._system}, user] if opens_context and self._system else [user]
+        )
 
     def _of_step(self, observation: Observation, turn_idx: int, earlier: Sequence[Turn]) -> dict[str, str]:
         length = len(earlier) if self._history_length is None else min(self._history_length, len(earlier))
@@ -114,12 +121,15 @@ def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:
     for literal, name, format_spec, conversion in fields:
         if name in STEP_PLACEHOLDERS and name not in allowed:
             raise ConfigError(
-                f"agent_template: {{{name}}} belongs to mode: step, where each turn's prompt is written afresh; "
-                f"in mode: trajectory the history is in the conversation and {{observation}} is the new part of it"
+                f"agent_template: {{{name}}} belongs to mode: step, where each turn's prompt is written "
+                f"afresh; "
+                f"in mode: trajectory the history is in the conversation and {{observation}} is the new "
+                f"part of it"
             )
         if name is not None and (name not in allowed or format_spec or conversion):
             raise ConfigError(
-                f"agent_template: {{{name}}} isn't a placeholder; allowed are {', '.join(allowed)}, without formats; "
+                f"agent_template: {{{name}}} isn't a placeholder; allowed are {', '.join(allowed)}, without "
+                f"formats; "
                 f"write a brace that is part of the text twice.{nearest(name, allowed)}"
             )
         pieces.append((literal, name or ""))

@@ -1,4 +1,5 @@
-"""The agent for rows of a data set without tools: one prompt and one response, or a conversation with a simulated user."""
+"""The agent for rows of a data set without tools: one prompt and one response, or a conversation with a
+simulated user."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, 
 
 @dataclass(frozen=True, slots=True)
 class RowAgentSettings:
-    """Settings of the agents for rows of a data set. An episode that a limit cuts counts as truncated, not as failed."""
+    """Settings of the agents for rows of a data set. An episode that a limit cuts counts as truncated, not as
+    failed."""
 
     prompt_key: str = "prompt"
     """Column of the prompt: a string, or a list of messages."""
@@ -24,7 +26,8 @@ class RowAgentSettings:
 
 
 class SingleTurnAgent:
-    """Answers the prompt of a row once. If the row names a simulated user, that user may reply to each answer."""
+    """Answers the prompt of a row once. If the row names a simulated user, that user may reply to each
+    answer."""
 
     def __init__(self, settings: RowAgentSettings, interactions: Interactions | None = None) -> None:
         self._settings = settings
@@ -33,11 +36,14 @@ class SingleTurnAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished, or truncated by a limit. It has one turn if there is no simulated user."""
+        """One trajectory: finished, or truncated by a limit. It has one turn if there is no simulated
+        user."""
         async with self._interactions.open(task, sibling, self._settings.max_user_turns) as user:
             # Special tokens in a user's message would forge a turn.
             conversation = open_conversation(sampling, encode_special_tokens=not user.is_there)
-            limit = await self._converse(user, conversation, prompt_of(task.payload, self._settings.prompt_key))
+            limit = await self._converse(
+                user, conversation, prompt_of(task.payload, self._settings.prompt_key)
+            )
             metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
         return [Trajectory(task, sibling, conversation.turns, status=status, limit=limit, metrics=metrics)]
@@ -61,5 +67,6 @@ class SingleTurnAgent:
 
 
 def cut_by(conversation: Conversation) -> Limit:
-    """The limit that cut the last response: `sequence_length` if the context is full, else `max_new_tokens`."""
+    """The limit that cut the last response: `sequence_length` if the context is full, else
+    `max_new_tokens`."""
     return "max_new_tokens" if conversation.remaining_tokens() > 0 else "sequence_length"

@@ -1,4 +1,5 @@
-"""The agent for rows of a data set with tools: generate, execute calls, show results, until a response has no calls."""
+"""The agent for rows of a data set with tools: generate, execute calls, show results, until a response has no
+calls."""
 
 import asyncio
 import logging
@@ -10,7 +11,14 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.prompts import prompt_of
 from turnwise.protocols import Conversation, HearsCalls, OpenConversation
-from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolResult, ToolSession, readable
+from turnwise.tools.session import (
+    Interactions,
+    InteractionSession,
+    ToolBox,
+    ToolResult,
+    ToolSession,
+    readable,
+)
 from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -24,7 +32,8 @@ class ToolAgentLimits:
     """Limits of an episode with tools."""
 
     max_parallel_calls: int = 1
-    """Maximum calls of one response that are executed, all at once. The model is told that further calls were not executed."""
+    """Maximum calls of one response that are executed, all at once. The model is told that further calls were
+    not executed."""
     max_tool_response_length: int = 1024
     """Maximum characters of a result that are shown to the model."""
     tool_response_truncate_side: Side = "middle"
@@ -32,12 +41,18 @@ class ToolAgentLimits:
 
 
 class ToolAgent:
-    """Plays a row in one context. The row's tools are created once, and released however the episode ends. If the row names a
-    simulated user, that user may reply to each response without calls. A call that can't be read or executed is answered with
-    the reason. A tool that hangs or crashes ends the episode with an exception; the scheduler plays the row again."""
+    """Plays a row in one context. The row's tools are created once, and released however the episode ends. If
+    the row names a simulated user, that user may reply to each response without calls. A call that can't be
+    read or executed is answered with the reason. A tool that hangs or crashes ends the episode with an
+    exception; the scheduler plays the row again."""
 
     def __init__(
-        self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None
+        self,
+        settings: RowAgentSettings,
+        *,
+        tools: ToolBox,
+        limits: ToolAgentLimits,
+        interactions: Interactions | None = None,
     ) -> None:
         self._settings = settings
         self._interactions = interactions or Interactions()
@@ -47,9 +62,13 @@ class ToolAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished by a response without calls or by the simulated user, or truncated by a limit."""
+        """One trajectory: finished by a response without calls or by the simulated user, or truncated by a
+        limit."""
         users = self._interactions
-        async with self._tools.open(task) as session, users.open(task, sibling, self._settings.max_user_turns) as user:
+        async with (
+            self._tools.open(task) as session,
+            users.open(task, sibling, self._settings.max_user_turns) as user,
+        ):
             # Special tokens in results of tools or messages of users would forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
             prompt = prompt_of(task.payload, self._settings.prompt_key, session.schemas)
@@ -59,12 +78,19 @@ class ToolAgent:
         status: Status = "truncated" if limit else "finished"
         trajectory = Trajectory(task, sibling, conversation.turns, status=status, limit=limit)
         trajectory.outcome_rewards = {f"tool/{name}": reward for name, reward in rewards.items()}
-        counts = {name: sum(turn.metrics[name] for turn in conversation.turns) for name in ("tool_calls", "unreadable_calls")}
+        counts = {
+            name: sum(turn.metrics[name] for turn in conversation.turns)
+            for name in ("tool_calls", "unreadable_calls")
+        }
         trajectory.metrics = counts | session.metrics | metrics
         return [trajectory]
 
     async def _converse(
-        self, session: "_ToldSession", user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
+        self,
+        session: "_ToldSession",
+        user: InteractionSession,
+        conversation: Conversation,
+        messages: Sequence[Message],
     ) -> Limit | None:
         settings, said = self._settings, list[Message]()
         while True:
@@ -75,7 +101,10 @@ class ToolAgent:
             recorded = reply.pop("tool_results", None)
             calls = reply.get("tool_calls") or ()
             errors = reply.get("call_errors") or ()
-            turn.metrics = {"tool_calls": float(len(calls) + len(errors)), "unreadable_calls": float(len(errors))}
+            turn.metrics = {
+                "tool_calls": float(len(calls) + len(errors)),
+                "unreadable_calls": float(len(errors)),
+            }
             if turn.finish_reason == "length":
                 return cut_by(conversation)
             said += [*messages, reply]
@@ -98,8 +127,9 @@ class ToolAgent:
         errors: Sequence[str],
         recorded: Sequence[str] | None,
     ) -> list[Message]:
-        """A message of role `tool` per call, in the order of the calls; unreadable calls come last. `recorded` are the
-        texts of these messages in a replay; if there is one for each call, they are used and no call is executed."""
+        """A message of role `tool` per call, in the order of the calls; unreadable calls come last.
+        `recorded` are the texts of these messages in a replay; if there is one for each call, they are used
+        and no call is executed."""
         errors = [readable(error) for error in errors]
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)
@@ -113,7 +143,10 @@ class ToolAgent:
         names = [f["name"] if f["name"] in known else "error" for f in functions] + ["error"] * len(errors)
         ids = [call["id"] for call in calls] + [f"error{number:04d}" for number in range(len(errors))]
         said = zip(names, ids, recorded, strict=True)
-        return [{"role": "tool", "name": name, "tool_call_id": call_id, "content": text} for name, call_id, text in said]
+        return [
+            {"role": "tool", "name": name, "tool_call_id": call_id, "content": text}
+            for name, call_id, text in said
+        ]
 
     async def _results(self, session: "_ToldSession", functions: Sequence[Mapping[str, Any]]) -> list[str]:
         most = self._limits.max_parallel_calls

@@ -1,4 +1,5 @@
-"""The last part of credit assignment, which all estimators share: whitening, clipping, and writing into the samples."""
+"""The last part of credit assignment, which all estimators share: whitening, clipping, and writing into the
+samples."""
 
 import numpy as np
 
@@ -8,8 +9,9 @@ from turnwise.types import Metric
 
 
 def write_advantages(tokens: ResponseTokens, advantages: Array, settings: AlgorithmSettings) -> list[Metric]:
-    """Writes the `advantages` [R] of the batch's trained tokens into their samples, with 0 at every other token. If the
-    settings ask for it, they are first whitened over all trained tokens, then clipped to ±`advantage_clip`."""
+    """Writes the `advantages` [R] of the batch's trained tokens into their samples, with 0 at every other
+    token. If the settings ask for it, they are first whitened over all trained tokens, then clipped to
+    ±`advantage_clip`."""
     if settings.whiten_advantages:
         advantages = whiten_all(advantages)
     advantages, metrics = clip("critic/advantage_clip_frac", advantages, settings.advantage_clip)
@@ -28,14 +30,18 @@ def whiten_all(x: Array) -> Array:
 
 
 def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[Metric]]:
-    """`values` clipped to ±`bound`, and the clipped share as `metric`; unchanged and without a metric if `bound` is None."""
+    """`values` clipped to ±`bound`, and the clipped share as `metric`; unchanged and without a metric if
+    `bound` is None."""
     if bound is None or not len(values):
         return values, []
-    return values.clip(-bound, bound), [Metric(metric, float((np.abs(values) > bound).mean()), weight=len(values))]
+    return values.clip(-bound, bound), [
+        Metric(metric, float((np.abs(values) > bound).mean()), weight=len(values))
+    ]
 
 
 def summary(name: str, values: Array) -> list[Metric]:
-    """Mean, maximum and minimum of `values` as `name/mean`, `name/max`, `name/min`; none if there are no values."""
+    """Mean, maximum and minimum of `values` as `name/mean`, `name/max`, `name/min`; none if there are no
+    values."""
     if not len(values):
         return []
     return [

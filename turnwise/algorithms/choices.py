@@ -1,7 +1,7 @@
-"""Chooses the tokens of an optimiser step that `clip_cov` leaves out of the loss, or to which `kl_cov` adds a penalty.
-Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob. To first order, the entropy
-falls in proportion to this covariance (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens that the step's
-loss counts."""
+"""Chooses the tokens of an optimiser step that `clip_cov` leaves out of the loss, or to which `kl_cov` adds a
+penalty. Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob.
+To first order, the entropy falls in proportion to this covariance (Cui et al. 2025, arXiv:2505.22617, section
+4). Means are over all tokens that the step's loss counts."""
 
 from collections.abc import Callable
 
@@ -29,21 +29,22 @@ def clip_cov(
     clip_low: float,
     clip_high: float,
 ) -> Index:
-    """Indices drawn among tokens with a covariance in [covariance_low, covariance_high]: `fraction` of all tokens, or all
-    such tokens if they are fewer. The clip bounds are for `variants.clip_cov` alone."""
+    """Indices drawn among tokens with a covariance in [covariance_low, covariance_high]: `fraction` of all
+    tokens, or all such tokens if they are fewer. The clip bounds are for `variants.clip_cov` alone."""
     eligible = np.flatnonzero((covariances >= covariance_low) & (covariances <= covariance_high))
     number = min(_number(fraction, len(covariances)), len(eligible))
     return np.random.default_rng(seed).choice(eligible, number, replace=False)
 
 
 def kl_cov(covariances: Array, seed: int, *, fraction: float, coef: float) -> Index:
-    """Indices of the `fraction` of the tokens with the largest covariances; among equal ones, earlier tokens come first. The
-    choice doesn't depend on `seed`, and `coef` is for `variants.kl_cov` alone."""
+    """Indices of the `fraction` of the tokens with the largest covariances; among equal ones, earlier tokens
+    come first. The choice doesn't depend on `seed`, and `coef` is for `variants.kl_cov` alone."""
     return np.argsort(-covariances, kind="stable")[: _number(fraction, len(covariances))]
 
 
 def _number(fraction: float, num_tokens: int) -> int:
-    """`fraction` of the tokens, but at least 1, since a step may have fewer than 1 / fraction tokens; 0 for a fraction of 0."""
+    """`fraction` of the tokens, but at least 1, since a step may have fewer than 1 / fraction tokens; 0 for a
+    fraction of 0."""
     return max(1, int(fraction * num_tokens)) if fraction > 0 else 0
 
 

@@ -1,11 +1,13 @@
-"""Measures how sampler and trainer differ for the same weights and tokens, and corrects the loss (`train_infer_correction`).
+"""Measures how sampler and trainer differ for the same weights and tokens, and corrects the loss
+(`train_infer_correction`).
 
-ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are normalised over each
-token's kept ids (the candidates that top-k, top-p and min-p left). If sampling truncates and the server returns no kept ids
-(see `SamplingParams.keeps_ids`), part of the policy's mass is never sampled, and E[ρ] < 1 even if both policies are equal.
+ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both log-probs are
+normalised over each token's kept ids (the candidates that top-k, top-p and min-p left). If sampling truncates
+and the server returns no kept ids (see `SamplingParams.keeps_ids`), part of the policy's mass is never
+sampled, and E[ρ] < 1 even if both policies are equal.
 
-ρ, its weights and its masks are computed before an optimiser step begins. So they don't depend on how the step is split into
-micro-batches, and the step's denominators count only the tokens that the masks keep."""
+ρ, its weights and its masks are computed before an optimiser step begins. So they don't depend on how the
+step is split into micro-batches, and the step's denominators count only the tokens that the masks keep."""
 
 from collections.abc import Sequence
 
@@ -21,18 +23,22 @@ from turnwise.types import Batch, Metric, Sample
 
 
 def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
-    """ρ [N] of a batch of tensors: exp(old − sampled), where the exponent is the token's own, or its mean over the turn
-    (`segment`) or sequence (`geometric`), or its sum over the sequence (`sequence`), clamped to ±20. Entries outside the
-    response mask are meaningless. Raises ValueError if the forward pass for the old log-probs hasn't run."""
+    """ρ [N] of a batch of tensors: exp(old − sampled), where the exponent is the token's own, or its mean
+    over the turn (`segment`) or sequence (`geometric`), or its sum over the sequence (`sequence`), clamped to
+    ±20. Entries outside the response mask are meaningless. Raises ValueError if the forward pass for the old
+    log-probs hasn't run."""
     if batch.old_logprobs is None:
-        raise ValueError("train_infer_correction needs old_logprobs on every sample before the loss is prepared")
+        raise ValueError(
+            "train_infer_correction needs old_logprobs on every sample before the loss is prepared"
+        )
     exponent = Spans.of(batch).over(batch.old_logprobs - batch.rollout_logprobs, granularity)
     return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
 
 def band_mask(batch: Batch, correction: Correction) -> Tensor | None:
-    """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters. With granularity `token` a filter
-    is IcePop; with `sequence` or `geometric` it is masked importance sampling."""
+    """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters. With
+    granularity `token` a filter is IcePop; with `sequence` or `geometric` it is masked importance
+    sampling."""
     if not correction.filters:
         return None
     keep_mask = batch.response_mask
@@ -43,8 +49,9 @@ def band_mask(batch: Batch, correction: Correction) -> Tensor | None:
 
 
 def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
-    """min(ρ, cap) [N] without a gradient, 0 outside the response mask; None without `weights`. This is truncated importance
-    sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training")."""
+    """min(ρ, cap) [N] without a gradient, 0 outside the response mask; None without `weights`. This is
+    truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings
+    you off-policy RL training")."""
     if correction.weights is None:
         return None
     ratio = importance_ratio(batch, correction.weights.granularity).clamp(max=correction.weights.cap)
@@ -63,9 +70,9 @@ def correction_metrics(batch: Batch, keep_mask: Tensor | None, weights: Tensor |
 
 
 def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> list[Metric]:
-    """How far the old log-probs [N] are from the sampler's, over the tokens of `mask`: mean, maximum and 99th percentile of
-    |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size. Combined over micro-batches and optimiser
-    steps, they are the statistics of all tokens."""
+    """How far the old log-probs [N] are from the sampler's, over the tokens of `mask`: mean, maximum and 99th
+    percentile of |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size. Combined over
+    micro-batches and optimiser steps, they are the statistics of all tokens."""
     difference = (old_logprobs - rollout_logprobs).detach()[mask]
     distance = difference.abs()
     ratio = torch.exp(difference.clamp(-MAX_EXPONENT, MAX_EXPONENT))
@@ -83,7 +90,8 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
 
 
 def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:
-    """Mean and maximum age of the trained tokens: the trainer's `version` minus the policy version that sampled the token.
+    """Mean and maximum age of the trained tokens: the trainer's `version` minus the policy version that
+    sampled the token.
 
     >>> import numpy as np
     >>> from turnwise.types import Sample, TurnSpan, VersionRun

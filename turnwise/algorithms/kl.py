@@ -1,5 +1,6 @@
-"""Estimators of KL(p ‖ q) from d = log p − log q of tokens sampled from p (Schulman, "Approximating KL Divergence", 2020), and
-the KL to a reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2)."""
+"""Estimators of KL(p ‖ q) from d = log p − log q of tokens sampled from p (Schulman, "Approximating KL
+Divergence", 2020), and the KL to a reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593,
+eq. 2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,12 @@ def k3(difference: Tensor) -> Tensor:
     return torch.exp(-bounded) + bounded - 1.0
 
 
-KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": k1, "abs": torch.abs, "k2": k2, "k3": k3}
+KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {
+    "k1": k1,
+    "abs": torch.abs,
+    "k2": k2,
+    "k3": k3,
+}
 """The estimators by name. `abs`, |d|, is a distance and doesn't estimate the KL."""
 
 
@@ -49,10 +55,11 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 
 @dataclass(slots=True)
 class KLController:
-    """Controls β (`coef`), the coefficient of the KL in the reward. With a `target`, each batch of n trajectories adapts it:
+    """Controls β (`coef`), the coefficient of the KL in the reward. With a `target`, each batch of n
+    trajectories adapts it:
 
-    e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·min(n / horizon, 4)) (Ziegler et al. 2019, arXiv:1909.08593,
-    section 2.2). The bound 4 isn't in the paper; it keeps β positive.
+    e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·min(n / horizon, 4)) (Ziegler et al. 2019,
+    arXiv:1909.08593, section 2.2). The bound 4 isn't in the paper; it keeps β positive.
 
     >>> controller = KLController(0.2, target=6.0, horizon=10_000)
     >>> for kl, num_trajectories in ((12.0, 1000), (3.0, 1000), (6.3, 256)):
@@ -68,7 +75,8 @@ class KLController:
     horizon: float = 10_000.0
 
     def update(self, kl: float, num_trajectories: int) -> None:
-        """Adapts β. `kl` is in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
+        """Adapts β. `kl` is in nats per token: the mean over the batch's trajectories of the mean over their
+        tokens."""
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
             self.coef *= 1.0 + error * min(num_trajectories / self.horizon, 4.0)
@@ -82,23 +90,34 @@ class KLController:
             self.coef = state["coef"]
 
 
-def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
-    """β·KL_t(old ‖ ref) of each token [R], to be subtracted from the token's reward, and metrics. Without `add_token_level_kl`
-    these penalties are 0, and without old or ref log-probs no KL is logged, not even as 0. With `add_token_level_kl`, a
-    `controller` with a target then adapts β, and missing log-probs raise ValueError."""
-    full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
+def penalize_kl(
+    tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController
+) -> tuple[Array, list[Metric]]:
+    """β·KL_t(old ‖ ref) of each token [R], to be subtracted from the token's reward, and metrics. Without
+    `add_token_level_kl` these penalties are 0, and without old or ref log-probs no KL is logged, not even as
+    0. With `add_token_level_kl`, a `controller` with a target then adapts β, and missing log-probs raise
+    ValueError."""
+    full = [
+        sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs
+        for sample in tokens.samples
+    ]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])
     if old is None or ref is None:
         if settings.add_token_level_kl:
-            raise ValueError("add_token_level_kl needs old_logprobs and ref_logprobs on every sample before credit")
+            raise ValueError(
+                "add_token_level_kl needs old_logprobs and ref_logprobs on every sample before credit"
+            )
         return np.zeros(len(tokens.position)), []
     kl = kl_divergence(torch.from_numpy(old), torch.from_numpy(ref), settings.kl_penalty).numpy()
     if not len(kl):
         return kl, []
     sums, lengths = tokens.totals(kl)[tokens.is_trained], tokens.lengths[tokens.is_trained]
     kl_mean = float((sums / lengths).mean())
-    metrics = [Metric("critic/kl", kl_mean, weight=len(sums)), Metric("critic/kl_sum", float(sums.mean()), weight=len(sums))]
+    metrics = [
+        Metric("critic/kl", kl_mean, weight=len(sums)),
+        Metric("critic/kl_sum", float(sums.mean()), weight=len(sums)),
+    ]
     if not settings.add_token_level_kl:
         return np.zeros_like(kl), metrics
     metrics.append(Metric("critic/kl_coef", controller.coef, "last"))

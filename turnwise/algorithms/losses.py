@@ -1,6 +1,7 @@
-"""The losses of a policy (a variant, its aggregation over tokens, a KL to the reference and an entropy bonus) and of a critic.
-In all four modes of `loss_agg_mode` the loss is linear in the tokens' losses. So a mode is one factor per token, which contains
-the denominator of the *whole* optimiser step, and the sum over micro-batches and ranks doesn't depend on the split."""
+"""The losses of a policy (a variant, its aggregation over tokens, a KL to the reference and an entropy bonus)
+and of a critic. In all four modes of `loss_agg_mode` the loss is linear in the tokens' losses. So a mode is
+one factor per token, which contains the denominator of the *whole* optimiser step, and the sum over
+micro-batches and ranks doesn't depend on the split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,14 +33,20 @@ def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -
 
 
 def token_factors(
-    mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: LossAggMode
+    mask: Tensor,
+    weights: Tensor,
+    sequence_id: Tensor,
+    num_sequences: int,
+    denominators: Denominators,
+    mode: LossAggMode,
 ) -> Tensor:
-    """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m and, in the whole step, W = Σw over the
-    tokens of the mask and B = Σw over the sequences with such a token:
+    """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m and, in the whole step,
+    W = Σw over the tokens of the mask and B = Σw over the sequences with such a token:
 
     - `token-mean`: w·m / W
     - `seq-mean-token-sum`: w·m / B
-    - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never split over micro-batches
+    - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never split over
+    micro-batches
     - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")"""
     share = replace_outside(weights.to(torch.float32), mask)
     denominator = step_denominator(denominators, mode)
@@ -78,16 +85,17 @@ LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 
 
 class PolicyLoss:
-    """pg + `kl_loss_coef`·KL(lp ‖ ref) − `entropy_loss_coef`·entropy: a `Loss` that is also `NeedsWholeStep` and `StreamsStep`.
+    """pg + `kl_loss_coef`·KL(lp ‖ ref) − `entropy_loss_coef`·entropy: a `Loss` that is also `NeedsWholeStep`
+    and `StreamsStep`.
 
-    A call returns what one micro-batch adds to the loss of its optimiser step. If the batch has no `old_logprobs`, old is the
-    current log-prob without its gradient. The ratio is then 1, which is exact for the first optimiser step of an update. Ratio
-    and policy loss are over a token's kept ids (after top-k, top-p, min-p) if it has some, KL and entropy over the whole
-    vocabulary.
+    A call returns what one micro-batch adds to the loss of its optimiser step. If the batch has no
+    `old_logprobs`, old is the current log-prob without its gradient. The ratio is then 1, which is exact for
+    the first optimiser step of an update. Ratio and policy loss are over a token's kept ids (after top-k,
+    top-p, min-p) if it has some, KL and entropy over the whole vocabulary.
 
-    On every batch with `rollout_logprobs`, metrics compare old with the sampler's log-probs. With `use_rollout_log_probs` old
-    is the sampler's own, so they compare the current log-probs with the sampler's instead. Raises ConfigError if a user's
-    variant can't be loaded, or can't be called with `pg_args`."""
+    On every batch with `rollout_logprobs`, metrics compare old with the sampler's log-probs. With
+    `use_rollout_log_probs` old is the sampler's own, so they compare the current log-probs with the sampler's
+    instead. Raises ConfigError if a user's variant can't be loaded, or can't be called with `pg_args`."""
 
     outputs: frozenset[Output] = frozenset({"logprobs", "entropy"})
 
@@ -98,31 +106,40 @@ class PolicyLoss:
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether advantages of 0 give a gradient of 0. False with a KL, an entropy bonus, kimi15, kl_cov or a user's loss."""
+        """Whether advantages of 0 give a gradient of 0. False with a KL, an entropy bonus, kimi15, kl_cov or
+        a user's loss."""
         settings = self.settings
         has_own_term = settings.pg_variant not in VARIANTS or settings.pg_variant in ("kimi15", "kl_cov")
         has_kl = settings.use_kl_loss and settings.kl_loss_coef != 0
         return not (has_kl or settings.entropy_loss_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
-        """`keep_mask`, importance weights and `selected_mask` of an optimiser step, and their metrics, from its batch of numpy
-        arrays. Raises ValueError if they need `old_logprobs` and there are none."""
+        """`keep_mask`, importance weights and `selected_mask` of an optimiser step, and their metrics, from
+        its batch of numpy arrays. Raises ValueError if they need `old_logprobs` and there are none."""
         batch, correction = step_batch.map(torch.as_tensor), self.settings.train_infer_correction
         keep_mask, weights = band_mask(batch, correction), importance_weights(batch, correction)
         metrics = correction_metrics(batch, keep_mask, weights)
-        annotations = TokenAnnotations(*(None if values is None else values.numpy() for values in (keep_mask, weights)))
+        annotations = TokenAnnotations(
+            *(None if values is None else values.numpy() for values in (keep_mask, weights))
+        )
         if self.settings.pg_variant in CHOICES:
             mask = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
-            annotations = annotations._replace(selected_mask=self._choose(step_batch, mask & (step_batch.weights > 0), seed))
+            annotations = annotations._replace(
+                selected_mask=self._choose(step_batch, mask & (step_batch.weights > 0), seed)
+            )
         return annotations, metrics
 
     def _choose(self, step_batch: Batch, mask: Any, seed: int) -> Any:
         """bool [N]: the tokens that the variant chooses among those of `mask`, bool [N]."""
         variant = self.settings.pg_variant
         if step_batch.old_logprobs is None:
-            raise ValueError(f"pg_variant {variant} needs old_logprobs on every sample before the loss is prepared")
+            raise ValueError(
+                f"pg_variant {variant} needs old_logprobs on every sample before the loss is prepared"
+            )
         # Over the whole vocabulary, since the entropy is that of the whole distribution.
-        full = step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
+        full = (
+            step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
+        )
         advantages, old = (array[mask].astype(np.float64) for array in (step_batch.advantages, full))
         selected_mask = np.zeros(len(mask), np.bool_)
         if mask.any():
@@ -131,13 +148,20 @@ class PolicyLoss:
         return selected_mask
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
-        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask have no effect."""
+        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask have no
+        effect."""
         settings, mask, loss_mask = self.settings, batch.response_mask, batch.loss_mask
         logprobs = replace_outside(outputs.logprobs.float(), mask)
-        full = logprobs if outputs.full_logprobs is None else replace_outside(outputs.full_logprobs.float(), mask)
+        full = (
+            logprobs
+            if outputs.full_logprobs is None
+            else replace_outside(outputs.full_logprobs.float(), mask)
+        )
         inputs = PolicyInputs(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach() if batch.old_logprobs is None else replace_outside(batch.old_logprobs, mask),
+            old_logprobs=logprobs.detach()
+            if batch.old_logprobs is None
+            else replace_outside(batch.old_logprobs, mask),
             advantages=replace_outside(batch.advantages, mask),
             spans=Spans.of(batch),
             granularity=settings.granularity,
@@ -152,13 +176,17 @@ class PolicyLoss:
         parts = {"actor/pg_loss": total}
         if settings.use_kl_loss:
             reference = replace_outside(batch.ref_logprobs, mask)
-            parts["actor/kl_loss"] = aggregate(kl_divergence(full, reference, settings.kl_loss_type), loss_mask, factors)
+            parts["actor/kl_loss"] = aggregate(
+                kl_divergence(full, reference, settings.kl_loss_type), loss_mask, factors
+            )
             total = total + settings.kl_loss_coef * parts["actor/kl_loss"]
         # Always measured, in nats per token: a collapsing policy shows here first.
         if outputs.entropy is not None:
             measured["actor/entropy"] = outputs.entropy.detach()
         if settings.entropy_loss_coef:
-            total = total - settings.entropy_loss_coef * aggregate(outputs.entropy.float(), loss_mask, factors)
+            total = total - settings.entropy_loss_coef * aggregate(
+                outputs.entropy.float(), loss_mask, factors
+            )
         parts["actor/total_loss"] = total
         metrics = loss_metrics(parts, batch) + token_metrics(inputs, measured, batch.weights)
         if batch.rollout_logprobs is not None:
@@ -171,14 +199,19 @@ class PolicyLoss:
         return step_denominator(denominators, self.settings.aggregation)
 
     def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
-        """The `metrics` of a step's parts, with the losses rescaled from means over tokens to the aggregation mode."""
+        """The `metrics` of a step's parts, with the losses rescaled from means over tokens to the aggregation
+        mode."""
         scale = denominators.num_tokens / self.divisor(denominators)
-        return [metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric for metric in metrics]
+        return [
+            metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric
+            for metric in metrics
+        ]
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
-    """One metric per entry of `parts`: its name → what the micro-batch adds to this loss of its step. A metric's weight is the
-    micro-batch's share of the step's tokens. Shares sum to 1, so means are over *optimiser steps*, however each was split."""
+    """One metric per entry of `parts`: its name → what the micro-batch adds to this loss of its step. A
+    metric's weight is the micro-batch's share of the step's tokens. Shares sum to 1, so means are over
+    *optimiser steps*, however each was split."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))
@@ -186,22 +219,33 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """The policy's distance from `old_logprobs`, the ratio's mean and extremes, and `measured`; means over trained tokens."""
+    """The policy's distance from `old_logprobs`, the ratio's mean and extremes, and `measured`; means over
+    trained tokens."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
-    means = {"actor/ratio_mean": ratio, "actor/approxkl": k2(difference), "actor/policykl": k1(-difference), **measured}
+    means = {
+        "actor/ratio_mean": ratio,
+        "actor/approxkl": k2(difference),
+        "actor/policykl": k1(-difference),
+        **measured,
+    }
     metrics = mean_metrics(means, mask, weights)
     count = metrics[0].weight
     # Outside the mask the ratio is exp(0) = 1; it is replaced so that it can't be the extreme.
-    metrics.append(Metric("actor/ratio_max", replace_outside(ratio, mask, float("-inf")).max(), "max", weight=count))
-    metrics.append(Metric("actor/ratio_min", replace_outside(ratio, mask, float("inf")).min(), "min", weight=count))
+    metrics.append(
+        Metric("actor/ratio_max", replace_outside(ratio, mask, float("-inf")).max(), "max", weight=count)
+    )
+    metrics.append(
+        Metric("actor/ratio_min", replace_outside(ratio, mask, float("inf")).min(), "min", weight=count)
+    )
     return metrics
 
 
 class ValueLoss:
-    """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens, or, with `gae_granularity: turn`, before
-    turns. R is the return. With `value_clip` c the loss is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), where V_old
-    is from before the update: moving a value by more than c gains nothing (OpenAI Baselines, ppo2)."""
+    """A `protocols.Loss`: the mean of ½(V − R)² over the states before trained tokens, or, with
+    `gae_granularity: turn`, before turns. R is the return. With `value_clip` c the loss is ½·max((V − R)²,
+    (clip(V, V_old − c, V_old + c) − R)²), where V_old is from before the update: moving a value by more than
+    c gains nothing (OpenAI Baselines, ppo2)."""
 
     outputs: frozenset[Output] = frozenset({"values"})
 
@@ -213,7 +257,9 @@ class ValueLoss:
         """`(part of the step's loss, metrics)` from tensors [N]. Entries of other states have no effect."""
         mask = first_tokens(batch) if self.is_by_turn else batch.response_mask
         num_states = batch.denominators.num_turns if self.is_by_turn else batch.denominators.num_tokens
-        values, old, returns = (replace_outside(x, mask) for x in (outputs.values.float(), batch.values, batch.returns))
+        values, old, returns = (
+            replace_outside(x, mask) for x in (outputs.values.float(), batch.values, batch.returns)
+        )
         errors = (values - returns).square()
         losses = errors
         measured = {"critic/value": old, "critic/vpred": values, "critic/error": errors}
@@ -224,11 +270,14 @@ class ValueLoss:
         share = replace_outside(batch.weights, mask)
         factors = share / num_states if num_states > 0 else torch.zeros_like(share)
         total = 0.5 * aggregate(losses, mask, factors)
-        return total, loss_metrics({"critic/loss": total}, batch) + mean_metrics(measured, mask, batch.weights)
+        return total, loss_metrics({"critic/loss": total}, batch) + mean_metrics(
+            measured, mask, batch.weights
+        )
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """bool [N]: the first trained token of each turn, even if tokens in the turn's middle aren't trained on."""
+    """bool [N]: the first trained token of each turn, even if tokens in the turn's middle aren't trained
+    on."""
     trained = batch.response_mask.nonzero().squeeze(-1)
     turn = Spans.of(batch).turn_id[trained]
     is_first = torch.ones_like(trained, dtype=torch.bool)

@@ -1,4 +1,5 @@
-"""Means over trained tokens. Inputs are *replaced* where the mask is 0, since a NaN there would survive a product with 0."""
+"""Means over trained tokens. Inputs are *replaced* where the mask is 0, since a NaN there would survive a
+product with 0."""
 
 from collections.abc import Mapping
 
@@ -29,6 +30,10 @@ def masked_mean(x: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
 
 
 def mean_metrics(measured: Mapping[str, Tensor], mask: Tensor, weights: Tensor) -> list[Metric]:
-    """The `masked_mean` of each tensor [N], without a gradient, under its name. A metric's weight is Σ w·m."""
+    """The `masked_mean` of each tensor [N], without a gradient, under its name. A metric's weight is Σ
+    w·m."""
     count = replace_outside(weights, mask).sum()
-    return [Metric(name, masked_mean(x.detach().float(), mask, weights), weight=count) for name, x in measured.items()]
+    return [
+        Metric(name, masked_mean(x.detach().float(), mask, weights), weight=count)
+        for name, x in measured.items()
+    ]

@@ -1,11 +1,12 @@
 """Reward normalisation: scores [T] of T trajectories (or returns of turns), centred and scaled within groups.
 
-If one run of an agent returns several trajectories (sub-agents, compaction), their weights add up to 1, so Σw is a number of
-runs. Means are Σw·s / Σw, and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1 these are the usual statistics.
-If all trajectories of a run have the same score, these are exactly the statistics over runs.
+If one run of an agent returns several trajectories (sub-agents, compaction), their weights add up to 1, so Σw
+is a number of runs. Means are Σw·s / Σw, and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1
+these are the usual statistics. If all trajectories of a run have the same score, these are exactly the
+statistics over runs.
 
-`running` statistics are over every score since training began, whatever the grouping. A batch is added before it is normalised,
-so the first batch is normalised by its own statistics."""
+`running` statistics are over every score since training began, whatever the grouping. A batch is added before
+it is normalised, so the first batch is normalised by its own statistics."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,8 @@ from turnwise.types import SAME_SCORE, Group
 
 @dataclass(slots=True)
 class RunningMoments:
-    """Weighted count, mean and unbiased standard deviation of all values since training began; they are saved in checkpoints.
+    """Weighted count, mean and unbiased standard deviation of all values since training began; they are saved
+    in checkpoints.
 
     Batches are merged by their moments, which avoids cancellation (Welford 1962; Chan, Golub & LeVeque 1983,
     "Algorithms for Computing the Sample Variance", eq. 2.1).
@@ -78,15 +80,17 @@ class RunningParts:
 
 
 MIN_STD = 1e-6
-"""Scores with a standard deviation of at most `MIN_STD` count as equal. `MIN_STD` is also added to the divisor."""
+"""Scores with a standard deviation of at most `MIN_STD` count as equal. `MIN_STD` is also added to the
+divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
-    """Normalises scores: (s − μ) / (σ + 1e-6), without μ or σ if its type is `none`; `asym_clip` clips this to [−1, 3].
+    """Normalises scores: (s − μ) / (σ + 1e-6), without μ or σ if its type is `none`; `asym_clip` clips this
+    to [−1, 3].
 
-    The result is 0 if μ or σ is over a single run, if σ ≤ 1e-6, or if the scores of a group that μ is over are equal
-    (`differ`). Each call adds its scores to `running`, if given.
+    The result is 0 if μ or σ is over a single run, if σ ≤ 1e-6, or if the scores of a group that μ is over
+    are equal (`differ`). Each call adds its scores to `running`, if given.
 
     >>> normalize = Normalizer("traj_group_id", "mean_std", "group", "group")
     >>> normalize(np.array([1.0, 0, 0, 1, 3, 3]), np.array([0, 0, 0, 0, 1, 1])).round(6).tolist()
@@ -105,7 +109,8 @@ class Normalizer:
         return self.mean_type == self.std_type == "none"
 
     def __call__(self, scores: Array, group_ids: Index, weights: Array | None = None) -> Array:
-        """Normalises `scores` [T]. `group_ids` [T] are the numbers of the scores' groups; `weights` [T] default to 1."""
+        """Normalises `scores` [T]. `group_ids` [T] are the numbers of the scores' groups; `weights` [T]
+        default to 1."""
         weight = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=np.float64)
         if self.running is not None:
             self.running.update(scores, weight)
@@ -124,8 +129,11 @@ class Normalizer:
         result = np.where(defined, result, 0.0)
         return result.clip(-1.0, 3.0) if self.method == "asym_clip" else result
 
-    def _statistics(self, over: Statistic, scores: Array, group_ids: Index, weights: Array) -> tuple[Array, Array, Array]:
-        """Mean, standard deviation and number of runs of the scores that each trajectory is compared with, [T] each."""
+    def _statistics(
+        self, over: Statistic, scores: Array, group_ids: Index, weights: Array
+    ) -> tuple[Array, Array, Array]:
+        """Mean, standard deviation and number of runs of the scores that each trajectory is compared with,
+        [T] each."""
         if over == "running" and self.running is not None:
             same = np.ones(len(scores))
             return same * self.running.mean, same * self.running.std, same * self.running.count
@@ -133,7 +141,8 @@ class Normalizer:
 
 
 def group_statistics(scores: Array, ids: Index, weights: Array) -> tuple[Array, Array, Array]:
-    """Weighted mean, unbiased standard deviation and Σ weights (number of agent runs) of each trajectory's group, [T] each.
+    """Weighted mean, unbiased standard deviation and Σ weights (number of agent runs) of each trajectory's
+    group, [T] each.
 
     >>> mean, std, num_runs = group_statistics(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]), np.ones(3))
     >>> mean.tolist(), std.round(6).tolist(), num_runs.tolist()
@@ -141,7 +150,9 @@ def group_statistics(scores: Array, ids: Index, weights: Array) -> tuple[Array, 
     """
     _, index = np.unique(ids, return_inverse=True)
     num_runs = np.bincount(index, weights).astype(np.float64)
-    num_runs = np.where(np.abs(num_runs - 1.0) < 1e-9, 1.0, num_runs)  # thirds and sixths only nearly add up to 1
+    num_runs = np.where(
+        np.abs(num_runs - 1.0) < 1e-9, 1.0, num_runs
+    )  # thirds and sixths only nearly add up to 1
     mean = np.bincount(index, weights * scores) / np.maximum(num_runs, np.finfo(np.float64).tiny)
     squares = np.bincount(index, weights * (scores - mean[index]) ** 2)
     variance = np.divide(squares, num_runs - 1.0, out=np.zeros(len(squares)), where=num_runs > 1.0)
@@ -165,7 +176,8 @@ def differ(scores: Array, ids: Index) -> NDArray[np.bool_]:
 def resolve_normalizer(
     asked: RewardNormalization, default: tuple[Grouping, NormalizationMethod] | Literal["own"]
 ) -> Normalizer:
-    """`asked`, completed by `default` (grouping, method). With default `own`, asking for a normalisation raises ConfigError."""
+    """`asked`, completed by `default` (grouping, method). With default `own`, asking for a normalisation
+    raises ConfigError."""
     as_it_is: tuple[Grouping, NormalizationMethod] = ("traj_group_id", "identity")
     grouping, method = as_it_is if default == "own" else default
     grouping, method = asked.grouping or grouping, asked.method or method
@@ -179,8 +191,8 @@ def resolve_normalizer(
 
 
 def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> Index:
-    """The number, from 0, of each trajectory's group [T]. A group is a task's siblings (`traj_group_id`), the trajectories of
-    one environment tag (`tags`), or the whole batch (`batch`)."""
+    """The number, from 0, of each trajectory's group [T]. A group is a task's siblings (`traj_group_id`), the
+    trajectories of one environment tag (`tags`), or the whole batch (`batch`)."""
     ids = np.arange(len(groups)) if grouping == "traj_group_id" else np.zeros(len(groups), np.int64)
     if grouping == "tags":
         ids = factorize(group.task.tag for group in groups)

@@ -1,6 +1,7 @@
-"""The response tokens of a batch in the order of sampling, their rewards, discounted sums and advantage estimation (GAE).
-Observations, template tokens and padding are left out, so no credit passes through them. Arrays in `discounted_sums` and `gae`
-have an entry per step (token or turn), trajectory after trajectory; `lengths` [T] counts the steps of each trajectory."""
+"""The response tokens of a batch in the order of sampling, their rewards, discounted sums and advantage
+estimation (GAE). Observations, template tokens and padding are left out, so no credit passes through them.
+Arrays in `discounted_sums` and `gae` have an entry per step (token or turn), trajectory after trajectory;
+`lengths` [T] counts the steps of each trajectory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResponseTokens:
-    """The R trained tokens of T trajectories, ordered by trajectory and turn, even if a turn lies in a later context than the
-    turns after it. K turns have a trained token; a trajectory may have none."""
+    """The R trained tokens of T trajectories, ordered by trajectory and turn, even if a turn lies in a later
+    context than the turns after it. K turns have a trained token; a trajectory may have none."""
 
     trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
@@ -50,14 +51,18 @@ class ResponseTokens:
         offset = 0
         for index, trajectory in enumerate(trajectories):
             for sample in trajectory.samples:
-                spans += [(index, span.turn, offset + span.start, offset + span.stop) for span in sample.turn_spans]
+                spans += [
+                    (index, span.turn, offset + span.start, offset + span.stop) for span in sample.turn_spans
+                ]
                 offset += sample.num_tokens
             samples += trajectory.samples
         table = np.array(spans, np.int64).reshape(-1, 4)
         trajectory_of, turn_of, start, stop = table[np.lexsort((table[:, 1], table[:, 0]))].T
         span_of = np.repeat(np.arange(len(start)), stop - start)
         position = np.arange(len(span_of)) + np.repeat(stop - np.cumsum(stop - start), stop - start)
-        mask = np.concatenate([sample.response_mask for sample in samples]) if samples else np.zeros(0, np.bool_)
+        mask = (
+            np.concatenate([sample.response_mask for sample in samples]) if samples else np.zeros(0, np.bool_)
+        )
         is_trained = mask[position]
         num_trained = np.bincount(span_of[is_trained], minlength=len(start))
         trained_turns = np.flatnonzero(num_trained)
@@ -83,7 +88,8 @@ class ResponseTokens:
 
     @property
     def ends(self) -> Index:
-        """For each trajectory with a trained token, in order: the index of its last one among the R tokens."""
+        """For each trajectory with a trained token, in order: the index of its last one among the R
+        tokens."""
         return np.cumsum(self.lengths)[self.is_trained] - 1
 
     @property
@@ -93,7 +99,8 @@ class ResponseTokens:
 
     @property
     def weights(self) -> Array:
-        """[T] the weight of each trajectory. If one run of an agent returns several trajectories, their weights add up to 1."""
+        """[T] the weight of each trajectory. If one run of an agent returns several trajectories, their
+        weights add up to 1."""
         return np.array([trajectory.weight for trajectory in self.trajectories], dtype=np.float64)
 
     @property
@@ -115,7 +122,8 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The entries [R] of `arrays`, one [N] per sample, at the tokens. None if a sample with trained tokens has no array."""
+        """The entries [R] of `arrays`, one [N] per sample, at the tokens. None if a sample with trained
+        tokens has no array."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:
@@ -135,16 +143,20 @@ RewardPlacement = Literal["turn", "final"]
 
 
 def place_rewards(tokens: ResponseTokens, reward_placement: RewardPlacement) -> Array:
-    """The rewards of the tokens [R]: each turn's reward on its last token, or the score on the trajectory's last token."""
+    """The rewards of the tokens [R]: each turn's reward on its last token, or the score on the trajectory's
+    last token."""
     return turn_rewards(tokens) if reward_placement == "turn" else final_rewards(tokens, tokens.scores)
 
 
 def turn_rewards(tokens: ResponseTokens) -> Array:
-    """r_k on the last token of turn k, [R]; the rewards of the whole episode (`outcome_rewards`) on its last token. The reward
-    of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, else to the first
-    trained turn, so that a trajectory's rewards add up to its score. A trajectory without trained tokens gets none."""
+    """r_k on the last token of turn k, [R]; the rewards of the whole episode (`outcome_rewards`) on its last
+    token. The reward of a turn without trained tokens (an empty or a greedy response) goes to the last
+    trained turn before it, else to the first trained turn, so that a trajectory's rewards add up to its
+    score. A trajectory without trained tokens gets none."""
     counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
-    of_turns = np.array([turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64)
+    of_turns = np.array(
+        [turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64
+    )
     owner = np.repeat(np.arange(len(counts)), counts)
     trained = (np.cumsum(counts) - counts)[tokens.trajectory_of_turn] + tokens.turn_index
     before = np.searchsorted(trained, np.arange(len(of_turns)), side="right") - 1
@@ -152,7 +164,9 @@ def turn_rewards(tokens: ResponseTokens) -> Array:
     is_credited = tokens.is_trained[owner]
     place = tokens.last[np.maximum(before, first[owner])[is_credited]]
     rewards = np.bincount(place, of_turns[is_credited], len(tokens.position)).astype(np.float64)
-    outcomes = np.array([sum(trajectory.outcome_rewards.values()) for trajectory in tokens.trajectories], dtype=np.float64)
+    outcomes = np.array(
+        [sum(trajectory.outcome_rewards.values()) for trajectory in tokens.trajectories], dtype=np.float64
+    )
     return rewards + final_rewards(tokens, outcomes)
 
 
@@ -179,7 +193,12 @@ def discounted_sums(x: Array, lengths: Index, discount: float) -> Array:
 
 
 def gae(
-    rewards: Array, values: Array, lengths: Index, gamma: float, lambd: float, last_values: Array | None = None
+    rewards: Array,
+    values: Array,
+    lengths: Index,
+    gamma: float,
+    lambd: float,
+    last_values: Array | None = None,
 ) -> tuple[Array, Array]:
     """Advantages and returns of steps (Schulman et al. 2016, arXiv:1506.02438, eq. 16):
 

@@ -21,18 +21,22 @@ class TrajectoryScores:
     scores: Array
     """Scores minus the KL penalty."""
     groups: Index
-    """Number of the group in which scores are compared: by default a task's siblings (`reward_normalization.grouping`)."""
+    """Number of the group in which scores are compared: by default a task's siblings
+    (`reward_normalization.grouping`)."""
     weights: Array
-    """Weights of the trajectories. If one run of an agent returns several trajectories, their weights add up to 1."""
+    """Weights of the trajectories. If one run of an agent returns several trajectories, their weights add up
+    to 1."""
     lengths: Index
     """Numbers of trained tokens."""
     runs: Index
-    """Number, from 0, of the agent run that returned the trajectory; an agent and its sub-agents are one run."""
+    """Number, from 0, of the agent run that returned the trajectory; an agent and its sub-agents are one
+    run."""
 
 
 class ScoreEstimator(Estimator):
-    """Base of the estimators on trajectory scores; a subclass defines `transform`. The order is: s ← s − β·ΣKL, `transform`,
-    clip to ±`reward_clip`, copy to all trained tokens of the trajectory, whitening over tokens, clip to ±`advantage_clip`."""
+    """Base of the estimators on trajectory scores; a subclass defines `transform`. The order is: s ← s −
+    β·ΣKL, `transform`, clip to ±`reward_clip`, copy to all trained tokens of the trajectory, whitening over
+    tokens, clip to ±`advantage_clip`."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         tokens = tokens_of(groups)
@@ -45,18 +49,21 @@ class ScoreEstimator(Estimator):
             lengths=tokens.lengths,
             runs=run_index(groups),
         )
-        rewards, clipped = clip("critic/reward_clip_frac", self.transform(outcomes), self.settings.reward_clip)
+        rewards, clipped = clip(
+            "critic/reward_clip_frac", self.transform(outcomes), self.settings.reward_clip
+        )
         metrics += [*clipped, *summary("critic/score", scores), *summary("critic/rewards", rewards)]
         return metrics + write_advantages(tokens, np.repeat(rewards, tokens.lengths), self.settings)
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        """The advantages [T] of the trajectories: by default their scores, normalised by `reward_normalization`."""
+        """The advantages [T] of the trajectories: by default their scores, normalised by
+        `reward_normalization`."""
         return self.normalizer(outcomes.scores, outcomes.groups, outcomes.weights)
 
 
 def run_index(groups: Sequence[Group]) -> Index:
-    """The agent run, numbered from 0, that each trajectory [T] belongs to. A trajectory of weight 1 is a run of its own.
-    Trajectories of less weight are one run if they share group and `sibling` number."""
+    """The agent run, numbered from 0, that each trajectory [T] belongs to. A trajectory of weight 1 is a run
+    of its own. Trajectories of less weight are one run if they share group and `sibling` number."""
     return factorize(
         (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
         for index, group in enumerate(groups)
@@ -65,16 +72,17 @@ def run_index(groups: Sequence[Group]) -> Index:
 
 
 class GRPO(ScoreEstimator):
-    """A = (s − μ) / (σ + 1e-6) over the siblings (Shao et al. 2024, arXiv:2402.03300, section 4.1). `method: mean` with
-    `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)."""
+    """A = (s − μ) / (σ + 1e-6) over the siblings (Shao et al. 2024, arXiv:2402.03300, section 4.1). `method:
+    mean` with `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)."""
 
     spec = ESTIMATORS["grpo"]
 
 
 class GRPOPassK(ScoreEstimator):
-    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group, 0 for the others; 0 for all if the two
-    best are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is the weighted mean of its trajectories' scores; a run
-    of weight 0 is neither best nor second. `transform` raises ConfigError for a group of one run."""
+    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group, 0 for the others; 0
+    for all if the two best are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is the weighted mean
+    of its trajectories' scores; a run of weight 0 is neither best nor second. `transform` raises ConfigError
+    for a group of one run."""
 
     spec = ESTIMATORS["grpo_passk"]
 
@@ -89,7 +97,8 @@ class GRPOPassK(ScoreEstimator):
             candidates = np.unique(run[members])
             if len(candidates) < 2:
                 raise ConfigError(
-                    "adv_estimator grpo_passk compares the best of a group with the second best, and a group of 1 has none; "
+                    "adv_estimator grpo_passk compares the best of a group with the second best, and a "
+                    "group of 1 has none; "
                     "set train_env_manager.group_size to at least 2"
                 )
             candidates = candidates[run_weights[candidates] > 0]
@@ -102,9 +111,9 @@ class GRPOPassK(ScoreEstimator):
 
 
 class GPG(ScoreEstimator):
-    """A = α(s − μ) over the siblings. α = B / (B − M) makes up for groups that teach nothing: of B trajectories in the batch, M
-    are in groups of equal scores (Chu et al. 2025, arXiv:2504.02546). A trajectory with s = μ in any other group doesn't count
-    in M, although its advantage is 0, too."""
+    """A = α(s − μ) over the siblings. α = B / (B − M) makes up for groups that teach nothing: of B
+    trajectories in the batch, M are in groups of equal scores (Chu et al. 2025, arXiv:2504.02546). A
+    trajectory with s = μ in any other group doesn't count in M, although its advantage is 0, too."""
 
     spec = ESTIMATORS["gpg"]
 
@@ -117,7 +126,8 @@ class GPG(ScoreEstimator):
 
 
 class OPO(ScoreEstimator):
-    """A = s − Σ len·s / Σ len over the group; len is weight times trained tokens (Hao et al. 2025, arXiv:2505.23585)."""
+    """A = s − Σ len·s / Σ len over the group; len is weight times trained tokens (Hao et al. 2025,
+    arXiv:2505.23585)."""
 
     spec = ESTIMATORS["opo"]
 
@@ -129,21 +139,25 @@ class OPO(ScoreEstimator):
 
 
 class RLOO(ScoreEstimator):
-    """A = s minus the weighted mean score of the other siblings; 0 without others (Ahmadian et al. 2024, arXiv:2402.14740). A
-    trajectory's baseline leaves out its whole agent run: otherwise the baseline would depend on what the run did."""
+    """A = s minus the weighted mean score of the other siblings; 0 without others (Ahmadian et al. 2024,
+    arXiv:2402.14740). A trajectory's baseline leaves out its whole agent run: otherwise the baseline would
+    depend on what the run did."""
 
     spec = ESTIMATORS["rloo"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
         scores, weights, group, run = outcomes.scores, outcomes.weights, outcomes.groups, outcomes.runs
-        others, total = (np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores))
+        others, total = (
+            np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores)
+        )
         has_others = others > 1e-9  # thirds and sixths only nearly add up to 1
         is_compared = has_others & differ(scores, group)
         return np.where(is_compared, scores - total / np.where(has_others, others, 1.0), 0.0)
 
 
 class ReinforcePlusPlusBaseline(ScoreEstimator):
-    """A = s − μ over the siblings, 0 for a single run; whitened over the batch's tokens (Hu 2025, arXiv:2501.03262)."""
+    """A = s − μ over the siblings, 0 for a single run; whitened over the batch's tokens (Hu 2025,
+    arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus_baseline"]
 

@@ -17,7 +17,8 @@ from turnwise.spec import (
 
 @dataclass(frozen=True, slots=True)
 class RewardNormalization:
-    """How scores are centred and scaled. None means the estimator's default; for the two statistics, the method's default."""
+    """How scores are centred and scaled. None means the estimator's default; for the two statistics, the
+    method's default."""
 
     grouping: Grouping | None = None
     method: NormalizationMethod | None = None
@@ -27,7 +28,8 @@ class RewardNormalization:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceWeight:
-    """Multiplies each token's loss by min(ρ, cap), with ρ = exp(old − sampled) over the span of `granularity`."""
+    """Multiplies each token's loss by min(ρ, cap), with ρ = exp(old − sampled) over the span of
+    `granularity`."""
 
     granularity: Granularity = "token"
     cap: float = 2.0
@@ -35,7 +37,8 @@ class ImportanceWeight:
 
 @dataclass(frozen=True, slots=True)
 class RatioBand:
-    """A filter: a token stays in the loss if low ≤ ρ ≤ high, with ρ = exp(old − sampled) over the span of `granularity`."""
+    """A filter: a token stays in the loss if low ≤ ρ ≤ high, with ρ = exp(old − sampled) over the span of
+    `granularity`."""
 
     granularity: Granularity = "token"
     low: float = 0.5
@@ -44,8 +47,9 @@ class RatioBand:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How the loss is corrected for differences between sampler and trainer: by importance weights and by filters. A token
-    stays in the loss if it passes every filter. A Correction without weights and filters is falsy."""
+    """How the loss is corrected for differences between sampler and trainer: by importance weights and by
+    filters. A token stays in the loss if it passes every filter. A Correction without weights and filters is
+    falsy."""
 
     weights: ImportanceWeight | None = None
     filters: tuple[RatioBand, ...] = ()
@@ -58,8 +62,8 @@ class Correction:
 class AlgorithmSettings(NamesAlgorithm):
     """Every key of the config's algorithm section that appears in a formula, under the same name.
 
-    The config has checked the values, and put the clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. Where the
-    estimator or the variant has a default in `turnwise.spec`, None means that default.
+    The config has checked the values, and put the clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`.
+    Where the estimator or the variant has a default in `turnwise.spec`, None means that default.
 
     >>> AlgorithmSettings(pg_args={"clip_high": 0.28}).variant_parameters()
     {'clip_low': 0.2, 'clip_high': 0.28, 'dual_clip': 3.0}
@@ -104,8 +108,8 @@ class AlgorithmSettings(NamesAlgorithm):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What credit and loss need: `values`, `old_logprobs`, `ref_logprobs`, `greedy_sibling`. The pipeline adds old
-        log-probs if samples are stale or several optimiser steps are taken."""
+        """What credit and loss need: `values`, `old_logprobs`, `ref_logprobs`, `greedy_sibling`. The pipeline
+        adds old log-probs if samples are stale or several optimiser steps are taken."""
         needs = set(self.estimator.needs)
         if self.train_infer_correction or self.variant.chooses_tokens:
             needs.add("old_logprobs")
@@ -122,7 +126,8 @@ class AlgorithmSettings(NamesAlgorithm):
 
     @property
     def granularity(self) -> Granularity:
-        """The span of the probability ratio: `ratio_type`, or the variant's default; `token` for a variant without a ratio."""
+        """The span of the probability ratio: `ratio_type`, or the variant's default; `token` for a variant
+        without a ratio."""
         return self.ratio_type or (*self.variant.granularities, "token")[0]
 
     def variant_parameters(self) -> dict[str, Any]:

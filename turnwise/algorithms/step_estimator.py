@@ -18,10 +18,11 @@ from turnwise.types import Group, Metric, Turn
 
 
 class StepEstimator(TokenEstimator):
-    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over a trajectory's turns with trained tokens; γ_s is
-    `step_reward_gamma`. r_j sums the rewards of turn j's tokens, from which β·KL is subtracted first; with `whiten_rewards`
-    they are also whitened. `reward_placement: final` puts the whole score on the last turn. A subclass's `compare` turns the
-    G_k into advantages. Here the advantages, not the rewards, are clipped to ±`reward_clip`."""
+    """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over a trajectory's turns with
+    trained tokens; γ_s is `step_reward_gamma`. r_j sums the rewards of turn j's tokens, from which β·KL is
+    subtracted first; with `whiten_rewards` they are also whitened. `reward_placement: final` puts the whole
+    score on the last turn. A subclass's `compare` turns the G_k into advantages. Here the advantages, not the
+    rewards, are clipped to ±`reward_clip`."""
 
     normalizes = "step returns"
 
@@ -30,55 +31,68 @@ class StepEstimator(TokenEstimator):
         rewards = place_rewards(tokens, self.reward_placement) - penalties
         return rewards, metrics + summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained])
 
-    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+    def estimate(
+        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+    ) -> tuple[Array, list[Metric]]:
         steps = tokens.steps("turn")
         returns = discounted_sums(steps.sums(rewards), steps.lengths, self.settings.step_reward_gamma)
         advantages, metrics = self.compare(groups, tokens, returns)
         return advantages[steps.of_token], metrics
 
     @abstractmethod
-    def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
+    def compare(
+        self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array
+    ) -> tuple[Array, list[Metric]]:
         """The advantages [K] of the turns from their step `returns` [K], and metrics."""
 
     def _bounded(self, kind: Literal["step", "episode"], advantages: Array) -> tuple[Array, list[Metric]]:
-        """Advantages clipped to ±`reward_clip`. Metrics: the clipped share, and a summary as `critic/{kind}_rewards/…`."""
+        """Advantages clipped to ±`reward_clip`. Metrics: the clipped share, and a summary as
+        `critic/{kind}_rewards/…`."""
         share = "critic/step_reward_clip_frac" if kind == "step" else "critic/reward_clip_frac"
         bounded, metrics = clip(share, advantages, self.settings.reward_clip)
         return bounded, metrics + summary(f"critic/{kind}_rewards", bounded)
 
 
 class StepReinforce(StepEstimator):
-    """A_k = G_k normalised by `reward_normalization`, by default (G_k − μ) / (σ + 1e-6) over all turns of a group."""
+    """A_k = G_k normalised by `reward_normalization`, by default (G_k − μ) / (σ + 1e-6) over all turns of a
+    group."""
 
     spec = ESTIMATORS["step_reinforce"]
 
-    def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
+    def compare(
+        self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array
+    ) -> tuple[Array, list[Metric]]:
         ids, owner = group_ids(groups, self.normalizer.grouping), tokens.trajectory_of_turn
         return self._bounded("step", self.normalizer(returns, ids[owner], tokens.weights[owner]))
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
-    """The index of each turn's bucket [K]. Turns with the same entry in `groups` [K] and the same state key share a bucket.
-    Raises EnvironmentFault if a turn has no `state_key`."""
+    """The index of each turn's bucket [K]. Turns with the same entry in `groups` [K] and the same state key
+    share a bucket. Raises EnvironmentFault if a turn has no `state_key`."""
     keys = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
         if turn.state_key is None:
             raise EnvironmentFault(
-                "adv_estimator gigpo compares turns that were taken in the same state, and a turn has no state_key (its "
-                f"observation begins {turn.observation[:40]!r}); the agent loop must set it, as env_agent does"
+                "adv_estimator gigpo compares turns that were taken in the same state, and a turn has no "
+                "state_key (its "
+                f"observation begins {turn.observation[:40]!r}); the agent loop must set it, as env_agent "
+                f"does"
             )
         keys.append((group, turn.state_key))
     return factorize(keys)
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """Sizes of the buckets, the share of buckets with one turn, and the share of *aliased* turns. `buckets` [K] are those of
-    `state_buckets`. An aliased turn has the same entry in `groups` [K] and the same observation as a turn of another bucket."""
+    """Sizes of the buckets, the share of buckets with one turn, and the share of *aliased* turns. `buckets`
+    [K] are those of `state_buckets`. An aliased turn has the same entry in `groups` [K] and the same
+    observation as a turn of another bucket."""
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)
     seen: dict[tuple[int, str], set[int]] = {}
-    shown = [(group, turn.observation) for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True)]
+    shown = [
+        (group, turn.observation) for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True)
+    ]
     for key, bucket in zip(shown, buckets.tolist(), strict=True):
         seen.setdefault(key, set()).add(bucket)
     num_aliased = sum(len(seen[key]) > 1 for key in shown)
@@ -97,12 +111,13 @@ def credited_turns(tokens: ResponseTokens) -> Iterator[Turn]:
 
 
 class GiGPO(StepEstimator):
-    """A_k = w_E·A^E + w_S·A^S_k on every trained token of turn k (Feng et al. 2025, arXiv:2505.10978), with w_E =
-    `episode_reward_weight` and w_S = `step_reward_weight`.
+    """A_k = w_E·A^E + w_S·A^S_k on every trained token of turn k (Feng et al. 2025, arXiv:2505.10978), with
+    w_E = `episode_reward_weight` and w_S = `step_reward_weight`.
 
-    A^E: scores minus β·ΣKL, normalised over the trajectories of a group, as in GRPO. A^S: step returns normalised by the same
-    method over the turns that siblings took in the same state; 0 for a turn that is alone in its state. Both are clipped to
-    ±`reward_clip`. `reward_normalization.grouping` concerns only A^E."""
+    A^E: scores minus β·ΣKL, normalised over the trajectories of a group, as in GRPO. A^S: step returns
+    normalised by the same method over the turns that siblings took in the same state; 0 for a turn that is
+    alone in its state. Both are clipped to ±`reward_clip`. `reward_normalization.grouping` concerns only
+    A^E."""
 
     spec = ESTIMATORS["gigpo"]
 
@@ -110,15 +125,28 @@ class GiGPO(StepEstimator):
         super().__init__(settings, kl_controller)
         self.step_normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
         if self.normalizer.running and self.step_normalizer.running:
-            self.running = RunningParts({"episode": self.normalizer.running, "step": self.step_normalizer.running})
+            self.running = RunningParts(
+                {"episode": self.normalizer.running, "step": self.step_normalizer.running}
+            )
 
-    def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
+    def compare(
+        self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array
+    ) -> tuple[Array, list[Metric]]:
         owner = tokens.trajectory_of_turn
-        penalties = np.array([trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64)
+        penalties = np.array(
+            [trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64
+        )
         ids = group_ids(groups, self.normalizer.grouping)
-        of_episodes, metrics = self._bounded("episode", self.normalizer(tokens.scores - penalties, ids, tokens.weights))
+        of_episodes, metrics = self._bounded(
+            "episode", self.normalizer(tokens.scores - penalties, ids, tokens.weights)
+        )
         task_groups = group_ids(groups)[owner]
         buckets = state_buckets(tokens, task_groups)
-        of_steps, measured = self._bounded("step", self.step_normalizer(returns, buckets, tokens.weights[owner]))
-        advantages = self.settings.episode_reward_weight * of_episodes[owner] + self.settings.step_reward_weight * of_steps
+        of_steps, measured = self._bounded(
+            "step", self.step_normalizer(returns, buckets, tokens.weights[owner])
+        )
+        advantages = (
+            self.settings.episode_reward_weight * of_episodes[owner]
+            + self.settings.step_reward_weight * of_steps
+        )
         return advantages, [*metrics, *measured, *bucket_metrics(tokens, task_groups, buckets)]

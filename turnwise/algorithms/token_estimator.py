@@ -1,4 +1,5 @@
-"""Estimators that place rewards on single response tokens, and compute advantages from the returns of these rewards."""
+"""Estimators that place rewards on single response tokens, and compute advantages from the returns of these
+rewards."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -27,21 +28,30 @@ from turnwise.types import FloatArray, Group, Metric, Trajectory
 
 
 class TokenEstimator(Estimator):
-    """Base of the estimators on token rewards; a subclass's `estimate` turns rewards into advantages. Rewards are made in this
-    order: r_k on the last token of turn k, or the score s on the trajectory's last token (`reward_placement: final`); minus
-    β·KL of each token; clip to ±`reward_clip`; whitening with `whiten_rewards`. If s is normalised, β·ΣKL is subtracted from s
-    before the normalisation, and nothing from single tokens."""
+    """Base of the estimators on token rewards; a subclass's `estimate` turns rewards into advantages. Rewards
+    are made in this order: r_k on the last token of turn k, or the score s on the trajectory's last token
+    (`reward_placement: final`); minus β·KL of each token; clip to ±`reward_clip`; whitening with
+    `whiten_rewards`. If s is normalised, β·ΣKL is subtracted from s before the normalisation, and nothing
+    from single tokens."""
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
-    """What `reward_normalization` normalises. Scores are normalised only with `reward_placement: final`, never turn by turn."""
+    """What `reward_normalization` normalises. Scores are normalised only with `reward_placement: final`,
+    never turn by turn."""
     reward_placement: RewardPlacement
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        self.reward_placement = settings.reward_placement or ("final" if self.spec.reward_placement == "final" else "turn")
-        if self.normalizes == "scores" and self.reward_placement == "turn" and not self.normalizer.is_identity:
+        self.reward_placement = settings.reward_placement or (
+            "final" if self.spec.reward_placement == "final" else "turn"
+        )
+        if (
+            self.normalizes == "scores"
+            and self.reward_placement == "turn"
+            and not self.normalizer.is_identity
+        ):
             raise ConfigError(
-                f"with reward_placement turn, adv_estimator {settings.adv_estimator} works on single turn rewards, which can't "
+                f"with reward_placement turn, adv_estimator {settings.adv_estimator} works on single turn "
+                f"rewards, which can't "
                 "be normalised; use reward_normalization.method identity, or reward_placement final"
             )
 
@@ -59,47 +69,65 @@ class TokenEstimator(Estimator):
         if self.normalizer.is_identity:
             rewards = place_rewards(tokens, self.reward_placement) - penalties
         else:
-            scores, ids = tokens.scores - tokens.totals(penalties), group_ids(groups, self.normalizer.grouping)
+            scores, ids = (
+                tokens.scores - tokens.totals(penalties),
+                group_ids(groups, self.normalizer.grouping),
+            )
             rewards = final_rewards(tokens, self.normalizer(scores, ids, tokens.weights))
         rewards, clipped = clip("critic/token_reward_clip_frac", rewards, self.settings.reward_clip)
-        return rewards, [*metrics, *clipped, *summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained])]
+        return rewards, [
+            *metrics,
+            *clipped,
+            *summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained]),
+        ]
 
     @abstractmethod
-    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+    def estimate(
+        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+    ) -> tuple[Array, list[Metric]]:
         """The advantages [R] from the tokens' `rewards` [R], and metrics."""
 
 
 class Reinforce(TokenEstimator):
-    """REINFORCE (Williams 1992): A_t = Σ_{k≥t} γ^{k−t} r_k over the response tokens of a trajectory, turn after turn."""
+    """REINFORCE (Williams 1992): A_t = Σ_{k≥t} γ^{k−t} r_k over the response tokens of a trajectory, turn
+    after turn."""
 
     spec = ESTIMATORS["reinforce"]
 
-    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+    def estimate(
+        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+    ) -> tuple[Array, list[Metric]]:
         return discounted_sums(rewards, tokens.lengths, self.settings.gamma), []
 
 
 class AgenticReinforce(TokenEstimator):
-    """REINFORCE on turns: every token of turn k has the advantage A_k = (Σ rewards inside turn k) + γA_{k+1}."""
+    """REINFORCE on turns: every token of turn k has the advantage A_k = (Σ rewards inside turn k) +
+    γA_{k+1}."""
 
     spec = ESTIMATORS["agentic_reinforce"]
 
-    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+    def estimate(
+        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+    ) -> tuple[Array, list[Metric]]:
         steps = tokens.steps("turn")
         return discounted_sums(steps.sums(rewards), steps.lengths, self.settings.gamma)[steps.of_token], []
 
 
 class ReinforcePlusPlus(Reinforce):
-    """A_t of `Reinforce`, whitened. By default the score is the reward of the last token (Hu 2025, arXiv:2501.03262)."""
+    """A_t of `Reinforce`, whitened. By default the score is the reward of the last token (Hu 2025,
+    arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus"]
 
 
 class ReMax(TokenEstimator):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of a greedy sibling that isn't trained on (Li et al. 2023, arXiv:2310.10505).
+    """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of a greedy sibling that isn't trained on (Li et al. 2023,
+    arXiv:2310.10505).
 
-    The greedy score is clipped by `reward_clip` like the rewards, so that A_0 = 0 for an episode with the same rewards (γ = 1).
-    No KL is subtracted from it, since the greedy episode has no reference log-probs. Raises ConfigError with `whiten_rewards`,
-    which would make the rewards and the greedy score incomparable."""
+    The greedy score is clipped by `reward_clip` like the rewards, so that A_0 = 0 for an episode with the
+    same rewards (γ = 1). No KL is subtracted from it, since the greedy episode has no reference log-probs.
+    Raises ConfigError with `whiten_rewards`, which would make the rewards and the greedy score
+    incomparable."""
 
     spec = ESTIMATORS["remax"]
 
@@ -107,11 +135,14 @@ class ReMax(TokenEstimator):
         super().__init__(settings, kl_controller)
         if settings.whiten_rewards:
             raise ConfigError(
-                "whiten_rewards moves the rewards that adv_estimator remax compares with the score of a greedy sibling; use "
+                "whiten_rewards moves the rewards that adv_estimator remax compares with the score of a "
+                "greedy sibling; use "
                 "whiten_advantages, or remove it"
             )
 
-    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+    def estimate(
+        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+    ) -> tuple[Array, list[Metric]]:
         baselines = np.array([self._baseline(group) for group in groups], dtype=np.float64)
         of_token = np.repeat(baselines[group_ids(groups)], tokens.lengths)
         return discounted_sums(rewards, tokens.lengths, self.settings.gamma) - of_token, []
@@ -119,7 +150,8 @@ class ReMax(TokenEstimator):
     def _baseline(self, group: Group) -> float:
         if group.greedy is None:
             raise ValueError(
-                f"adv_estimator remax subtracts the score of a greedy sibling, and group {group.index} (task {group.task.id}) "
+                f"adv_estimator remax subtracts the score of a greedy sibling, and group {group.index} "
+                f"(task {group.task.id}) "
                 "has none in `greedy`: the rollout must add one"
             )
         bound = self.settings.reward_clip or np.inf
@@ -135,22 +167,34 @@ def rewards_by_turn(trajectory: Trajectory) -> list[float]:
 
 
 class PPO(TokenEstimator):
-    """A = GAE(γ, λ) of token rewards and the critic's values V, over response tokens; returns = A + V (Schulman et al. 2017,
-    arXiv:1707.06347). `credit` also writes `returns`. With `gae_granularity: turn` a turn is one decision: it has the sum of
-    its rewards, V at its first token and one advantage for all its tokens, and γ and λ are per turn."""
+    """A = GAE(γ, λ) of token rewards and the critic's values V, over response tokens; returns = A + V
+    (Schulman et al. 2017, arXiv:1707.06347). `credit` also writes `returns`. With `gae_granularity: turn` a
+    turn is one decision: it has the sum of its rewards, V at its first token and one advantage for all its
+    tokens, and γ and λ are per turn."""
 
     spec = ESTIMATORS["gae"]
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        self.lambd = settings.lambd if settings.lambd is not None else (0.95 if settings.gae_granularity == "turn" else 1.0)
+        self.lambd = (
+            settings.lambd
+            if settings.lambd is not None
+            else (0.95 if settings.gae_granularity == "turn" else 1.0)
+        )
         self.value_loss = ValueLoss(settings)
 
-    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+    def estimate(
+        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+    ) -> tuple[Array, list[Metric]]:
         steps = tokens.steps(self.settings.gae_granularity)
         values = _gathered(tokens, [sample.values for sample in tokens.samples])[steps.first]
         advantages, returns = gae(
-            steps.sums(rewards), values, steps.lengths, self.settings.gamma, self.lambd, last_values=self._last_values(tokens)
+            steps.sums(rewards),
+            values,
+            steps.lengths,
+            self.settings.gamma,
+            self.lambd,
+            last_values=self._last_values(tokens),
         )
         for sample, array in zip(tokens.samples, tokens.scatter(returns[steps.of_token]), strict=True):
             sample.returns = array
@@ -158,9 +202,12 @@ class PPO(TokenEstimator):
         return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
 
     def _last_values(self, tokens: ResponseTokens) -> Array:
-        """The value of each trajectory's last state [T] if the trajectory `bootstraps` and the settings allow it, else 0."""
+        """The value of each trajectory's last state [T] if the trajectory `bootstraps` and the settings allow
+        it, else 0."""
         after = np.zeros(len(tokens.trajectories))
-        after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[tokens.ends]
+        after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[
+            tokens.ends
+        ]
         is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)
         return np.where(is_cut & self.settings.bootstrap_on_truncation, after, 0.0)
 
@@ -168,14 +215,21 @@ class PPO(TokenEstimator):
 def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Array:
     found = tokens.gather(arrays)
     if found is None:
-        raise ValueError("adv_estimator gae needs values on every sample before credit: the critic's forward pass hasn't run")
+        raise ValueError(
+            "adv_estimator gae needs values on every sample before credit: the critic's forward pass "
+            "hasn't run"
+        )
     return found
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
-    """1 − Var(R − V) / Var(R), with returns R and values V: 1 for a perfect critic, 0 for a constant one. No metric if all
-    returns are equal."""
+    """1 − Var(R − V) / Var(R), with returns R and values V: 1 for a perfect critic, 0 for a constant one. No
+    metric if all returns are equal."""
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []
-    return [Metric("critic/explained_variance", 1.0 - float((returns - values).var()) / variance, weight=len(returns))]
+    return [
+        Metric(
+            "critic/explained_variance", 1.0 - float((returns - values).var()) / variance, weight=len(returns)
+        )
+    ]

@@ -11,7 +11,15 @@ from turnwise.assemble.health import build_health
 from turnwise.assemble.parity import build_parity_gate
 from turnwise.assemble.placement import FreeForTransfer, place_here, prepare_run, share_devices
 from turnwise.assemble.roles import batch_plan, reference_strategy, trained_strategy
-from turnwise.assemble.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, open_policy, say_warnings, serve
+from turnwise.assemble.rollouts import (
+    Policy,
+    ServedPolicy,
+    build_pictures,
+    build_scheduler,
+    open_policy,
+    say_warnings,
+    serve,
+)
 from turnwise.assemble.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.assemble.run_table import info_of, log_settings, settings_table
 from turnwise.assemble.servers import require_abilities
@@ -50,9 +58,9 @@ def build_agentic(
     is_profiled: bool = False,
     replay: Path | None = None,
 ) -> AgenticPipeline:
-    """The pipeline of one run of `turnwise train`. `placement` is that on this machine, the default. With `rollouts` it
-    trains on the episodes of that file. With `replay` it repeats the schedule of the asynchronous run in that folder. With
-    `is_profiled` it writes `timeline.json` at its close."""
+    """The pipeline of one run of `turnwise train`. `placement` is that on this machine, the default. With
+    `rollouts` it trains on the episodes of that file. With `replay` it repeats the schedule of the
+    asynchronous run in that folder. With `is_profiled` it writes `timeline.json` at its close."""
     config = examined.config
     require(unavailable(config))
     placement = placement or place_here(config, plays=rollouts is None)
@@ -89,7 +97,9 @@ def build_agentic(
         source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
         log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
-        pipeline = _assemble(examined, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing)
+        pipeline = _assemble(
+            examined, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing
+        )
         policy.event_loop.watchdog.start()  # a checkpoint is loaded before the event loop's first iteration
         begin(config, folder, pipeline)
         on_error.pop_all()
@@ -109,7 +119,9 @@ def _roles(
         trained = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
         workers, plan = cluster.spawn(name, trained), batch_plan(config, name)
         shards = config.roles[name].strategy_args.is_sharded
-        roles[name] = ModelRole(name, workers, plan, stopwatch, old_log_probs=old_log_probs, is_sharded=shards)
+        roles[name] = ModelRole(
+            name, workers, plan, stopwatch, old_log_probs=old_log_probs, is_sharded=shards
+        )
     if "ref_logprobs" in algorithm.needs:
         name, plan = "reference", batch_plan(config, "reference")
         if config.is_reference_in_policy:
@@ -150,7 +162,9 @@ def _assemble(
         reference=roles.get("reference"),
         critic=critic,
         train_rollout_scheduler=source,
-        val_rollout_scheduler=build_scheduler(examined, policy, "val", pictures=pictures) if config.uses_validation else None,
+        val_rollout_scheduler=build_scheduler(examined, policy, "val", pictures=pictures)
+        if config.uses_validation
+        else None,
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,

@@ -23,10 +23,15 @@ from turnwise.types import Split
 
 
 def build_agent(
-    examined: Examined, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
+    examined: Examined,
+    tag: str,
+    split: Split,
+    make_env: MakeEnv | None = None,
+    settings: EnvAgentSettings | None = None,
 ) -> AgentLoop:
-    """The agent that plays the environments of a tag: a built-in one, or a user's class. Its constructor gets `make_env`, by
-    default the tag's `env_factory`; `settings`, by default the tag's `agent_settings`; and what it asks for of `OFFERED`."""
+    """The agent that plays the environments of a tag: a built-in one, or a user's class. Its constructor gets
+    `make_env`, by default the tag's `env_factory`; `settings`, by default the tag's `agent_settings`; and
+    what it asks for of `OFFERED`."""
     config = examined.config
     env = config.custom_envs[tag]
     kind = env_agent_class(config, tag)
@@ -34,7 +39,11 @@ def build_agent(
     settings = settings or agent_settings(config, tag, split)
     parts = _parts(examined, kind, split, settings.calls.watchdog, settings.calls.stopwatch)
     agent = _make(kind, partial(kind.make, make_env, settings, **parts))
-    is_foreign = relays_foreign_text(env.env_type) if env.encode_special_tokens is None else not env.encode_special_tokens
+    is_foreign = (
+        relays_foreign_text(env.env_type)
+        if env.encode_special_tokens is None
+        else not env.encode_special_tokens
+    )
     return OverForeignText(agent) if is_foreign else agent
 
 
@@ -50,7 +59,9 @@ def build_row_agent(examined: Examined, split: Split, name: str, event_loop: Wat
     return _make(kind, partial(kind.make, **parts, **kind.arguments))
 
 
-def _parts(examined: Examined, kind: AgentClass, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
+def _parts(
+    examined: Examined, kind: AgentClass, split: Split, watchdog: Watchdog, stopwatch: Stopwatch
+) -> dict[str, Any]:
     """The objects of `OFFERED` that the constructor asks for, by name."""
     agent = examined.config.agent
     makers: dict[str, Callable[[], Any]] = {
@@ -66,9 +77,12 @@ def _parts(examined: Examined, kind: AgentClass, split: Split, watchdog: Watchdo
 
 
 def _make(kind: AgentClass, make: Callable[[], object]) -> AgentLoop:
-    """The agent that `make` returns. Raises ConfigError if it has no `run`, EnvironmentFault if `make` raises."""
+    """The agent that `make` returns. Raises ConfigError if it has no `run`, EnvironmentFault if `make`
+    raises."""
     with Foreign(f"{kind.label}: making it", "at the start", are_faults=True):
         agent = make()
     if not isinstance(agent, AgentLoop):
-        raise ConfigError(f"{kind.label} has no method `run`; see AgentLoop in turnwise/protocols/episodes.py")
+        raise ConfigError(
+            f"{kind.label} has no method `run`; see AgentLoop in turnwise/protocols/episodes.py"
+        )
     return agent

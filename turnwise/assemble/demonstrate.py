@@ -1,4 +1,5 @@
-"""Plays demonstrations in a config's environments or on its rows, with a player that needs no model on this machine."""
+"""Plays demonstrations in a config's environments or on its rows, with a player that needs no model on this
+machine."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -60,8 +61,9 @@ class Demonstrator:
 def demonstrate(
     examined: Examined, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """Plays the first `num_episodes` tasks of a tag in a split, and yields the episodes in order. With the tag `ROWS_TAG`, the
-    tasks are the split's first rows, and a model at a URL answers them. Raises ConfigError if the policy can't play the tag."""
+    """Plays the first `num_episodes` tasks of a tag in a split, and yields the episodes in order. With the
+    tag `ROWS_TAG`, the tasks are the split's first rows, and a model at a URL answers them. Raises
+    ConfigError if the policy can't play the tag."""
     if tag == ROWS_TAG:
         yield from _of_rows(examined, demonstrator, num_episodes, split)
         return
@@ -78,17 +80,21 @@ def demonstrate(
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
-    """The first `num_tasks` tasks of an environment's tag. A run plays the same tasks if its split has only this tag."""
+    """The first `num_tasks` tasks of an environment's tag. A run plays the same tasks if its split has only
+    this tag."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
     source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))
     return [source.task(index) for index in range(num_tasks)]
 
 
-def _of_rows(examined: Examined, demonstrator: Demonstrator, num_rows: int, split: Split) -> Iterator[Episode]:
+def _of_rows(
+    examined: Examined, demonstrator: Demonstrator, num_rows: int, split: Split
+) -> Iterator[Episode]:
     if not demonstrator.policy.startswith(OPENAI):
         raise ConfigError(
-            f"--policy {demonstrator.policy} chooses actions of an environment, and this config plays rows of "
+            f"--policy {demonstrator.policy} chooses actions of an environment, and this config plays "
+            f"rows of "
             f"data.{split}_files; name a model that answers them, {OPENAI}URL"
         )
     config = examined.config
@@ -96,7 +102,9 @@ def _of_rows(examined: Examined, demonstrator: Demonstrator, num_rows: int, spli
     tasks = row_tasks(examined, split)[:num_rows]
     with WatchedRunner() as runner:
         score = build_reward_manager(examined, placed_rewards(config), None, runner)
-        agents = {name: build_row_agent(examined, split, name, runner) for name in {task.agent for task in tasks}}
+        agents = {
+            name: build_row_agent(examined, split, name, runner) for name in {task.agent for task in tasks}
+        }
 
         async def answered(task: Task) -> Episode:
             contexts = OpenedContexts(converse(None, task))
@@ -110,11 +118,17 @@ def _of_rows(examined: Examined, demonstrator: Demonstrator, num_rows: int, spli
 
 
 def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
-    """A conversation as a line of JSON that `turnwise sft` reads, with `?` in place of lone surrogates. Raises ConfigError if a
-    message isn't plain text."""
+    """A conversation as a line of JSON that `turnwise sft` reads, with `?` in place of lone surrogates.
+    Raises ConfigError if a message isn't plain text."""
     if not all(isinstance(message.get("content") or "", str) for message in messages):
-        raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to text")
-    return readable(json.dumps({"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False))
+        raise ConfigError(
+            "the environment shows pictures, and demonstrations are text; set its observation to text"
+        )
+    return readable(
+        json.dumps(
+            {"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False
+        )
+    )
 
 
 def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Converse:
@@ -142,7 +156,9 @@ def _known(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
 def _own(found: type, env: Env, task: Task) -> Player:
     player: Player = found(env, derive_seed(task.seed, "player"))
     if not isinstance(player, Acting):
-        raise ConfigError(f"--policy: {found.__name__} has no act(), which returns the next action, or None to give up")
+        raise ConfigError(
+            f"--policy: {found.__name__} has no act(), which returns the next action, or None to give up"
+        )
     return player
 
 
@@ -151,6 +167,8 @@ def _asked(config: AgenticConfig, demonstrator: Demonstrator, split: Split) -> C
     sampling = sampling_params(config, split)
 
     def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
-        return lambda limits, tools: TextConversation(chat.complete, sibling_sampling(sampling, task, 0), tools)
+        return lambda limits, tools: TextConversation(
+            chat.complete, sibling_sampling(sampling, task, 0), tools
+        )
 
     return converse

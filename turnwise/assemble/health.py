@@ -17,11 +17,13 @@ BUDGET_S = 2.0
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
-    """The health checks of a run, whose advice names the keys of its kind of task. They compare the policy with a random player
-    if the run plays only environments, none of them in threads (`max_env_num_per_worker`, `use_thread_lock`), and `data.reward`
-    is unset."""
+    """The health checks of a run, whose advice names the keys of its kind of task. They compare the policy
+    with a random player if the run plays only environments, none of them in threads
+    (`max_env_num_per_worker`, `use_thread_lock`), and `data.reward` is unset."""
     manager = config.env_manager("train")
-    blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
+    blocks = manager.max_env_num_per_worker or any(
+        config.custom_envs[tag].use_thread_lock for tag in manager.env_tags
+    )
     is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
     length_key = "actor_infer.generating_args.max_new_tokens" if manager.has_rows else LENGTH_KEY
     if not is_alone:
@@ -30,8 +32,8 @@ def build_health(config: AgenticConfig, is_playing: bool) -> Health:
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
-    """Success of a random player on the first training tasks of each tag; None unless it can be measured for every tag.
-    Leaves the state of the global random generators unchanged."""
+    """Success of a random player on the first training tasks of each tag; None unless it can be measured for
+    every tag. Leaves the state of the global random generators unchanged."""
     manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
     seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):

@@ -1,4 +1,5 @@
-"""The parity gate of a run: it compares the servers' log-probs with the trainer's, on the first prompts of the run's tags."""
+"""The parity gate of a run: it compares the servers' log-probs with the trainer's, on the first prompts of
+the run's tags."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -23,16 +24,23 @@ _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
 
 
 def build_parity_gate(
-    examined: Examined, policy: ServedPolicy, actor_train: ModelRole, weights: Callable[[], Iterable[tuple[str, Tensor]]]
+    examined: Examined,
+    policy: ServedPolicy,
+    actor_train: ModelRole,
+    weights: Callable[[], Iterable[tuple[str, Tensor]]],
 ) -> ParityGate:
     """The parity gate of a run. `weights` returns the trainer's weights with their Hugging Face names."""
     config = examined.config
     manager, sampling = config.train_env_manager, sampling_params(config, "train")
-    settings = {tag: agent_settings(config, tag, "train", policy.event_loop.watchdog) for tag in manager.env_tags}
+    settings = {
+        tag: agent_settings(config, tag, "train", policy.event_loop.watchdog) for tag in manager.env_tags
+    }
     agents = {tag: build_agent(examined, tag, "train", settings=settings[tag]) for tag in manager.env_tags}
     heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
     room = config.sequence_length - TOKENS_PER_TURN
-    prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [_PLAIN_PROMPT]
+    prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [
+        _PLAIN_PROMPT
+    ]
     base = actor_train.without_adapter("base", actor_train.plan)
     num_conversations = max(_MIN_CONVERSATIONS, len(prompts), len(policy.servers.servers))
     return ParityGate(
@@ -47,27 +55,38 @@ def build_parity_gate(
         suspects=Suspects(
             score=partial(actor_train.forward, output="logprobs"),
             weights=weights,
-            model_config=load_model_config(base_folder(policy.info.path, policy.info.trust), policy.info.trust),
+            model_config=load_model_config(
+                base_folder(policy.info.path, policy.info.trust), policy.info.trust
+            ),
             temperature=sampling.temperature,
             trainer_dtype=config.actor_train.model_args.dtype,
             sampler_dtype=config.actor_infer.model_args.dtype,
             folders=_model_folders(config),
-            without_adapter=partial(base.forward, output="logprobs") if config.actor_train.model_args.has_adapter else None,
+            without_adapter=partial(base.forward, output="logprobs")
+            if config.actor_train.model_args.has_adapter
+            else None,
         ),
     )
 
 
 def gate_sampling(sampling: SamplingParams, seed: int, has_kept_ids: bool) -> SamplingParams:
-    """The gate's sampling: the run's temperature, and its top_k, top_p and min_p if the server says which tokens they leave."""
+    """The gate's sampling: the run's temperature, and its top_k, top_p and min_p if the server says which
+    tokens they leave."""
     plain = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=seed)
     is_cut = sampling.keeps_ids and has_kept_ids
-    return replace(plain, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p) if is_cut else plain
+    return (
+        replace(plain, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p) if is_cut else plain
+    )
 
 
 def _model_folders(config: AgenticConfig) -> dict[str, str]:
-    """Maps each model folder of the config to one setting that names it. The trained model's folder comes first."""
+    """Maps each model folder of the config to one setting that names it. The trained model's folder comes
+    first."""
     key, roles = "model_args.model_name_or_path", config.roles.items()
-    named = {"pretrain": config.pretrain, **{f"{name}.{key}": role.model_args.model_name_or_path for name, role in roles}}
+    named = {
+        "pretrain": config.pretrain,
+        **{f"{name}.{key}": role.model_args.model_name_or_path for name, role in roles},
+    }
     trained = config.actor_train.model_args.model_name_or_path
     folders: dict[str, str] = {}
     for setting, folder in sorted(named.items(), key=lambda item: item[1] != trained):

@@ -1,5 +1,6 @@
-"""Places the roles of a config on this machine's devices, and lets roles that share an accelerator use its memory one
-after the other. `turnwise config` uses this module, so torch is imported only where it is needed."""
+"""Places the roles of a config on this machine's devices, and lets roles that share an accelerator use its
+memory one after the other. `turnwise config` uses this module, so torch is imported only where it is
+needed."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
@@ -26,13 +27,14 @@ def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placeme
 
 
 def placed_rewards(config: AgenticConfig) -> Placement:
-    """The placement of the reward role's model where nothing is trained or served. A config without such a model may name
-    devices that this machine lacks."""
+    """The placement of the reward role's model where nothing is trained or served. A config without such a
+    model may name devices that this machine lacks."""
     return place_here(config) if config.needs_reward_role else Placement("local")
 
 
 def prepare_run(placement: Placement) -> None:
-    """Starts the fork server now if training or servers will need it. It then imports libraries while this process does."""
+    """Starts the fork server now if training or servers will need it. It then imports libraries while this
+    process does."""
     modules: list[str] = []
     if placement.cluster == "process" or placement.num_servers > 1:
         modules.append("turnwise.assemble.roles")
@@ -43,8 +45,9 @@ def prepare_run(placement: Placement) -> None:
 
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
-    """Numbers of threads for training and for rollouts. If `cpu_split` sets only one number, the other is the rest, at least 1;
-    if it sets neither, each is half of `num_threads`. Synchronous runs don't divide them: each is `num_threads`."""
+    """Numbers of threads for training and for rollouts. If `cpu_split` sets only one number, the other is the
+    rest, at least 1; if it sets neither, each is half of `num_threads`. Synchronous runs don't divide them:
+    each is `num_threads`."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
@@ -56,7 +59,8 @@ def set_torch_threads(num_threads: int) -> None:
     """Sets how many threads torch's operators use when the current thread calls them."""
     import torch
 
-    # At its first use of torch, a thread adopts the number that any thread has set last. So torch is used before it is set.
+    # At its first use of torch, a thread adopts the number that any thread has set last. So torch is used
+    # before it is set.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
 
@@ -68,8 +72,8 @@ def share_devices(
     event_loop: WatchedRunner,
     roles: Mapping[str, ModelRole],
 ) -> FreeForTransfer:
-    """Makes the roles of a synchronous run share device memory. Returns the function that frees memory for a weight transfer;
-    None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
+    """Makes the roles of a synchronous run share device memory. Returns the function that frees memory for a
+    weight transfer; None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
     if not placement.accelerator or config.plays_ahead:
         return None
     residents: dict[str, Resident] = {}
@@ -82,7 +86,9 @@ def share_devices(
         if name == "actor_train" and not servers.info().needs_weights:
             kinds.remove("weights")  # the server reads these very tensors
         offload, onload = (partial(role.workers.call, method) for method in ("offload", "onload"))
-        residents[name] = Resident(frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload)
+        residents[name] = Resident(
+            frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload
+        )
     devices = frozenset(placement.of("actor_infer").devices)
     residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)
     shared = SharedDevices(residents)

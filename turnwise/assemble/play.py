@@ -1,4 +1,5 @@
-"""Plays one episode and shows it turn by turn, as the policy sees it. Agent, template and contexts are those of training."""
+"""Plays one episode and shows it turn by turn, as the policy sees it. Agent, template and contexts are those
+of training."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,7 +55,9 @@ def show_tokens(onlooker: Onlooker, contexts: TokenContexts) -> TokenContexts:
     """The contexts of a policy that samples tokens; they show the onlooker each prompt."""
 
     def on_prompt(prompt: Prompt, sampling: SamplingParams) -> None:
-        onlooker.prompted(ShownPrompt(prompt.added_ids, (), prompt.before.num_tokens, sampling.max_new_tokens))
+        onlooker.prompted(
+            ShownPrompt(prompt.added_ids, (), prompt.before.num_tokens, sampling.max_new_tokens)
+        )
 
     return replace(contexts, on_prompt=on_prompt)
 
@@ -67,7 +70,9 @@ class TextContexts:
     onlooker: Onlooker
 
     def __call__(self, sampling: SamplingParams, tools: Tools = (), **options: Any) -> TextConversation:
-        async def shown(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
+        async def shown(
+            messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
+        ) -> TextAnswer | None:
             new_messages = messages[len(conversation.messages) :]
             self.onlooker.prompted(ShownPrompt((), new_messages, 0, sampling.max_new_tokens))
             return await self.complete(messages, sampling, tools)
@@ -90,8 +95,9 @@ async def play_episode(
     onlooker: Onlooker,
     score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task, and scores the episode with `score`. An episode that the player stops is returned unscored, with the status
-    `truncated`. A TurnwiseError of the agent is raised unchanged; any other exception of the agent becomes a RolloutError."""
+    """Plays a task, and scores the episode with `score`. An episode that the player stops is returned
+    unscored, with the status `truncated`. A TurnwiseError of the agent is raised unchanged; any other
+    exception of the agent becomes a RolloutError."""
     observed = ObservedContexts(contexts, onlooker)
     episode = agent.run(task, 0, observed, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)

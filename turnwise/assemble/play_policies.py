@@ -1,4 +1,5 @@
-"""The policies of `turnwise play` and `turnwise demos` that need no model here: people, scripted players, models at URLs."""
+"""The policies of `turnwise play` and `turnwise demos` that need no model here: people, scripted players,
+models at URLs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from turnwise.types import Completion, Media, Message, SamplingParams, VersionRu
 
 PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
-"""Prefix of a policy that is a model behind a URL; the URL follows the prefix. Such a model answers in text."""
+"""Prefix of a policy that is a model behind a URL; the URL follows the prefix. Such a model answers in
+text."""
 QUIT, VERBATIM = "q", "!"
 
 
@@ -31,9 +33,10 @@ Say = Callable[[], str]
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
-    """A function that returns a person's responses: each is the next line of `read`, wrapped so that `pattern` finds an action.
-    A line for which no wrapping fits, and the text after a leading `!`, stay as they are. Empty lines are skipped. The function
-    raises PlayStopped at the line `q`, or if `read` returns None (end of input)."""
+    """A function that returns a person's responses: each is the next line of `read`, wrapped so that
+    `pattern` finds an action. A line for which no wrapping fits, and the text after a leading `!`, stay as
+    they are. Empty lines are skipped. The function raises PlayStopped at the line `q`, or if `read` returns
+    None (end of input)."""
 
     def say() -> str:
         while True:
@@ -49,42 +52,54 @@ def person(read: Callable[[], str | None], pattern: str | None) -> Say:
 
 
 def player(choose: Callable[[], str], pattern: str | None) -> Say:
-    """A function that returns an automatic player's responses: the actions of `choose`, wrapped for `pattern` to find them."""
+    """A function that returns an automatic player's responses: the actions of `choose`, wrapped for `pattern`
+    to find them."""
 
     def say() -> str:
         action = choose()
         text = as_answer(action, pattern)
         if text is None:
-            raise ConfigError(f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; play it yourself")
+            raise ConfigError(
+                f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; play it "
+                f"yourself"
+            )
         return text
 
     return say
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """A player that draws from `actions`, or from `env.actions` if these are empty. Raises ConfigError if both are empty."""
+    """A player that draws from `actions`, or from `env.actions` if these are empty. Raises ConfigError if
+    both are empty."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
     if not player.actions:
-        raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")
+        raise ConfigError(
+            f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c"
+        )
     return player
 
 
 def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
     """A player that follows the environment's own expert. Raises ConfigError if the environment has none."""
     if not isinstance(env, HasExpert):
-        raise ConfigError(f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another --policy")
+        raise ConfigError(
+            f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another "
+            f"--policy"
+        )
     return ExpertPlayer(env, actions)
 
 
 def model_at(policy: str, model_name: str, config: AgenticConfig) -> OpenAIChat:
-    """The model at the URL of the policy `openai:URL`. Requests carry the key from the environment's OPENAI_API_KEY, if set."""
+    """The model at the URL of the policy `openai:URL`. Requests carry the key from the environment's
+    OPENAI_API_KEY, if set."""
     url, key = policy.removeprefix(OPENAI), os.environ.get("OPENAI_API_KEY", "")
     return OpenAIChat(url, model_name, key, config.deadlines.request_s)
 
 
 class PlayerServer:
-    """Answers with a player's responses. `generate` returns the tokens that a model would sample for a response, at log-prob 0
-    and cut at `max_new_tokens`; this needs a template. `complete` returns the text. `choose` makes an environment's player."""
+    """Answers with a player's responses. `generate` returns the tokens that a model would sample for a
+    response, at log-prob 0 and cut at `max_new_tokens`; this needs a template. `complete` returns the text.
+    `choose` makes an environment's player."""
 
     def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate | None) -> None:
         self._choose = choose
@@ -92,15 +107,22 @@ class PlayerServer:
         self._say: Say | None = None
 
     def choose_for(self, env: Env | None) -> None:
-        """Makes the player for the episode's environment, which is None if the task is a row of a data set."""
+        """Makes the player for the episode's environment, which is None if the task is a row of a data
+        set."""
         self._say = self._choose(env)
 
-    async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
+    async def complete(
+        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
+    ) -> TextAnswer:
         assert self._say is not None, "an agent makes its environment before it asks for a response"
         return TextAnswer(self._say(), "stop")
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
     ) -> Completion:
         assert self._say is not None and self._template is not None
         token_ids = self._template.respond(self._say())[: sampling.max_new_tokens]

@@ -1,4 +1,5 @@
-"""Builds what `turnwise play` needs for one episode: its task, agent and limits, and the policy that answers."""
+"""Builds what `turnwise play` needs for one episode: its task, agent and limits, and the policy that
+answers."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -10,7 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.assemble.agents import build_agent, build_row_agent
 from turnwise.assemble.placement import placed_rewards
-from turnwise.assemble.play import Onlooker, OpenContexts, PlayedEpisode, TextContexts, play_episode, show_tokens
+from turnwise.assemble.play import (
+    Onlooker,
+    OpenContexts,
+    PlayedEpisode,
+    TextContexts,
+    play_episode,
+    show_tokens,
+)
 from turnwise.assemble.play_policies import (
     OPENAI,
     PLAYERS,
@@ -112,19 +120,25 @@ class EpisodeSetup:
 
 
 def set_up(examined: Examined, tag: str, choices: Choices) -> EpisodeSetup:
-    """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row `choices.seed` (from 0) of the split."""
+    """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row `choices.seed` (from 0) of
+    the split."""
     of_player, of_url = choices.policy in PLAYERS, choices.policy.startswith(OPENAI)
     make = _player_policy if of_player else _url_policy if of_url else _model_policy
     if of_player and tag == ROWS_TAG and choices.policy != "human":
         raise ConfigError(
-            f"--policy {choices.policy} chooses actions of an environment, and this config plays rows of data.train_files; "
+            f"--policy {choices.policy} chooses actions of an environment, and this config plays rows of "
+            f"data.train_files; "
             "play them yourself (human), or name a model or openai:URL"
         )
-    task = Task(id=f"{choices.split}/{tag}/seed-{choices.seed}", tag=tag, split=choices.split, seed=choices.seed)
+    task = Task(
+        id=f"{choices.split}/{tag}/seed-{choices.seed}", tag=tag, split=choices.split, seed=choices.seed
+    )
     if tag == ROWS_TAG:
         tasks = row_tasks(examined, choices.split)
         if not 0 <= choices.seed < len(tasks):
-            raise DataError(f"data.{choices.split}_files: no row {choices.seed}; --seed takes 0 to {len(tasks) - 1}")
+            raise DataError(
+                f"data.{choices.split}_files: no row {choices.seed}; --seed takes 0 to {len(tasks) - 1}"
+            )
         task = tasks[choices.seed]
     with ExitStack() as on_error:
         policy = make(examined, task, choices)
@@ -143,7 +157,9 @@ def _of_row(examined: Examined, task: Task, policy: PlayPolicy, sampling: Sampli
     return EpisodeSetup(task, policy, agent, *limits, task.agent, sampling, config.sequence_length, score)
 
 
-def _of_environment(examined: Examined, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
+def _of_environment(
+    examined: Examined, task: Task, policy: PlayPolicy, sampling: SamplingParams
+) -> EpisodeSetup:
     config = examined.config
     settings = agent_settings(config, task.tag, task.split, policy.event_loop.watchdog)
     if policy.is_patient:
@@ -180,12 +196,19 @@ def _player_policy(examined: Examined, task: Task, choices: Choices) -> PlayPoli
     if template is not None:
         contexts = _over_tokens(config, task, server, template)
     elif config.agent.has_tools:
-        raise ConfigError("--tokenizer: tool calls are read from tokens, and there is no tokenizer here; name one")
+        raise ConfigError(
+            "--tokenizer: tool calls are read from tokens, and there is no tokenizer here; name one"
+        )
     else:
-        note = "there is no tokenizer here, so texts are shown and no token limit applies; name one with --tokenizer DIR"
+        note = (
+            "there is no tokenizer here, so texts are shown and no token limit applies; name one with "
+            "--tokenizer DIR"
+        )
     event_loop = WatchedRunner()
     is_patient = choices.policy == "human"
-    return PlayPolicy(event_loop, contexts, event_loop.close, tokenizer, note, False, is_patient, server.choose_for)
+    return PlayPolicy(
+        event_loop, contexts, event_loop.close, tokenizer, note, False, is_patient, server.choose_for
+    )
 
 
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
@@ -195,7 +218,9 @@ def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> 
         if actions:
             choices.show(f"actions: {', '.join(actions)}")
         return person(choices.read, pattern)
-    automatic = random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)
+    automatic = (
+        random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)
+    )
     return player(automatic.act, pattern)
 
 
@@ -209,7 +234,8 @@ def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolic
     if not local_path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
-            f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the hub (ORG/NAME)"
+            f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the "
+            f"hub (ORG/NAME)"
         )
     config = examined.config
     require(unavailable_to_play(config, choices.split))

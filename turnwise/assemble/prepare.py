@@ -11,8 +11,9 @@ from turnwise.runtime.rank import launched
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """Yields a sentence for each thing that `train` or `sft` needs and this machine lacks: what `not_here` checks, devices, a
-    checkpoint to resume from, and files. Imports torch only if the config names devices, a cluster or a checkpoint."""
+    """Yields a sentence for each thing that `train` or `sft` needs and this machine lacks: what `not_here`
+    checks, devices, a checkpoint to resume from, and files. Imports torch only if the config names devices, a
+    cluster or a checkpoint."""
     yield from not_here(config)
     if not _fits_everywhere(config):
         yield from lacking_devices(config, find_machine())
@@ -28,7 +29,8 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 
 
 def lacking_devices(config: AgenticConfig | SFTConfig, machine: Machine) -> Iterator[str]:
-    """Yields the sentence with which a run would be refused on this machine for its devices or its launcher."""
+    """Yields the sentence with which a run would be refused on this machine for its devices or its
+    launcher."""
     try:
         place(config, machine)
     except ConfigError as error:

@@ -1,4 +1,5 @@
-"""Builds the model of the `reward` role: a classifier that scores conversations, or a language model that judges them."""
+"""Builds the model of the `reward` role: a classifier that scores conversations, or a language model that
+judges them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,8 @@ from turnwise.types import Group, Message, Sample
 
 @dataclass(frozen=True, slots=True)
 class ModelReward:
-    """Renders each rollout with the reward model's chat template. The score head's output at the last token is the reward."""
+    """Renders each rollout with the reward model's chat template. The score head's output at the last token
+    is the reward."""
 
     role: ModelRole
     tokenizer: PreTrainedTokenizerBase
@@ -41,18 +43,27 @@ class ModelReward:
 
     async def __call__(self, group: Group) -> RewardResult:
         samples = [self._sample(messages_of(run[-1], self.prompt_key)) for run in runs_of(group)]
-        return RewardResult([float(values[-1]) for values in self.role.forward(samples, output="next_values")])
+        return RewardResult(
+            [float(values[-1]) for values in self.role.forward(samples, output="next_values")]
+        )
 
     def _sample(self, messages: list[Message]) -> Sample:
         try:
-            # A message's content holds the tool calls as the policy wrote them, so a template must not add them again.
-            texts = [{name: value for name, value in m.items() if name not in ("tool_calls", "call_errors")} for m in messages]
+            # A message's content holds the tool calls as the policy wrote them, so a template must not add
+            # them again.
+            texts = [
+                {name: value for name, value in m.items() if name not in ("tool_calls", "call_errors")}
+                for m in messages
+            ]
             ids = self.tokenizer.apply_chat_template(texts, tokenize=True, return_dict=False)
         except (TemplateError, ValueError) as fault:
-            raise RewardFault(f"data.reward reward_model: its chat template refuses a conversation: {fault}") from fault
+            raise RewardFault(
+                f"data.reward reward_model: its chat template refuses a conversation: {fault}"
+            ) from fault
         if len(ids) > self.role.plan.max_length:
             raise RewardFault(
-                f"data.reward reward_model: a conversation has {len(ids)} tokens, and it takes {self.role.plan.max_length}; "
+                f"data.reward reward_model: a conversation has {len(ids)} tokens, and it takes "
+                f"{self.role.plan.max_length}; "
                 "lower sequence_length, or name a model with a longer context as reward_pretrain"
             )
         mask = np.zeros(len(ids), bool)
@@ -61,7 +72,8 @@ class ModelReward:
 
 
 def build_reward_model(config: AgenticConfig, placement: Placement, event_loop: WatchedRunner) -> ModelReward:
-    """The reward role's model, a classifier with one label. Raises ModelError if its score head is missing or all zeros."""
+    """The reward role's model, a classifier with one label. Raises ModelError if its score head is missing or
+    all zeros."""
     arguments = config.reward.model_args
     path = arguments.model_name_or_path
 
@@ -73,7 +85,9 @@ def build_reward_model(config: AgenticConfig, placement: Placement, event_loop: 
         return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
 
     stopwatch = event_loop.stopwatch
-    workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, placement).spawn("reward", made)
+    workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, placement).spawn(
+        "reward", made
+    )
     context: int = load_model_config(path, arguments.trust).get_text_config().max_position_embeddings
     role = ModelRole("reward", workers, replace(batch_plan(config, "reward"), max_length=context), stopwatch)
     return ModelReward(role, load_tokenizer(path, arguments.trust), config.data.prompt_key)
@@ -86,7 +100,9 @@ def build_judge(config: AgenticConfig, placement: Placement, event_loop: Watched
     context: int = load_model_config(path, trust).get_text_config().max_position_embeddings
     info = policy_info(path, arguments.dtype, context, arguments.attn_implementation, trust)
     template = tried(ChatTemplate(load_tokenizer(path, trust), eos_token_ids=info.stop_token_ids))
-    found: Any = load_class(STRATEGIES[asked.strategy_name].entry, "reward.strategy_args.strategy_name", ConfigError)
+    found: Any = load_class(
+        STRATEGIES[asked.strategy_name].entry, "reward.strategy_args.strategy_name", ConfigError
+    )
     rank = RankContext("reward", device=placement.device_of("reward"), stopwatch=event_loop.stopwatch)
     server = found.for_policy(rank, info, **asked.strategy_config)
     manager = LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=event_loop.watchdog)

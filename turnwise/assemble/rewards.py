@@ -19,7 +19,8 @@ from turnwise.types import Trajectory
 def build_reward_manager(
     examined: Examined, placement: Placement, template: ChatTemplate | None, event_loop: WatchedRunner
 ) -> RewardManager | None:
-    """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no tokens."""
+    """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no
+    tokens."""
     config = examined.config
     if not config.data.reward:
         return None
@@ -47,7 +48,11 @@ def _decoding(weighted: WeightedReward, completion: DecodeCompletion) -> Weighte
 def _served(weighted: WeightedReward, chat: ServedChat) -> WeightedReward:
     """The reward; if it is a judge without a model, a copy that asks `chat`, which ends with this run."""
     reward = weighted.reward
-    if not isinstance(reward, FunctionReward) or not isinstance(reward.function, Judge) or reward.function.chat is not None:
+    if (
+        not isinstance(reward, FunctionReward)
+        or not isinstance(reward.function, Judge)
+        or reward.function.chat is not None
+    ):
         return weighted
     judge = copy(reward.function)
     judge.chat = chat
@@ -57,7 +62,8 @@ def _served(weighted: WeightedReward, chat: ServedChat) -> WeightedReward:
 
 
 def response_reader(template: ChatTemplate) -> DecodeCompletion:
-    """A function that returns the text of a trajectory's last response, without the tokens that begin or end a turn."""
+    """A function that returns the text of a trajectory's last response, without the tokens that begin or end
+    a turn."""
 
     def read(trajectory: Trajectory) -> str:
         turn = trajectory.turns[-1]

@@ -29,8 +29,12 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
         seed=config.seed,
         num_epochs=config.ppo_epochs,
         max_sequences=role.training_args.per_device_train_batch_size,
-        max_tokens_train=role.max_tokens_per_microbatch_in_train if role.use_dynamic_batching_in_train else None,
-        max_tokens_infer=role.max_tokens_per_microbatch_in_infer if role.use_dynamic_batching_in_infer else None,
+        max_tokens_train=role.max_tokens_per_microbatch_in_train
+        if role.use_dynamic_batching_in_train
+        else None,
+        max_tokens_infer=role.max_tokens_per_microbatch_in_infer
+        if role.use_dynamic_batching_in_infer
+        else None,
         samples_per_batch=config.rollout_batch_size,
         first_step=config.max_steps - config.num_training_steps(role_name),
     )
@@ -44,7 +48,8 @@ def trained_strategy(
     folder: Path,
     rank: RankContext,
 ) -> TrainStrategy:
-    """The strategy that trains `actor_train`, `critic` or `sft` in `total_steps` optimiser steps. `folder` is the run's."""
+    """The strategy that trains `actor_train`, `critic` or `sft` in `total_steps` optimiser steps. `folder` is
+    the run's."""
     role = config if isinstance(config, SFTConfig) else config.roles[name]
     training = role.training_args
     return _strategy_class(role.strategy_args).for_role(

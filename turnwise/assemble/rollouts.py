@@ -1,4 +1,5 @@
-"""Builds what plays episodes from a config: the policy and its servers, the agents, and the schedulers of rollouts."""
+"""Builds what plays episodes from a config: the policy and its servers, the agents, and the schedulers of
+rollouts."""
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
@@ -45,7 +46,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy without its weights, but with its tokenizer and chat template, and the event loop that its rollouts run on."""
+    """A policy without its weights, but with its tokenizer and chat template, and the event loop that its
+    rollouts run on."""
 
     info: PolicyInfo
     tokenizer: PreTrainedTokenizerBase
@@ -67,8 +69,9 @@ class ServedPolicy(Policy):
     """Scores episodes of all splits by `data.reward`; None if no reward is set."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main`, empties the servers' KV caches, and returns the result. No other requests may run meanwhile. If a later
-        episode reused a prefix that `main` had cached, the last bits of its log-probs would change."""
+        """Runs `main`, empties the servers' KV caches, and returns the result. No other requests may run
+        meanwhile. If a later episode reused a prefix that `main` had cached, the last bits of its log-probs
+        would change."""
         result = self.event_loop.run(main)
         self.event_loop.run(self.servers.sleep(["kv_cache"]))
         self.event_loop.run(self.servers.wake(["kv_cache"]))
@@ -89,7 +92,9 @@ def open_policy(
     """The config's policy, or the one at `model_path` (a folder or hub name), without its weights."""
     files = examined.policy(model_path)
     event_loop = WatchedRunner(iteration_s=examined.config.deadlines.env_s, stopwatch=stopwatch)
-    return Policy(files.info, files.tokenizer, files.template, event_loop, replay_log or ReplayLog(), turn_journal)
+    return Policy(
+        files.info, files.tokenizer, files.template, event_loop, replay_log or ReplayLog(), turn_journal
+    )
 
 
 def serve(
@@ -99,13 +104,16 @@ def serve(
     needs: frozenset[str] = frozenset(),
     neighbours: Mapping[str, Any] | None = None,
 ) -> ServedPolicy:
-    """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's workers by role. A
-    server in this process reads the trainer's own parameters if the trainer runs here too, both have the same dtype,
-    `model_update_frequency` is 1 and there is no adapter. Otherwise the server loads a copy in the dtype of actor_infer."""
+    """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's
+    workers by role. A server in this process reads the trainer's own parameters if the trainer runs here too,
+    both have the same dtype, `model_update_frequency` is 1 and there is no adapter. Otherwise the server
+    loads a copy in the dtype of actor_infer."""
     config = examined.config
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
-    is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
+    is_shared = (
+        config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
+    )
     servers = build_servers(
         config,
         placement,
@@ -116,13 +124,18 @@ def serve(
         max_concurrency=sum(num_episodes) if config.plays_ahead else max(num_episodes),
         neighbours=neighbours if neighbours and is_shared else {},
     )
-    manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog)
+    manager = LLMServerManager(
+        servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog
+    )
     score = build_reward_manager(examined, placement, policy.template, policy.event_loop)
     return ServedPolicy(**vars(policy), servers=manager, score=score)
 
 
-def open_served_policy(examined: Examined, model_path: str | None = None, needs: frozenset[str] = frozenset()) -> ServedPolicy:
-    """The policy of the config, or the one in the folder `model_path`, with its servers but without a trainer."""
+def open_served_policy(
+    examined: Examined, model_path: str | None = None, needs: frozenset[str] = frozenset()
+) -> ServedPolicy:
+    """The policy of the config, or the one in the folder `model_path`, with its servers but without a
+    trainer."""
     policy = open_policy(examined, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
@@ -140,8 +153,8 @@ def build_scheduler(
     settings: SchedulerSettings | None = None,
     sampling: SamplingParams | None = None,
 ) -> RolloutScheduler:
-    """The scheduler of a split's rollouts. Validation plays the same tasks every time. `tasks`, `settings` and `sampling`
-    replace `build_tasks`, `scheduler_settings` and `sampling_params` of the split."""
+    """The scheduler of a split's rollouts. Validation plays the same tasks every time. `tasks`, `settings`
+    and `sampling` replace `build_tasks`, `scheduler_settings` and `sampling_params` of the split."""
     config = examined.config
     agents = agents_of(examined, split, policy, pictures)
     is_alone = split == "val" and not config.plays_ahead
@@ -150,7 +163,11 @@ def build_scheduler(
         tasks=tasks or build_tasks(examined, split, policy.template),
         agents=policy.turn_journal.noted(agents) if policy.turn_journal else agents,
         contexts=partial(
-            TokenContexts, policy.template, policy.servers, config.sequence_length, parser=parser_of(config, policy.template)
+            TokenContexts,
+            policy.template,
+            policy.servers,
+            config.sequence_length,
+            parser=parser_of(config, policy.template),
         ),
         sampling=sampling or sampling_params(config, split),
         settings=settings or scheduler_settings(config, split),
@@ -172,7 +189,8 @@ def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser |
 def agents_of(
     examined: Examined, split: Split, policy: Policy, pictures: Pictures | None = None
 ) -> Callable[[Task], AgentLoop]:
-    """A function that returns a task's agent. Agents of rows are made when they are first asked for, the others at once."""
+    """A function that returns a task's agent. Agents of rows are made when they are first asked for, the
+    others at once."""
     config, event_loop = examined.config, policy.event_loop
     of_environments: dict[tuple[str, str], AgentLoop] = {}
     for tag in config.env_manager(split).env_tags:
@@ -189,7 +207,9 @@ def agents_of(
     return agent_of
 
 
-def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
+def scheduler_settings(
+    config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()
+) -> SchedulerSettings:
     """The settings of a split's scheduler. Each group has a greedy sibling if the algorithm `needs` one."""
     manager = config.env_manager(split)
     return SchedulerSettings(
@@ -212,30 +232,41 @@ def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """The recorder of the first validation tasks. It records none if `render_save_dir` is unset or validation has rows."""
+    """The recorder of the first validation tasks. It records none if `render_save_dir` is unset or validation
+    has rows."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
-    recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
+    recorded = (
+        [source.task(index).id for index in range(NUM_RECORDED)]
+        if config.render_save_dir and not has_rows
+        else []
+    )
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
 def say_warnings(examined: Examined) -> None:
-    """Warns, at the start of a run, of what is left out of the config's tools, of prompts that training and validation share,
-    and of environments that may give both the same tasks because they take no `split`."""
+    """Warns, at the start of a run, of what is left out of the config's tools, of prompts that training and
+    validation share, and of environments that may give both the same tasks because they take no `split`."""
     config = examined.config
     for note in examined.notes:
         logger.warning("%s", note)
     say_shared_prompts(examined)
     for tag in config.env_manager("val").env_tags if config.uses_validation else ():
         if not takes_split(config.custom_envs[tag].env_type):
-            logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)
+            logger.warning(
+                "custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag
+            )
 
 
 def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
-    """How responses of a split are sampled. `max_new_tokens` is the largest limit of its tags; an agent, or the room left in a
-    context, may allow fewer tokens. Raises ConfigError if the split has nothing to play."""
+    """How responses of a split are sampled. `max_new_tokens` is the largest limit of its tags; an agent, or
+    the room left in a context, may allow fewer tokens. Raises ConfigError if the split has nothing to
+    play."""
     arguments, tags = config.sampling(split), config.env_manager(split).tags
     if not tags:
-        raise ConfigError(f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows there")
+        raise ConfigError(
+            f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows "
+            f"there"
+        )
     return SamplingParams(
         max_new_tokens=max(config.max_new_tokens(split, tag) for tag in tags),
         temperature=arguments.temperature,

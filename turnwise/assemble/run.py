@@ -1,4 +1,5 @@
-"""The common parts of all runs: run folder, trackers and checkpoints; seeds and determinism of the process."""
+"""The common parts of all runs: run folder, trackers and checkpoints; seeds and determinism of the
+process."""
 
 import logging
 import os
@@ -42,9 +43,14 @@ def build_trackers(
     is_quiet: bool,
     stopwatch: Stopwatch,
 ) -> list[Tracker]:
-    """Trackers for `metrics.jsonl` and for all that `track_with` names; a quiet run has none that prints steps."""
+    """Trackers for `metrics.jsonl` and for all that `track_with` names; a quiet run has none that prints
+    steps."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
-    settings = {name: value for name, value in leaves(resolved_values(config)) if not name.startswith("tracker_kwargs")}
+    settings = {
+        name: value
+        for name, value in leaves(resolved_values(config))
+        if not name.startswith("tracker_kwargs")
+    }
     run = TrackedRun(folder.path, config.exp_name, folder.path.name, folder.num_done, settings)
     with ExitStack() as on_error:
         for name in config.track_with:
@@ -52,25 +58,37 @@ def build_trackers(
                 # Arguments are under the tracker's name, or at the top level if only one tracker takes any.
                 alone = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
                 arguments = {**alone, **config.tracker_kwargs.get(name, {})}
-                trackers.append(StoreTracker(name, partial(load_class(target, "track_with", ConfigError), run, **arguments)))
+                trackers.append(
+                    StoreTracker(
+                        name, partial(load_class(target, "track_with", ConfigError), run, **arguments)
+                    )
+                )
                 on_error.callback(trackers[-1].close)
         on_error.pop_all()
     if "stdout" in config.track_with and not is_quiet:
-        # Asynchronous rollouts also sample tokens of later batches, so their number says nothing about this batch.
+        # Asynchronous rollouts also sample tokens of later batches, so their number says nothing about this
+        # batch.
         most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.plays_ahead else 0
         pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
         trackers.append(stdout_tracker(config.exp_name, columns, pace, every=config.logging_steps))
     return trackers
 
 
-def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
+def build_checkpoints(
+    config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents
+) -> Checkpoints:
     """The checkpoints of a run: where, when and what it saves."""
     path = checkpoints_folder(config, folder.path)
-    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
+    return Checkpoints(
+        path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config)
+    )
 
 
-def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
-    """Begins the run of a built pipeline: restores the checkpoint of a resumed run, and only then changes the run's files."""
+def begin(
+    config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline
+) -> None:
+    """Begins the run of a built pipeline: restores the checkpoint of a resumed run, and only then changes the
+    run's files."""
     with ExitStack() as on_error:
         on_error.callback(pipeline.log.close)
         if folder.resumed_from is not None:
@@ -82,7 +100,8 @@ def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: Agenti
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
-    """Makes the run's folder and log, or opens those of a resumed run. Raises TurnwiseError if the run can't start here."""
+    """Makes the run's folder and log, or opens those of a resumed run. Raises TurnwiseError if the run can't
+    start here."""
     require([*unavailable(config), *not_here(config)])
     folder, notes = open_run(config)
     with ExitStack() as on_error:
@@ -95,19 +114,22 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
 
 
 def seed_process(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds torch in a process of a run. If `deterministic`, also seeds Python's and numpy's generators, which a user's code
-    may draw from, and makes torch refuse kernels that sum in no fixed order."""
+    """Seeds torch in a process of a run. If `deterministic`, also seeds Python's and numpy's generators,
+    which a user's code may draw from, and makes torch refuse kernels that sum in no fixed order."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise torch refuses matrix products on a GPU
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # otherwise torch refuses matrix products on a GPU
         random.seed(derive_seed(config.seed, "python"))
         np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds the process, and logs whether the run is deterministic. Even without `deterministic: true`, two synchronous runs on
-    a CPU are bit-identical if both have the embedded server, no environment threads, and the same number of torch threads."""
+    """Seeds the process, and logs whether the run is deterministic. Even without `deterministic: true`, two
+    synchronous runs on a CPU are bit-identical if both have the embedded server, no environment threads, and
+    the same number of torch threads."""
     seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

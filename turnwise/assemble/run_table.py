@@ -1,4 +1,5 @@
-"""The table of settings at the start of a run, from its config and from what the built objects report about themselves."""
+"""The table of settings at the start of a run, from its config and from what the built objects report about
+themselves."""
 
 import logging
 
@@ -29,7 +30,8 @@ def log_settings(table: SettingsTable) -> None:
 
 
 def settings_table(pipeline: AgenticPipeline | SFTPipeline) -> SettingsTable:
-    """The table of a built pipeline, with the sizes, dtypes, attention kernels and devices of what was built."""
+    """The table of a built pipeline, with the sizes, dtypes, attention kernels and devices of what was
+    built."""
     config, cluster = pipeline.pipeline_config, pipeline.cluster
     built = _sft(pipeline) if isinstance(pipeline, SFTPipeline) else _agentic(pipeline)
     placement = cluster.placement
@@ -39,12 +41,16 @@ def settings_table(pipeline: AgenticPipeline | SFTPipeline) -> SettingsTable:
     return describe(config, placement, built)
 
 
-def play_table(config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str) -> SettingsTable:
+def play_table(
+    config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str
+) -> SettingsTable:
     """The table of `turnwise eval` and `turnwise rollout`. `sampled` describes how tokens are sampled."""
     info = server.info()
     episodes = f"{source.describe()}, each of at most {info.max_length} tokens"
     rows = [("model", _model(info.model)), ("server", _server(info)), *environments(config, split)]
-    return SettingsTable([*rows, ("episodes", episodes), ("sampling", sampled), ("profile", _profile(config))])
+    return SettingsTable(
+        [*rows, ("episodes", episodes), ("sampling", sampled), ("profile", _profile(config))]
+    )
 
 
 def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
@@ -65,11 +71,19 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
         built["validation"] = validation(config, val.num_trajectories(config.val_batch_size))
     if pipeline.critic:
         critic = info_of(pipeline.critic)
-        alone = f", alone in the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
-        built |= {"critic": f"{_trained(critic.model)}, {_strategy(critic)}{alone}", "critic's": critic.optimizer}
+        alone = (
+            f", alone in the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
+        )
+        built |= {
+            "critic": f"{_trained(critic.model)}, {_strategy(critic)}{alone}",
+            "critic's": critic.optimizer,
+        }
         built["its adapters"] = critic.adapters
     if pipeline.reference:
-        start, reference = start_of(config.reference.model_args.model_name_or_path), info_of(pipeline.reference)
+        start, reference = (
+            start_of(config.reference.model_args.model_name_or_path),
+            info_of(pipeline.reference),
+        )
         built["reference"] = IN_POLICY if pipeline.reference.is_base else f"{start}: {_strategy(reference)}"
     if isinstance(cluster, ProcessCluster) and config.plays_ahead:
         threads = cluster.num_threads
@@ -82,13 +96,17 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
 
 def _sft(pipeline: SFTPipeline) -> dict[str, str]:
     config, plan, info = pipeline.pipeline_config, pipeline.sft.plan, info_of(pipeline.sft)
-    samples, tokens = len(pipeline.train_samples), sum(sample.num_trained for sample in pipeline.train_samples)
+    samples, tokens = (
+        len(pipeline.train_samples),
+        sum(sample.num_trained for sample in pipeline.train_samples),
+    )
     return {
         "model": f"{start_of(config.model_args.model_name_or_path)}: {_trained(info.model)}",
         "training": _strategy(info),
         "optimiser": info.optimizer,
         "demonstrations": f"{samples} of at most {plan.max_length} tokens, {tokens:,} tokens trained on",
-        "steps": f"{pipeline.num_steps} of {plan.samples_per_step} samples, {counted(config.num_epochs, 'epoch')}",
+        "steps": f"{pipeline.num_steps} of {plan.samples_per_step} samples, "
+        f"{counted(config.num_epochs, 'epoch')}",
         "adapters": info.adapters,
     }
 
@@ -109,7 +127,10 @@ def _trained(model: LoadedModel) -> str:
 def _strategy(info: StrategyInfo) -> str:
     model = info.model
     recomputed = ", activations computed twice" if info.recomputes_activations else ""
-    return f"{model.device}, weights {model.dtype}, computes in {info.compute_dtype}, attention {model.attention}{recomputed}"
+    return (
+        f"{model.device}, weights {model.dtype}, computes in {info.compute_dtype}, attention "
+        f"{model.attention}{recomputed}"
+    )
 
 
 def _server(info: ServerInfo, trainer: StrategyInfo | None = None) -> str:
@@ -118,14 +139,25 @@ def _server(info: ServerInfo, trainer: StrategyInfo | None = None) -> str:
         copy = "a copy with the adapters merged" if trainer.adapters else "a copy of the parameters"
         parts.append("the trainer's own parameters" if info.model.address == trainer.model.address else copy)
     parts.append(f"at most {info.max_concurrency} requests at once")
-    cache = f"cache of at most {bytes_text(info.cache_bytes)}" if info.cache_bytes else "nothing cached between requests"
+    cache = (
+        f"cache of at most {bytes_text(info.cache_bytes)}"
+        if info.cache_bytes
+        else "nothing cached between requests"
+    )
     return ", ".join([*parts, cache])
 
 
 def _checkpoints(checkpoints: Checkpoints) -> str:
-    every = f"every {counted(checkpoints.save_steps, 'step')} and at the end" if checkpoints.save_steps else "at the end"
+    every = (
+        f"every {counted(checkpoints.save_steps, 'step')} and at the end"
+        if checkpoints.save_steps
+        else "at the end"
+    )
     retention = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
-    return f"{every}, about {bytes_text(checkpoints.contents.num_bytes)} each, {retention}, in {checkpoints.path}"
+    return (
+        f"{every}, about {bytes_text(checkpoints.contents.num_bytes)} each, {retention}, in "
+        f"{checkpoints.path}"
+    )
 
 
 def _profile(config: AgenticConfig | SFTConfig) -> str:

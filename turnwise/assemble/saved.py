@@ -46,12 +46,17 @@ def validation_mode(config: AgenticConfig) -> Mode:
 
 
 def evaluate_model(
-    examined: Examined, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_settings
+    examined: Examined,
+    model_path: str | None = None,
+    num_tasks: int | None = None,
+    on_start: OnStart = log_settings,
 ) -> Evaluation:
-    """Plays the config's validation tasks, or the first `num_tasks`, with its model or the one at `model_path`. `on_start` gets
-    the table of settings. Tasks, seeds and schedule are those of validation in training: the same weights give the same
-    result."""
-    [(_, evaluation)] = evaluate_modes(examined, [validation_mode(examined.config)], num_tasks, None, model_path, on_start)
+    """Plays the config's validation tasks, or the first `num_tasks`, with its model or the one at
+    `model_path`. `on_start` gets the table of settings. Tasks, seeds and schedule are those of validation in
+    training: the same weights give the same result."""
+    [(_, evaluation)] = evaluate_modes(
+        examined, [validation_mode(examined.config)], num_tasks, None, model_path, on_start
+    )
     return evaluation
 
 
@@ -63,7 +68,8 @@ def evaluate_modes(
     model_path: str | None = None,
     on_start: OnStart = log_settings,
 ) -> Iterator[tuple[Mode, Evaluation]]:
-    """Like `evaluate_model`, once per mode. Plays each task `num_samples` times (default: group size), but once if greedy."""
+    """Like `evaluate_model`, once per mode. Plays each task `num_samples` times (default: group size), but
+    once if greedy."""
     config = examined.config
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
     num_tasks = num_tasks or config.val_batch_size // config.val_env_manager.group_size
@@ -72,7 +78,9 @@ def evaluate_modes(
             pictures = build_pictures(config, "eval")
             settings = _evaluation_settings(config, num_samples, mode)
             drawn = _evaluation_sampling(config, mode)
-            scheduler = build_scheduler(examined, policy, "val", pictures=pictures, settings=settings, sampling=drawn)
+            scheduler = build_scheduler(
+                examined, policy, "val", pictures=pictures, settings=settings, sampling=drawn
+            )
             if mode == modes[0]:
                 how = ", then ".join(_how(config, mode) for mode in modes)
                 on_start(play_table(config, policy.servers, scheduler, "val", how))
@@ -84,10 +92,13 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
-    """Validation's settings with the mode's group size. Its limit of concurrent episodes becomes whole groups, at least one."""
+    """Validation's settings with the mode's group size. Its limit of concurrent episodes becomes whole
+    groups, at least one."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else num_samples or own.group_size
-    return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
+    return replace(
+        own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size)
+    )
 
 
 def _evaluation_sampling(config: AgenticConfig, mode: Mode) -> SamplingParams:
@@ -111,13 +122,16 @@ def collect_rollouts(
     model_path: str | None = None,
     on_start: OnStart = log_settings,
 ) -> None:
-    """Plays batches of a split with a saved model, like the first steps of training or a validation, and writes them to the
-    collection. After an error or Ctrl-C, the collection has the groups that ended before it."""
+    """Plays batches of a split with a saved model, like the first steps of training or a validation, and
+    writes them to the collection. After an error or Ctrl-C, the collection has the groups that ended before
+    it."""
     config = examined.config
     needs = make_algorithm(config).needs if split == "train" else frozenset[str]()
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
     with _saved_policy(examined, split, model_path, needs) as policy:
-        scheduler = build_scheduler(examined, policy, split, settings=scheduler_settings(config, split, needs))
+        scheduler = build_scheduler(
+            examined, policy, split, settings=scheduler_settings(config, split, needs)
+        )
         on_start(play_table(config, policy.servers, scheduler, split, sampling(config, split)))
         with progress_on_terminal(policy.event_loop.stopwatch, most_sampled(config)) as begin_phase:
             collection.play(scheduler, num_batches, size, begin_phase)
@@ -126,9 +140,10 @@ def collect_rollouts(
 def replay_rollouts(
     examined: Examined, path: Path, split: Split = "train", model_path: str | None = None
 ) -> tuple[int, list[str]]:
-    """Replays the trajectories of a `rollouts.jsonl`, or a split's episodes of a `turns.jsonl`, through their agents with the
-    recorded tokens and no model. Leaves out failed trajectories. Returns the number of trajectories, and sentences about lost
-    turns and errors after the last recorded turn. Raises RolloutError at the first difference from the recording."""
+    """Replays the trajectories of a `rollouts.jsonl`, or a split's episodes of a `turns.jsonl`, through their
+    agents with the recorded tokens and no model. Leaves out failed trajectories. Returns the number of
+    trajectories, and sentences about lost turns and errors after the last recorded turn. Raises RolloutError
+    at the first difference from the recording."""
     config = examined.config
     say_warnings(examined)
     is_whole, lost = not is_turn_journal(path), list[str]()
@@ -143,7 +158,9 @@ def replay_rollouts(
         template, agents = policy.template, agents_of(examined, split, policy)
 
         def contexts(server: PolicyServer, episode_id: str) -> TokenContexts:
-            return TokenContexts(template, server, config.sequence_length, episode_id, parser_of(config, template))
+            return TokenContexts(
+                template, server, config.sequence_length, episode_id, parser_of(config, template)
+            )
 
         for trajectory in recorded:
             played = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)

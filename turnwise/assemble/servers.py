@@ -30,17 +30,24 @@ logger = logging.getLogger(__name__)
 
 
 def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
-    """Raises NotAvailableError if the server can't treat running requests as `on_weight_update` asks, or can't report which
-    tokens `top_k` left to draw from. For the latter, only warns if no setting compares sampler's and trainer's log-probs."""
+    """Raises NotAvailableError if the server can't treat running requests as `on_weight_update` asks, or
+    can't report which tokens `top_k` left to draw from. For the latter, only warns if no setting compares
+    sampler's and trainer's log-probs."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
-        lacks = "say which weights sampled which token" if "keep" in server.suspensions else "pause running responses"
+        lacks = (
+            "say which weights sampled which token"
+            if "keep" in server.suspensions
+            else "pause running responses"
+        )
         raise NotAvailableError(
-            f"on_weight_update is keep, and the server ({server.engine}) can't {lacks}; take finish or abort_continue"
+            f"on_weight_update is keep, and the server ({server.engine}) can't {lacks}; take finish or "
+            f"abort_continue"
         )
     if server.sampling_mask or not config.sampling("train").keeps_ids:
         return
     what = (
-        f"the server ({server.engine}) doesn't say which tokens top_k, top_p and min_p left, so the trainer can't compare its "
+        f"the server ({server.engine}) doesn't say which tokens top_k, top_p and min_p left, so the trainer "
+        f"can't compare its "
         "log-probs with the sampler's"
     )
     advice = "use strategy_name embedded or hf, or sample with top_k 0, top_p 1, min_p 0"
@@ -59,32 +66,47 @@ def build_servers(
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """Starts a server per replica. A single server runs in this process, and may read a neighbour's model (see `serve`)."""
+    """Starts a server per replica. A single server runs in this process, and may read a neighbour's model
+    (see `serve`)."""
     strategy = config.actor_infer.strategy_args
-    found: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
+    found: Any = load_class(
+        STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError
+    )
     options = dict(strategy.strategy_config)
     is_embedded = issubclass(found, EmbeddedServer)
     if is_embedded:
         options = {"max_concurrency": max_concurrency, **options}
     if placement.num_servers > 1:
-        return list(_processes(config, placement, partial(found.for_policy, policy=policy, **options), event_loop))
+        return list(
+            _processes(config, placement, partial(found.for_policy, policy=policy, **options), event_loop)
+        )
     if is_embedded:
         options["replay_log"] = replay_log
     devices = placement.devices_of("actor_infer")
-    rank = RankContext("actor_infer", device=devices[0], devices=devices, neighbours=neighbours, stopwatch=event_loop.stopwatch)
+    rank = RankContext(
+        "actor_infer",
+        device=devices[0],
+        devices=devices,
+        neighbours=neighbours,
+        stopwatch=event_loop.stopwatch,
+    )
     event_loop.watchdog.start()
     awaited, timeout_s = f"the {strategy.strategy_name} server to start", config.deadlines.start_s
     with event_loop.watchdog.waiting("the run", awaited, timeout_s, "deadlines.start_s"):
         return [found.for_policy(rank, policy, **options)]
 
 
-def _processes(config: AgenticConfig, placement: Placement, factory: Any, event_loop: WatchedRunner) -> list[ServerProcess]:
+def _processes(
+    config: AgenticConfig, placement: Placement, factory: Any, event_loop: WatchedRunner
+) -> list[ServerProcess]:
     """Starts each server in a process of its own. The processes share the threads of the rollouts equally."""
     size = placement.num_servers
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
     logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)
     levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-    set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, partial(_begin, config, num_threads))
+    set_up = SetUp(
+        dict(os.environ), list(sys.path), os.getcwd(), levels, partial(_begin, config, num_threads)
+    )
     processes: list[ServerProcess] = []
     with ExitStack() as on_error:
         for replica in range(size):
@@ -92,7 +114,9 @@ def _processes(config: AgenticConfig, placement: Placement, factory: Any, event_
             name = f"inference replica {replica}"
             processes.append(ServerProcess(name, event_loop.run, event_loop.watchdog, event_loop.stopwatch))
             on_error.callback(processes[-1].end)
-            processes[-1].begin(set_up, factory, RankContext("actor_infer", replica, size, device=devices[0], devices=devices))
+            processes[-1].begin(
+                set_up, factory, RankContext("actor_infer", replica, size, device=devices[0], devices=devices)
+            )
         for process in processes:
             process.wait_until_ready()
         on_error.pop_all()

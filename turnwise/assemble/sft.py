@@ -54,7 +54,9 @@ def build_sft(
         on_error.callback(cluster.shutdown)
         sft = ModelRole(
             "sft",
-            cluster.spawn("sft", partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)),
+            cluster.spawn(
+                "sft", partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)
+            ),
             _batch_plan(config),
             event_loop.stopwatch,
             is_sharded=config.strategy_args.is_sharded,
@@ -63,7 +65,11 @@ def build_sft(
         contents = Contents(
             sft,
             tokenizer,
-            parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples), "by_validation": by_validation},
+            parts={
+                "random": GlobalRandomState(),
+                "demonstrations": Fingerprint(train_samples),
+                "by_validation": by_validation,
+            },
             num_bytes=info_of(sft).saved_bytes,
         )
         pipeline = SFTPipeline(
@@ -75,7 +81,9 @@ def build_sft(
             tokenizer=tokenizer,
             event_loop=event_loop,
             cluster=cluster,
-            log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, event_loop.stopwatch)),
+            log=RunLog(
+                build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, event_loop.stopwatch)
+            ),
             folder=folder,
             checkpoints=build_checkpoints(config, folder, total_steps, contents),
             by_validation=by_validation,

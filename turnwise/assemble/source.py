@@ -1,4 +1,5 @@
-"""The source of training batches: a scheduler of episodes, or a file of them (`turnwise train --from-rollouts`)."""
+"""The source of training batches: a scheduler of episodes, or a file of them (`turnwise train
+--from-rollouts`)."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,8 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of batches, which plays `tasks` or reads `rollouts`, and how many steps it can fill, at most `max_steps`."""
+    """The source of batches, which plays `tasks` or reads `rollouts`, and how many steps it can fill, at most
+    `max_steps`."""
     config = examined.config
     if rollouts is None:
         settings = replace(
@@ -45,103 +47,152 @@ def build_source(
 
 
 def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | None:
-    """Steps until the tasks end, assuming that no step plays more groups than it trains on; None for endless tasks."""
+    """Steps until the tasks end, assuming that no step plays more groups than it trains on; None for endless
+    tasks."""
     if tasks is None or tasks.num_tasks is None:
         return None
     return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
 
 
-def build_replay(examined: Examined, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
-    """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are left to train on."""
+def build_replay(
+    examined: Examined, policy: ServedPolicy, needs: frozenset[str], path: Path
+) -> RolloutReplay:
+    """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are
+    left to train on."""
     config = examined.config
     recording = read_groups(path, config.sampling("train").temperature)
     for sentence in recording.lost:
         logger.warning("%s: %s", path, sentence)
     keep = examined.group_filter
-    whole = [group for group in recording.groups if not group.rejected and all(t.status != "failed" for t in played_of(group))]
+    whole = [
+        group
+        for group in recording.groups
+        if not group.rejected and all(t.status != "failed" for t in played_of(group))
+    ]
     groups = [group for group in whole if keep is None or keep(group)]
     num_rejected, num_filtered = len(recording.groups) - len(whole), len(whole) - len(groups)
     left_out = f"{num_rejected} were rejected when they were played, {num_filtered} by group_filter"
     summary = f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {left_out})"
     for problem in _problems(config, groups, policy, needs):
         raise DataError(f"{path}: {problem}")
-    replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path), batch_size=config.rollout_batch_size)
+    replay = RolloutReplay(
+        groups, config.train_env_manager.group_size, str(path), batch_size=config.rollout_batch_size
+    )
     num_batches = replay.num_batches(config.rollout_batch_size)
     if num_batches == 0:
         raise DataError(
             f"{path} has {summary}, and a batch of rollout_batch_size {config.rollout_batch_size} has "
-            f"{config.rollout_batch_size // replay.group_size}; play more with `turnwise rollout`, or lower rollout_batch_size"
+            f"{config.rollout_batch_size // replay.group_size}; play more with `turnwise rollout`, or lower "
+            f"rollout_batch_size"
         )
     if "values" in needs and config.critic_warmup >= num_batches:
         raise DataError(
-            f"{path} has {num_batches} batches, and the first critic_warmup {config.critic_warmup} steps train the "
-            "critic alone: the actor would never be trained; play more with `turnwise rollout`, or lower critic_warmup"
+            f"{path} has {num_batches} batches, and the first critic_warmup {config.critic_warmup} steps "
+            f"train the "
+            "critic alone: the actor would never be trained; play more with `turnwise rollout`, or lower "
+            "critic_warmup"
         )
-    versions = sorted({run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions})
-    sampled_by = ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
+    versions = sorted(
+        {run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions}
+    )
+    sampled_by = (
+        ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
+    )
     logger.info(
-        "%s has %s, sampled by policy versions %s of their run (first, last); the trained model computes its own log-probs",
+        "%s has %s, sampled by policy versions %s of their run (first, last); the trained model computes "
+        "its own log-probs",
         path,
         summary,
         sampled_by,
     )
-    unknown = {group.task.tag for group in groups if group.task.row is None} - set(config.train_env_manager.tags)
+    unknown = {group.task.tag for group in groups if group.task.row is None} - set(
+        config.train_env_manager.tags
+    )
     if unknown:
-        logger.warning("%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown)))
+        logger.warning(
+            "%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown))
+        )
     if num_batches < config.max_steps:
-        logger.warning("%s holds %d batches: training ends before its %d steps", path, num_batches, config.max_steps)
+        logger.warning(
+            "%s holds %d batches: training ends before its %d steps", path, num_batches, config.max_steps
+        )
     return replay
 
 
-def _problems(config: AgenticConfig, groups: Sequence[Group], policy: Policy, needs: frozenset[str]) -> Iterator[str]:
+def _problems(
+    config: AgenticConfig, groups: Sequence[Group], policy: Policy, needs: frozenset[str]
+) -> Iterator[str]:
     """Yields the reasons why these groups of a file ("it" in the texts) can't be trained on."""
     trajectories = [trajectory for group in groups for trajectory in played_of(group)]
     group_size = config.train_env_manager.group_size
     for group in groups:
         if group.task.split != "train":
-            yield f"{group.task.id} is a task of validation, which training must not see; play with --split train"
+            yield (
+                f"{group.task.id} is a task of validation, which training must not see; play with --split "
+                f"train"
+            )
         if group.task.row is None and group.task.tag not in config.custom_envs:
             known = ", ".join(config.custom_envs) or "none"
-            yield f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; add it there"
+            yield (
+                f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; "
+                f"add it there"
+            )
         weights: dict[int, float] = {}
         for trajectory in group.trajectories:
             weights[trajectory.sibling] = weights.get(trajectory.sibling, 0.0) + trajectory.weight
         for sibling, weight in weights.items():
             if weight > 1 + _ROUNDING:
                 yield (
-                    f"sibling {sibling} of {group.task.id} is there more than once: its lines weigh {weight:g} together, and "
-                    "those of one episode must weigh 1; remove the duplicates, or play again with `turnwise rollout`"
+                    f"sibling {sibling} of {group.task.id} is there more than once: its lines weigh "
+                    f"{weight:g} together, and "
+                    "those of one episode must weigh 1; remove the duplicates, or play again with `turnwise "
+                    "rollout`"
                 )
         size = len({trajectory.sibling for trajectory in group.trajectories})
         if size != group_size:
             yield (
-                f"its groups have {size} siblings ({group.task.id}), and train_env_manager.group_size is {group_size}; set "
+                f"its groups have {size} siblings ({group.task.id}), and train_env_manager.group_size is "
+                f"{group_size}; set "
                 f"train_env_manager.group_size={size}"
             )
         if group.greedy is None and "greedy_sibling" in needs:
             yield (
-                f"{group.task.id} has no greedy sibling, which adv_estimator {config.adv_estimator} needs; play with this "
+                f"{group.task.id} has no greedy sibling, which adv_estimator {config.adv_estimator} needs; "
+                f"play with this "
                 "config: `turnwise rollout`"
             )
     longest = max((s.num_tokens for t in trajectories for s in t.samples), default=0)
     if longest > config.sequence_length:
-        yield f"its longest context has {longest} tokens, more than sequence_length {config.sequence_length}; raise that"
-    if config.needs_kept_ids and any(s.num_trained and s.kept_ids is None for t in trajectories for s in t.samples):
         yield (
-            "it doesn't say which tokens each one was drawn from, which train_infer_correction and use_rollout_log_probs need "
+            f"its longest context has {longest} tokens, more than sequence_length "
+            f"{config.sequence_length}; raise that"
+        )
+    if config.needs_kept_ids and any(
+        s.num_trained and s.kept_ids is None for t in trajectories for s in t.samples
+    ):
+        yield (
+            "it doesn't say which tokens each one was drawn from, which train_infer_correction and "
+            "use_rollout_log_probs need "
             "under top_k; play again with `turnwise rollout`, or leave them out"
         )
     yield from _foreign_tokens(trajectories, policy)
 
 
 def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Iterator[str]:
-    """Yields signs that another tokenizer made the tokens: an id is unknown, or a response doesn't decode to its text."""
-    other = "it was played by a model with another tokenizer; set pretrain to that one, or play again with `turnwise rollout`"
+    """Yields signs that another tokenizer made the tokens: an id is unknown, or a response doesn't decode to
+    its text."""
+    other = (
+        "it was played by a model with another tokenizer; set pretrain to that one, or play again with "
+        "`turnwise rollout`"
+    )
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
     for trajectory, turn in turns:
         largest = max(int(ids.max(initial=0)) for ids in (turn.prompt_ids, turn.response_ids))
         if largest >= policy.info.vocab_size:
-            yield f"{trajectory.task.id} has token {largest}, and the model knows {policy.info.vocab_size}: {other}"
+            yield (
+                f"{trajectory.task.id} has token {largest}, and the model knows {policy.info.vocab_size}: "
+                f"{other}"
+            )
     for trajectory, turn in turns[:_NUM_DECODED]:
         ids = turn.response_ids.tolist()
         said = policy.template.decode(ids)

@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 
 def build_tasks(examined: Examined, split: Split, template: ChatTemplate) -> TaskSource:
-    """The tasks of a split in playing order. Rows whose prompts are too long are left out, and a warning says how many."""
+    """The tasks of a split in playing order. Rows whose prompts are too long are left out, and a warning says
+    how many."""
     config = examined.config
     manager, is_training = config.env_manager(split), split == "train"
     agents = {tag: config.custom_envs[tag].agent_name for tag in manager.env_tags}
@@ -26,10 +27,14 @@ def build_tasks(examined: Examined, split: Split, template: ChatTemplate) -> Tas
         num_epochs = config.data.num_epochs if is_training else 1
         rows = RowTasks(config.seed, split, fitting, config.data.shuffle and is_training, num_epochs)
     if config.data.curriculum and is_training:
-        return CurriculumTasks(config.seed, split, manager.tags, agents, rows, ROWS_TAG, config.num_task_versions)
+        return CurriculumTasks(
+            config.seed, split, manager.tags, agents, rows, ROWS_TAG, config.num_task_versions
+        )
     if rows is not None and not manager.env_tags:
         return rows
-    return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition), agents, rows, ROWS_TAG)
+    return SeededTasks(
+        config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition), agents, rows, ROWS_TAG
+    )
 
 
 def _fitting(examined: Examined, split: Split, template: ChatTemplate) -> list[DataRow]:

@@ -12,8 +12,8 @@ from turnwise.transfer.policy_transfer import PolicyTransfer
 
 
 def build_senders(cluster: Cluster, actor_train: ModelRole, servers: LLMServerManager) -> SendingRanks:
-    """The senders of the trainer's weights. They use shared memory unless trainer and server are both in this process, where a
-    single server always is."""
+    """The senders of the trainer's weights. They use shared memory unless trainer and server are both in this
+    process, where a single server always is."""
     is_here = actor_train.name in cluster.neighbours and len(servers.servers) == 1
     return spawn_senders(cluster, actor_train.name, is_shared=not is_here, is_sharded=actor_train.is_sharded)
 

@@ -23,10 +23,14 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 
 @contextmanager
 def whole_run(
-    config: AgenticConfig | SFTConfig, build: Callable[[RunFolder, Placement], P], is_quiet: bool = False, plays: bool = True
+    config: AgenticConfig | SFTConfig,
+    build: Callable[[RunFolder, Placement], P],
+    is_quiet: bool = False,
+    plays: bool = True,
 ) -> Iterator[P]:
-    """Yields the pipeline that `build` makes, in a `session`. Prints where the model and curve are and, unless `is_quiet`, the
-    run's folder and settings. In a launcher's other processes, serves the calls of rank 0, and exits when the run ends."""
+    """Yields the pipeline that `build` makes, in a `session`. Prints where the model and curve are and,
+    unless `is_quiet`, the run's folder and settings. In a launcher's other processes, serves the calls of
+    rank 0, and exits when the run ends."""
     rank, _ = launched()
     if rank > 0:
         from turnwise.cluster.launched import serve_launched
@@ -53,7 +57,8 @@ def whole_run(
 
 
 def _note_devices(config: AgenticConfig | SFTConfig, placement: Placement) -> None:
-    """Writes the devices that a launcher gives the trainer into the config, which counts the samples of an optimiser step."""
+    """Writes the devices that a launcher gives the trainer into the config, which counts the samples of an
+    optimiser step."""
     if placement.cluster != "launched":
         return
     if isinstance(config, SFTConfig):

@@ -7,12 +7,20 @@ import numpy as np
 
 from turnwise.types import Batch, Denominators, Sample, TokenAnnotations, join_kept_ids
 
-_OPTIONAL = ("old_logprobs", "old_full_logprobs", "ref_logprobs", "values", "advantages", "returns", *TokenAnnotations._fields)
+_OPTIONAL = (
+    "old_logprobs",
+    "old_full_logprobs",
+    "ref_logprobs",
+    "values",
+    "advantages",
+    "returns",
+    *TokenAnnotations._fields,
+)
 
 
 def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
-    """Joins the samples in their order, without padding. Raises ValueError if there are no samples, an array of `_OPTIONAL` is
-    set in only some of them, or the response mask of a sample includes its first token.
+    """Joins the samples in their order, without padding. Raises ValueError if there are no samples, an array
+    of `_OPTIONAL` is set in only some of them, or the response mask of a sample includes its first token.
 
     >>> sample = Sample(np.array([5, 6, 7]), np.array([False, False, True]), np.zeros(3, np.float32), ())
     >>> pack([sample, sample], Denominators(2, 2, 8)).position_ids
@@ -24,7 +32,9 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
         raise ValueError("the first token of a sample can't be trained on: nothing comes before it")
     lengths = np.array([sample.num_tokens for sample in samples])
     offsets = np.cumsum(lengths) - lengths
-    kept_ids, kept_offsets = join_kept_ids((sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples)
+    kept_ids, kept_offsets = join_kept_ids(
+        (sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples
+    )
     return Batch(
         token_ids=np.concatenate([sample.token_ids for sample in samples]),
         position_ids=np.arange(lengths.sum()) - np.repeat(offsets, lengths),
@@ -49,23 +59,28 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
 
 
 def blank(sample: Sample) -> Sample:
-    """A sample of weight 0 for an empty micro-batch: two untrained tokens, with the optional arrays that `sample` has."""
+    """A sample of weight 0 for an empty micro-batch: two untrained tokens, with the optional arrays that
+    `sample` has."""
     known: dict[str, Any] = {
-        name: np.zeros_like(array, shape=2) for name in _OPTIONAL if (array := getattr(sample, name)) is not None
+        name: np.zeros_like(array, shape=2)
+        for name in _OPTIONAL
+        if (array := getattr(sample, name)) is not None
     }
     tokens, nothing = sample.token_ids[:1].repeat(2), np.zeros(2, np.bool_)
     return Sample(tokens, nothing, np.zeros(2, np.float32), (), weight=0.0, **known)
 
 
 def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-    """Splits an array [N] of a batch by sample. The parts are copies, so that none of them keeps the whole array alive.
-    Raises ValueError if `lengths` don't add up to N.
+    """Splits an array [N] of a batch by sample. The parts are copies, so that none of them keeps the whole
+    array alive. Raises ValueError if `lengths` don't add up to N.
 
     >>> [part.tolist() for part in unpack(np.arange(5), (3, 2))]
     [[0, 1, 2], [3, 4]]
     """
     if len(array) != sum(lengths):
-        raise ValueError(f"an array of {len(array)} can't be unpacked into samples of {sum(lengths)} tokens together")
+        raise ValueError(
+            f"an array of {len(array)} can't be unpacked into samples of {sum(lengths)} tokens together"
+        )
     return [part.copy() for part in np.split(array, np.cumsum(lengths)[:-1])]
 
 

@@ -9,8 +9,11 @@ from turnwise.types import Denominators, Sample, derive_seed
 _MAX_IMBALANCE = 1.05
 
 
-def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epochs: int = 1) -> list[list[list[int]]]:
-    """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps. An epoch's last step may be smaller.
+def optimizer_steps(
+    num_samples: int, samples_per_step: int, seed: int, num_epochs: int = 1
+) -> list[list[list[int]]]:
+    """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps. An epoch's last
+    step may be smaller.
 
     >>> [[len(step) for step in epoch] for epoch in optimizer_steps(10, 4, seed=0, num_epochs=2)]
     [[4, 4, 2], [4, 4, 2]]
@@ -19,17 +22,23 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
         raise ValueError(f"samples_per_step is {samples_per_step}; it must be at least 1")
     plan = []
     for epoch in range(num_epochs):
-        order = np.random.default_rng(derive_seed("optimizer_steps", seed, epoch)).permutation(num_samples).tolist()
-        plan.append([order[start : start + samples_per_step] for start in range(0, num_samples, samples_per_step)])
+        order = (
+            np.random.default_rng(derive_seed("optimizer_steps", seed, epoch))
+            .permutation(num_samples)
+            .tolist()
+        )
+        plan.append(
+            [order[start : start + samples_per_step] for start in range(0, num_samples, samples_per_step)]
+        )
     return plan
 
 
 def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
-    """Returns the sample indices of each rank: every index once, balanced by tokens. Samples are dealt from the longest to the
-    shortest, each to the rank with the fewest tokens.
+    """Returns the sample indices of each rank: every index once, balanced by tokens. Samples are dealt from
+    the longest to the shortest, each to the rank with the fewest tokens.
 
-    Samples with equal prompts go to one rank, which computes their prefix once. If the fullest rank would thereby get over 5%
-    more tokens than without this rule, all samples are dealt singly.
+    Samples with equal prompts go to one rank, which computes their prefix once. If the fullest rank would
+    thereby get over 5% more tokens than without this rule, all samples are dealt singly.
 
     >>> from turnwise.types import Sample
     >>> def sample(prompt, length):
@@ -42,11 +51,15 @@ def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
     """
     families: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
-        families.setdefault(sample.token_ids[: int(sample.response_mask.argmax())].tobytes(), []).append(index)
+        families.setdefault(sample.token_ids[: int(sample.response_mask.argmax())].tobytes(), []).append(
+            index
+        )
     lengths = [sample.num_tokens for sample in samples]
     together = _dealt(list(families.values()), lengths, num_ranks)
     apart = _dealt([[index] for index in range(len(samples))], lengths, num_ranks)
-    fullest, least = (max(sum(lengths[index] for index in rank) for rank in dealt) for dealt in (together, apart))
+    fullest, least = (
+        max(sum(lengths[index] for index in rank) for rank in dealt) for dealt in (together, apart)
+    )
     return together if fullest <= _MAX_IMBALANCE * least else apart
 
 
@@ -62,18 +75,26 @@ def _dealt(units: list[list[int]], lengths: Sequence[int], num_ranks: int) -> li
 
 
 def micro_batches(
-    lengths: Sequence[int], max_tokens: int | None = None, max_sequences: int | None = None, order: Sequence[int] | None = None
+    lengths: Sequence[int],
+    max_tokens: int | None = None,
+    max_sequences: int | None = None,
+    order: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The indices of the sequences in each micro-batch, ascending. Each sequence is in exactly one micro-batch.
+    """The indices of the sequences in each micro-batch, ascending. Each sequence is in exactly one
+    micro-batch.
 
-    Each sequence, in `order` (default: longest first), goes into the first micro-batch with room. A sequence longer than
-    `max_tokens` gets its own micro-batch, since it can't be split. Without limits, all share one micro-batch.
+    Each sequence, in `order` (default: longest first), goes into the first micro-batch with room. A sequence
+    longer than `max_tokens` gets its own micro-batch, since it can't be split. Without limits, all share one
+    micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
     [[2, 4], [0, 1, 3]]
     """
     if (max_tokens is not None and max_tokens < 1) or (max_sequences is not None and max_sequences < 1):
-        raise ValueError(f"micro-batch limits must be at least 1, got max_tokens={max_tokens}, max_sequences={max_sequences}")
+        raise ValueError(
+            f"micro-batch limits must be at least 1, got max_tokens={max_tokens}, "
+            f"max_sequences={max_sequences}"
+        )
     bins: list[list[int]] = []
     tokens: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)) if order is None else order:

@@ -3,17 +3,29 @@
 import numpy as np
 
 from turnwise.errors import RolloutError
-from turnwise.types import FloatArray, IntArray, KeptIds, Media, Sample, Trajectory, Turn, TurnSpan, VersionRun, join_kept_ids
+from turnwise.types import (
+    FloatArray,
+    IntArray,
+    KeptIds,
+    Media,
+    Sample,
+    Trajectory,
+    Turn,
+    TurnSpan,
+    VersionRun,
+    join_kept_ids,
+)
 
 
 def build_samples(trajectory: Trajectory, temperature: float | None = None) -> list[Sample]:
     """One Sample per context, in the order in which contexts end.
 
-    A context is a chain of turns, from a turn that starts a context to a turn that no other continues. If several contexts
-    share turns (history branched), the first one trains on them and the others only read them. A sample has a span for each
-    turn that it trains on; greedy turns and turns without sampled tokens are never trained on. Given the trainer's
-    `temperature`, samples record the temperatures of turns that were sampled at another temperature. Raises RolloutError if a
-    turn's parent isn't an earlier turn, or a context starts with a sampled token."""
+    A context is a chain of turns, from a turn that starts a context to a turn that no other continues. If
+    several contexts share turns (history branched), the first one trains on them and the others only read
+    them. A sample has a span for each turn that it trains on; greedy turns and turns without sampled tokens
+    are never trained on. Given the trainer's `temperature`, samples record the temperatures of turns that
+    were sampled at another temperature. Raises RolloutError if a turn's parent isn't an earlier turn, or a
+    context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}
@@ -33,7 +45,9 @@ def _parent(turns: list[Turn], index: int) -> int | None:
         return None
     parent = index - 1 if turn.parent is None else turn.parent
     if not 0 <= parent < index:
-        raise RolloutError(f"turn {index} continues turn {parent}; a parent must be an earlier turn of the trajectory")
+        raise RolloutError(
+            f"turn {index} continues turn {parent}; a parent must be an earlier turn of the trajectory"
+        )
     return parent
 
 
@@ -44,10 +58,16 @@ def _chain(parents: list[int | None], leaf: int) -> list[int]:
     return chain[::-1]
 
 
-def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: float, temperature: float | None) -> Sample:
+def _sample(
+    turns: list[Turn], chain: list[int], trained: set[int], weight: float, temperature: float | None
+) -> Sample:
     if not len(turns[chain[0]].prompt_ids):
-        raise RolloutError(f"turn {chain[0]} starts a context without a prompt; its first token would follow nothing")
-    token_ids = np.concatenate([ids for index in chain for ids in (turns[index].prompt_ids, turns[index].response_ids)])
+        raise RolloutError(
+            f"turn {chain[0]} starts a context without a prompt; its first token would follow nothing"
+        )
+    token_ids = np.concatenate(
+        [ids for index in chain for ids in (turns[index].prompt_ids, turns[index].response_ids)]
+    )
     response_mask = np.zeros(len(token_ids), np.bool_)
     logprobs = np.zeros(len(token_ids), np.float32)
     spans: list[TurnSpan] = []
@@ -71,7 +91,11 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
             logprobs[start:position] = turn.logprobs
             spans.append(TurnSpan(index, start, position))
             versions.append(turn.versions)
-            if temperature is not None and turn.sampling is not None and turn.sampling.temperature != temperature:
+            if (
+                temperature is not None
+                and turn.sampling is not None
+                and turn.sampling.temperature != temperature
+            ):
                 temperatures = np.zeros(len(token_ids), np.float32) if temperatures is None else temperatures
                 temperatures[start:position] = turn.sampling.temperature
     kept_ids, kept_offsets = join_kept_ids(parts)

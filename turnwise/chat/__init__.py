@@ -1,1 +1,2 @@
-"""Messages to tokens and back: chat templates, conversations that keep a context's token ids, parsers of tool calls."""
+"""Messages to tokens and back: chat templates, conversations that keep a context's token ids, parsers of tool
+calls."""

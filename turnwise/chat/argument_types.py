@@ -11,8 +11,8 @@ _MAX_DEPTH = 8  # how deeply a parameter's schema is looked into
 
 
 class ArgumentTypes:
-    """The types that the schemas `tools` allow for the arguments of each tool. They are remembered, since one response may hold
-    thousands of calls."""
+    """The types that the schemas `tools` allow for the arguments of each tool. They are remembered, since one
+    response may hold thousands of calls."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
@@ -43,12 +43,15 @@ def _allowed(wanted: Any, root: Mapping[str, Any]) -> set[str]:
     found = set[str]()
     for part in _parts(wanted, root):
         own = part.get("type") or ()
-        found |= ({own} if isinstance(own, str) else set(own)) | ({"null"} if part.get("nullable") is True else set())
+        found |= ({own} if isinstance(own, str) else set(own)) | (
+            {"null"} if part.get("nullable") is True else set()
+        )
     return found or {"string"}
 
 
 def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """The schema and all schemas that it combines. A `$ref` names a place in `root`; references may form a circle."""
+    """The schema and all schemas that it combines. A `$ref` names a place in `root`; references may form a
+    circle."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     yield schema
@@ -62,12 +65,18 @@ def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Map
         yield from _parts(part, root, depth + 1)
 
 
-_WORDS = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null", None), "null": ("null", None)}
+_WORDS = {
+    "True": ("boolean", True),
+    "False": ("boolean", False),
+    "None": ("null", None),
+    "null": ("null", None),
+}
 
 
 def typed_value(text: str, wanted: set[str]) -> Any:
-    """Converts an unquoted value to one of the schema types `wanted`. `True` and `False` become booleans if boolean is wanted,
-    `None` and `null` become None if null is wanted. Other JSON is decoded unless string is wanted; the rest stays text."""
+    """Converts an unquoted value to one of the schema types `wanted`. `True` and `False` become booleans if
+    boolean is wanted, `None` and `null` become None if null is wanted. Other JSON is decoded unless string is
+    wanted; the rest stays text."""
     kind, value = _WORDS.get(text.strip(), ("", None))
     if kind in wanted:
         return value

@@ -25,8 +25,8 @@ JSON_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)
 
 
 def json_at(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins at `position`, after white space, and the position after it. Raises Unreadable if there is
-    none. An error takes time in proportion to the length of the text."""
+    """The JSON value that begins at `position`, after white space, and the position after it. Raises
+    Unreadable if there is none. An error takes time in proportion to the length of the text."""
     try:
         return JSON_DECODER.raw_decode(text, skip_space(text, position))
     except json.JSONDecodeError as error:
@@ -39,9 +39,9 @@ def json_at(text: str, position: int) -> tuple[Any, int]:
 
 
 def json_value(value: Any, depth: int = 0) -> Any:
-    """The value with tuples as lists and with U+FFFD in place of lone surrogates, which no encoding can write. Raises
-    Unreadable if it isn't JSON: an infinite number, one of too many digits, a set, bytes, a complex number, a key that isn't a
-    text; or if it is nested more than 100 times."""
+    """The value with tuples as lists and with U+FFFD in place of lone surrogates, which no encoding can
+    write. Raises Unreadable if it isn't JSON: an infinite number, one of too many digits, a set, bytes, a
+    complex number, a key that isn't a text; or if it is nested more than 100 times."""
     if isinstance(value, str):
         return _LONE_SURROGATE.sub("\ufffd", value)
     if value is None or isinstance(value, bool):
@@ -67,8 +67,8 @@ def json_value(value: Any, depth: int = 0) -> Any:
 
 
 def call_of(value: Any) -> ToolCall:
-    """The call that a JSON value describes. Its arguments may be called `parameters`, or be JSON text. Raises Unreadable if the
-    value describes no call."""
+    """The call that a JSON value describes. Its arguments may be called `parameters`, or be JSON text. Raises
+    Unreadable if the value describes no call."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value | value["function"]
     name = value.get("name") if isinstance(value, dict) else None
@@ -80,7 +80,9 @@ def call_of(value: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         raise Unreadable(f"the arguments of {name} aren't an object")
     call_id = value.get("id")
-    return ToolCall(json_value(name), json_value(arguments), json_value(call_id) if isinstance(call_id, str) else "")
+    return ToolCall(
+        json_value(name), json_value(arguments), json_value(call_id) if isinstance(call_id, str) else ""
+    )
 
 
 def skip_space(text: str, position: int) -> int:

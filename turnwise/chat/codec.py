@@ -1,4 +1,5 @@
-"""Text ↔ token ids. The Rust tokenizers are called directly, since transformers' code around them takes longer than they do."""
+"""Text ↔ token ids. The Rust tokenizers are called directly, since transformers' code around them takes
+longer than they do."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class TextCodec:
         self._backend = _plain_backend(tokenizer)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The ids of a text that follows the text `after`. Some tokenizers put a space before a text if it follows nothing."""
+        """The ids of a text that follows the text `after`. Some tokenizers put a space before a text if it
+        follows nothing."""
         if after and self._begins_texts:
             before, whole = self._ids(after), self._ids(after + text)
             if whole[: len(before)] == before:
@@ -42,7 +44,8 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """Id → token, for all tokens that the tokenizer never splits, special or not; tokens of white space are left out."""
+        """Id → token, for all tokens that the tokenizer never splits, special or not; tokens of white space
+        are left out."""
         added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
         return {index: token for index, token in (added | special).items() if token.strip()}
@@ -54,12 +57,14 @@ class TextCodec:
 
     @cached_property
     def _begins_texts(self) -> bool:
-        """Whether a text has other ids at the start than after another text (legacy SentencePiece adds a leading space)."""
+        """Whether a text has other ids at the start than after another text (legacy SentencePiece adds a
+        leading space)."""
         return self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
 
     def _ids(self, text: str) -> list[int]:
         backend = self._backend
-        # A call of transformers' tokenizer with one of these options leaves the option set in the Rust tokenizer.
+        # A call of transformers' tokenizer with one of these options leaves the option set in the Rust
+        # tokenizer.
         if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
             return _encode(self._tokenizer, text)
         token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids
@@ -82,4 +87,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], skips_special: bool = True) -> str:
-    return str(tokenizer.decode(token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False))
+    return str(
+        tokenizer.decode(token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False)
+    )

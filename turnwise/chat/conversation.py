@@ -1,5 +1,5 @@
-"""Conversations: `TokenConversation` is one path through a ledger of token ids, `TokenContexts` opens the contexts of an
-episode, and `TextConversation` talks to a text-in, text-out model."""
+"""Conversations: `TokenConversation` is one path through a ledger of token ids, `TokenContexts` opens the
+contexts of an episode, and `TextConversation` talks to a text-in, text-out model."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,20 +23,23 @@ _NO_LIMIT = 2**31
 
 
 class TokenConversation:
-    """A Conversation over a PolicyServer. Ids are only appended. Each response adds a Turn. `generate` calls mustn't overlap.
+    """A Conversation over a PolicyServer. Ids are only appended. Each response adds a Turn. `generate` calls
+    mustn't overlap.
 
-    `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
-    `sampling.seed` and k, so no response depends on what else the server is doing. If an agent rewrote history, `parent` is
-    the index of the turn at which this context branches off; the first Turn records it. `opens_episode` marks the episode's
-    first context: there a first prompt that is too long raises RolloutError, while in a later context `generate` returns None.
-    `tools` are the schemas that the first prompt shows; the `parser` reads tool calls from the responses. `on_prompt` is called
-    with each prompt before the server is asked.
+    `max_length` is the size of the context in tokens (`sequence_length`). Turn k samples with a seed derived
+    from `sampling.seed` and k, so no response depends on what else the server is doing. If an agent rewrote
+    history, `parent` is the index of the turn at which this context branches off; the first Turn records it.
+    `opens_episode` marks the episode's first context: there a first prompt that is too long raises
+    RolloutError, while in a later context `generate` returns None. `tools` are the schemas that the first
+    prompt shows; the `parser` reads tool calls from the responses. `on_prompt` is called with each prompt
+    before the server is asked.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
     >>> server = ScriptedServer([template.respond("Right")])
-    >>> conversation = TokenConversation(template, server, "episode-0", SamplingParams(max_new_tokens=16), max_length=256)
+    >>> conversation = TokenConversation(template, server, "episode-0", SamplingParams(max_new_tokens=16),
+    max_length=256)
     >>> asyncio.run(conversation.generate([{"role": "user", "content": "Where to?"}]))
     {'role': 'assistant', 'content': 'Right'}
     >>> conversation.turns[0].finish_reason
@@ -69,18 +72,22 @@ class TokenConversation:
         self._opens_episode = opens_episode
         self._is_closed = False
 
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
-        """Adds the messages, samples a response and returns it as an assistant message. With tools and a parser, this message
-        has `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read. If `options` names
-        other tools than before, a new context starts, whose prompt is the whole conversation.
+    async def generate(
+        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+    ) -> Message | None:
+        """Adds the messages, samples a response and returns it as an assistant message. With tools and a
+        parser, this message has `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call
+        that can't be read. If `options` names other tools than before, a new context starts, whose prompt is
+        the whole conversation.
 
-        If the last message is an assistant's, the response continues it. The recorded message then has all its words, the
-        returned one only those that were sampled.
+        If the last message is an assistant's, the response continues it. The recorded message then has all
+        its words, the returned one only those that were sampled.
 
-        Returns None if the context has no room for the messages and one sampled token; then nothing is added or sampled.
-        Nothing is added either if the server refuses the request. Raises ChatTemplateError if the template refuses the
-        messages; RolloutError if the episode's first prompt leaves no room in its context, or the conversation is closed;
-        ServerError if the server can't serve the request, or its answer breaks the contract."""
+        Returns None if the context has no room for the messages and one sampled token; then nothing is added
+        or sampled. Nothing is added either if the server refuses the request. Raises ChatTemplateError if the
+        template refuses the messages; RolloutError if the episode's first prompt leaves no room in its
+        context, or the conversation is closed; ServerError if the server can't serve the request, or its
+        answer breaks the contract."""
         if self._is_closed:
             raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
         request = self._request(new_messages, options)
@@ -109,7 +116,8 @@ class TokenConversation:
         self._ledger.verify()
 
     def _request(self, new_messages: Sequence[Message], options: CallOptions) -> ResponseRequest:
-        """The request for the next response. With other tools than before, it repeats what was said in earlier contexts."""
+        """The request for the next response. With other tools than before, it repeats what was said in
+        earlier contexts."""
         tools = self._tools if options.tools is None else options.tools
         starts_anew = bool(self.turns) and list(tools) != list(self._tools)
         return ResponseRequest(
@@ -126,7 +134,8 @@ class TokenConversation:
         return lambda prompt_ids, room: _of_call(self._sampling, options, seed, room)
 
     def _refuse(self, no_room: NoRoom) -> None:
-        """Raises RolloutError for the episode's first prompt. Warns of messages that no context has room for."""
+        """Raises RolloutError for the episode's first prompt. Warns of messages that no context has room
+        for."""
         max_length = self._sampler.max_length
         num_tokens = no_room.num_tokens
         if self._opens_episode and not self.turns:
@@ -137,7 +146,8 @@ class TokenConversation:
             )
         if num_tokens is None or num_tokens >= max_length:
             logger.warning(
-                "%s: an observation of %d characters ends its context and fits into no other one: shorten it in the "
+                "%s: an observation of %d characters ends its context and fits into no other one: shorten "
+                "it in the "
                 "environment, or raise sequence_length (%d)",
                 self.request_id,
                 no_room.num_characters,
@@ -145,22 +155,31 @@ class TokenConversation:
             )
 
 
-def _of_call(sampling: SamplingParams, options: CallOptions, seed: int, room: int = _NO_LIMIT) -> SamplingParams:
-    """The parameters of one call: those of its context, changed by its options, with a budget that the context has room for."""
+def _of_call(
+    sampling: SamplingParams, options: CallOptions, seed: int, room: int = _NO_LIMIT
+) -> SamplingParams:
+    """The parameters of one call: those of its context, changed by its options, with a budget that the
+    context has room for."""
     max_new_tokens = sampling.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     budget = min(max_new_tokens, sampling.max_new_tokens, room)
     temperature = sampling.temperature if options.temperature is None else options.temperature
     stop_strings = sampling.stop_strings if options.stop is None else tuple(options.stop)
     # Positional arguments in the order of the fields, since `replace` takes three times as long.
-    unchanged = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty, sampling.stop_token_ids)
+    unchanged = (
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.stop_token_ids,
+    )
     return SamplingParams(budget, temperature, *unchanged, stop_strings, sampling.do_sample, seed)
 
 
 @dataclass(frozen=True)
 class TokenContexts:
-    """Opens the conversations of one episode over one server. `episode_id` must be unique among running episodes, since servers
-    keep KV caches under request ids that begin with it. The `parser` reads tool calls in contexts opened with tools.
-    `on_prompt` is called with each prompt before the server is asked."""
+    """Opens the conversations of one episode over one server. `episode_id` must be unique among running
+    episodes, since servers keep KV caches under request ids that begin with it. The `parser` reads tool calls
+    in contexts opened with tools. `on_prompt` is called with each prompt before the server is asked."""
 
     template: ChatTemplate
     server: PolicyServer
@@ -180,7 +199,8 @@ class TokenContexts:
     ) -> TokenConversation:
         index = len(self._conversations)
         request_id = f"{self.episode_id}/{index}"
-        # The index of a turn counts from 0 in each context, so the contexts of an episode need seeds of their own.
+        # The index of a turn counts from 0 in each context, so the contexts of an episode need seeds of their
+        # own.
         sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
         conversation = TokenConversation(
             self.template if encode_special_tokens else self.template.without_special_tokens,
@@ -198,7 +218,8 @@ class TokenContexts:
         return conversation
 
     def verify(self) -> None:
-        """Raises RolloutError unless the turns of every context have the ids that the server saw. Call it before `close`."""
+        """Raises RolloutError unless the turns of every context have the ids that the server saw. Call it
+        before `close`."""
         for conversation in self._conversations:
             conversation.verify()
 
@@ -218,11 +239,13 @@ class TextAnswer(NamedTuple):
 
 
 Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer | None]]
-"""Called with all messages so far, the sampling parameters and the tools' schemas. Returns None if no answer is left."""
+"""Called with all messages so far, the sampling parameters and the tools' schemas. Returns None if no answer
+is left."""
 
 
 class TextConversation:
-    """A Conversation with a model that reads and writes text. Its turns have no tokens, and its context length is unknown.
+    """A Conversation with a model that reads and writes text. Its turns have no tokens, and its context
+    length is unknown.
 
     >>> import asyncio
     >>> async def echo(messages, sampling, tools):
@@ -239,7 +262,9 @@ class TextConversation:
         self._sampling = sampling
         self._tools = tools
 
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+    async def generate(
+        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+    ) -> Message | None:
         num_characters_of(new_messages)  # raises ChatTemplateError if these are no messages
         sampling = _of_call(self._sampling, options, derive_seed(self._sampling.seed, len(self.turns)))
         tools = self._tools if options.tools is None else options.tools
@@ -248,8 +273,12 @@ class TextConversation:
             return None
         reply: Message = {"role": "assistant", "content": answer.text}
         if answer.tool_calls:
-            functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in answer.tool_calls]
-            reply["tool_calls"] = [{"id": call_id, "type": "function", "function": called} for call_id, called in functions]
+            functions = [
+                (call.id, {"name": call.name, "arguments": call.arguments}) for call in answer.tool_calls
+            ]
+            reply["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": called} for call_id, called in functions
+            ]
         self.messages += [*new_messages, reply]
         no_ids = np.zeros(0, np.int64)
         self.turns.append(

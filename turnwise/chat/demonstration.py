@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 _PROMPT_ROLES = ("system", "user", "tool")
 TRAINING_FLAGS = ("weight", "loss_mask", "trainable", "train", "loss")
-"""Keys by which other systems' rows say whether an assistant's message is trained: 1 or true, 0 or false; null = absent."""
+"""Keys by which other systems' rows say whether an assistant's message is trained: 1 or true, 0 or false;
+null = absent."""
 _KEYS = {
     "system": ("name",),
     "user": ("name",),
@@ -34,33 +35,45 @@ class TooLongError(DataError):
 def encode_demonstration(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = (), max_length: int | None = None
 ) -> Sample:
-    """Encodes a conversation as a Sample [N]. The response mask is True on the assistant's texts, calls and end-of-turn tokens.
+    """Encodes a conversation as a Sample [N]. The response mask is True on the assistant's texts, calls and
+    end-of-turn tokens.
 
-    The conversation is encoded turn by turn, like a rollout whose model samples exactly these texts. An assistant message with
-    one of `TRAINING_FLAGS` that is 0 or false is context: it is encoded, and the mask is False on it. Raises ChatTemplateError
-    if the template refuses the messages; DataError as `check_demonstration` does; TooLongError if the conversation has more
-    than `max_length` tokens, or certainly would have.
+    The conversation is encoded turn by turn, like a rollout whose model samples exactly these texts. An
+    assistant message with one of `TRAINING_FLAGS` that is 0 or false is context: it is encoded, and the mask
+    is False on it. Raises ChatTemplateError if the template refuses the messages; DataError as
+    `check_demonstration` does; TooLongError if the conversation has more than `max_length` tokens, or
+    certainly would have.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
-    >>> sample = encode_demonstration(template, [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}])
+    >>> sample = encode_demonstration(template, [{"role": "user", "content": "Hi"}, {"role": "assistant",
+    "content": "Ho"}])
     >>> template.tokenizer.decode(sample.token_ids[sample.response_mask])
     'Ho<|im_end|>'
     """
     num_characters = num_characters_of(messages)
     if max_length is not None and num_characters > template.max_characters(max_length):
-        raise TooLongError(f"the conversation has {num_characters} characters, more than fit into sequence_length {max_length}")
+        raise TooLongError(
+            f"the conversation has {num_characters} characters, more than fit into sequence_length "
+            f"{max_length}"
+        )
     token_ids: list[int] = []
     spans: list[TurnSpan] = []
     response: list[int] = []
     for turn, (prompt, answer, is_trained) in enumerate(_exchanges(messages)):
         token_ids += template.extend(response, prompt, tools) if turn else template.start(prompt, tools)
-        response = template.respond_with_calls(answer) if answer.get("tool_calls") else template.respond(answer["content"])
+        response = (
+            template.respond_with_calls(answer)
+            if answer.get("tool_calls")
+            else template.respond(answer["content"])
+        )
         if is_trained:
             spans.append(TurnSpan(turn, len(token_ids), len(token_ids) + len(response)))
         token_ids += response
     if max_length is not None and len(token_ids) > max_length:
-        raise TooLongError(f"the conversation has {len(token_ids)} tokens, more than sequence_length {max_length}")
+        raise TooLongError(
+            f"the conversation has {len(token_ids)} tokens, more than sequence_length {max_length}"
+        )
 
     mask = np.zeros(len(token_ids), dtype=np.bool_)
     for span in spans:
@@ -74,22 +87,26 @@ def encode_demonstration(
 
 
 def check_demonstration(messages: Sequence[Message]) -> bool:
-    """Whether every trained answer has a text or a call. Raises DataError if a message has an unknown role or key, or a flag
-    that isn't 0 or 1; if an assistant message comes first, follows another one, or has anything but a text and tool calls; if
-    messages follow the last one; or if no assistant message is trained."""
+    """Whether every trained answer has a text or a call. Raises DataError if a message has an unknown role or
+    key, or a flag that isn't 0 or 1; if an assistant message comes first, follows another one, or has
+    anything but a text and tool calls; if messages follow the last one; or if no assistant message is
+    trained."""
     answers = [answer for _, answer, is_trained in _exchanges(messages) if is_trained]
     return all(answer.get("tool_calls") or answer["content"].strip() for answer in answers)
 
 
 def check_row_flags(columns: Mapping[str, Any]) -> None:
-    """Raises DataError if one of `TRAINING_FLAGS` stands beside a row's messages and says that none of them is trained, or
-    lists which are. A warning names any other value, since it has no effect."""
+    """Raises DataError if one of `TRAINING_FLAGS` stands beside a row's messages and says that none of them
+    is trained, or lists which are. A warning names any other value, since it has no effect."""
     for key in TRAINING_FLAGS:
         value = columns.get(key)
         if value is None or value in (1, True):
             continue
         if isinstance(value, list):
-            raise DataError(f"the row has a list as its `{key}`; write `{key}`: 0 into each message that isn't to be trained")
+            raise DataError(
+                f"the row has a list as its `{key}`; write `{key}`: 0 into each message that isn't to be "
+                f"trained"
+            )
         if isinstance(value, int | float) and value == 0:
             raise DataError(f"the row has `{key}` {value!r}, so nothing of it is to be trained: drop it")
         _warn_of_column(key)
@@ -98,7 +115,8 @@ def check_row_flags(columns: Mapping[str, Any]) -> None:
 @lru_cache(maxsize=64)  # rows are read more than once
 def _warn_of_column(key: str) -> None:
     logger.warning(
-        "a column `%s` of rows has no effect on training, unless it is 0 or false: all rows weigh alike; `%s` in a message "
+        "a column `%s` of rows has no effect on training, unless it is 0 or false: all rows weigh alike; "
+        "`%s` in a message "
         "says whether that is trained",
         key,
         key,
@@ -106,13 +124,16 @@ def _warn_of_column(key: str) -> None:
 
 
 def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message, bool]]:
-    """Splits the conversation: the messages since the last answer, the assistant's next answer, and whether that is trained."""
+    """Splits the conversation: the messages since the last answer, the assistant's next answer, and whether
+    that is trained."""
     exchanges: list[tuple[list[Message], Message, bool]] = []
     prompt: list[Message] = []
     for index, message in enumerate(messages):
         role = message.get("role")
         if role not in _KEYS:
-            raise DataError(f"message {index} has the role {role!r}; allowed: {', '.join(_PROMPT_ROLES)}, assistant")
+            raise DataError(
+                f"message {index} has the role {role!r}; allowed: {', '.join(_PROMPT_ROLES)}, assistant"
+            )
         is_trained = _is_trained(index, message)
         _check_keys(index, message)
         plain = {key: value for key, value in message.items() if key not in TRAINING_FLAGS}
@@ -120,19 +141,26 @@ def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message
             prompt.append(plain)
         elif not prompt:
             where = "at the start" if index == 0 else "after another assistant message"
-            raise DataError(f"message {index} is an assistant's {where}: put what it answers before it, or join them")
+            raise DataError(
+                f"message {index} is an assistant's {where}: put what it answers before it, or join them"
+            )
         else:
             exchanges.append((prompt, _answer(index, plain), is_trained))
             prompt = []
     if not exchanges:
-        raise DataError("the conversation has no assistant message, so there is nothing to learn: add one or drop the row")
+        raise DataError(
+            "the conversation has no assistant message, so there is nothing to learn: add one or drop the row"
+        )
     if prompt:
         raise DataError(
-            f"{len(prompt)} message(s) come after the last assistant message, where nothing is learnt from them: drop them"
+            f"{len(prompt)} message(s) come after the last assistant message, where nothing is learnt from "
+            f"them: drop them"
         )
     if not any(is_trained for _, _, is_trained in exchanges):
         flags = ", ".join(TRAINING_FLAGS)
-        raise DataError(f"each assistant message is only context ({flags}), so there is nothing to learn: drop the row")
+        raise DataError(
+            f"each assistant message is only context ({flags}), so there is nothing to learn: drop the row"
+        )
     return exchanges
 
 
@@ -143,12 +171,15 @@ def _is_trained(index: int, message: Message) -> bool:
     for key, value in flags.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise DataError(
-                f"message {index} has `{key}` {str(value)[:40]!r} of type {type(value).__name__}; it is 1 or true if the "
-                "message is trained, and 0 or false if it is only context: losses of single messages aren't weighted otherwise"
+                f"message {index} has `{key}` {str(value)[:40]!r} of type {type(value).__name__}; it is 1 "
+                f"or true if the "
+                "message is trained, and 0 or false if it is only context: losses of single messages aren't "
+                "weighted otherwise"
             )
         if value and role != "assistant":
             raise DataError(
-                f"message {index} has `{key}` {value!r} and the role {role!r}; only the assistant's messages are trained, so "
+                f"message {index} has `{key}` {value!r} and the role {role!r}; only the assistant's "
+                f"messages are trained, so "
                 "remove the key, or set it to 0"
             )
     return role == "assistant" and all(flags.values())
@@ -158,29 +189,47 @@ def _check_keys(index: int, message: Message) -> None:
     """Raises DataError for a key that would have no effect. Null and an empty list say nothing."""
     role = message["role"]
     allowed = ("role", "content", *_KEYS[role], *TRAINING_FLAGS)
-    extra = sorted(str(key) for key, value in message.items() if key not in allowed and value is not None and value != [])
+    extra = sorted(
+        str(key) for key, value in message.items() if key not in allowed and value is not None and value != []
+    )
     if not extra:
         return
     if role == "assistant":
         raise DataError(
-            f"assistant message {index} has the keys {', '.join(extra)}; only `content` as a string and `tool_calls` are "
+            f"assistant message {index} has the keys {', '.join(extra)}; only `content` as a string and "
+            f"`tool_calls` are "
             "learnt from: write thinking into the text, in the form that the model is to say"
         )
-    raise DataError(f"message {index} has the keys {', '.join(extra)}; a {role} message has {', '.join(allowed)}: leave it out")
+    raise DataError(
+        f"message {index} has the keys {', '.join(extra)}; a {role} message has {', '.join(allowed)}: leave "
+        f"it out"
+    )
 
 
 def _answer(index: int, message: Message) -> Message:
     content, calls = message.get("content"), message.get("tool_calls")
     if not isinstance(content, str) and not (calls and content is None):
         raise DataError(
-            f"assistant message {index} has content of type {type(content).__name__}; only `content` as a string and "
+            f"assistant message {index} has content of type {type(content).__name__}; only `content` as a "
+            f"string and "
             "`tool_calls` are learnt from: write thinking into the text, in the form that the model is to say"
         )
-    return {**message, "content": content or "", "tool_calls": list(map(_read_arguments, calls))} if calls else message
+    return (
+        {**message, "content": content or "", "tool_calls": list(map(_read_arguments, calls))}
+        if calls
+        else message
+    )
 
 
 def _read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as an object: OpenAI writes them as JSON text, while chat templates read an object."""
+    """A call with its arguments as an object: OpenAI writes them as JSON text, while chat templates read an
+    object."""
     function = call["function"]
     arguments = function.get("arguments") or {}
-    return {**call, "function": {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}}
+    return {
+        **call,
+        "function": {
+            **function,
+            "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments,
+        },
+    }

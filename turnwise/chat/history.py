@@ -1,5 +1,5 @@
-"""Finds chat templates that write earlier turns differently once they are history. Contexts are only appended to, so there the
-model reads another text than the template would write."""
+"""Finds chat templates that write earlier turns differently once they are history. Contexts are only appended
+to, so there the model reads another text than the template would write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from turnwise.types import Message
 _LOOK = {
     "name": "look",
     "description": "Looks.",
-    "parameters": {"type": "object", "properties": {"side": {"type": "string", "description": "Which."}}, "required": ["side"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"side": {"type": "string", "description": "Which."}},
+        "required": ["side"],
+    },
 }
 _TOOLS = [{"type": "function", "function": _LOOK}]
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": {"side": "left"}}}
@@ -26,7 +30,9 @@ class Appending(Protocol):
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]: ...
 
-    def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]: ...
+    def extend(
+        self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()
+    ) -> list[int]: ...
 
     def respond(self, content: str) -> list[int]: ...
 
@@ -36,8 +42,8 @@ class Appending(Protocol):
 
 
 def rewrites_answers(renderer: Renderer, turns: TurnEnds, header: str, lead_in: str) -> bool:
-    """Whether a made-up conversation without tools is rendered differently once it is history. `header` stands before each
-    response, `lead_in` between header and text."""
+    """Whether a made-up conversation without tools is rendered differently once it is history. `header`
+    stands before each response, `lead_in` between header and text."""
     user, sentinel = turns.prefix
     form: Callable[[str], Any] = as_part if turns.takes_parts else str
     thinking = dict.fromkeys(THINKING_KEYS, THOUGHT)
@@ -45,14 +51,19 @@ def rewrites_answers(renderer: Renderer, turns: TurnEnds, header: str, lead_in: 
     opened = opened_by(header)
 
     def rewrites(first: Sequence[Message], text: str) -> bool:
-        sampled = text.removeprefix(opened) if opened else ("" if "think" in lead_in.lower() else lead_in) + text
+        sampled = (
+            text.removeprefix(opened) if opened else ("" if "think" in lead_in.lower() else lead_in) + text
+        )
         tail = renderer.shown(turns.prefix, [user])
         appended = renderer.render(first) + sampled + tail
         return renderer.render([*first, message_of("assistant", form(text)), user]) != appended
 
     for first in ([message_of("system", form("c")), user], [user]):
         try:
-            has_thought = [THOUGHT in turns.text([*first, sentinel | thinking, *more], not more) for more in ((), (user,))]
+            has_thought = [
+                THOUGHT in turns.text([*first, sentinel | thinking, *more], not more)
+                for more in ((), (user,))
+            ]
             plain = thought if opened else SENTINEL
             return has_thought == [True, False] or any(rewrites(first, text) for text in (thought, plain))
         except ChatTemplateError:
@@ -61,8 +72,8 @@ def rewrites_answers(renderer: Renderer, turns: TurnEnds, header: str, lead_in: 
 
 
 def rewrites_tools(template: Appending, turns: TurnEnds) -> bool:
-    """Whether a made-up conversation with tools is rendered differently once it is history: after an answer, after a call, or
-    after both. Conversations that the template refuses don't count."""
+    """Whether a made-up conversation with tools is rendered differently once it is history: after an answer,
+    after a call, or after both. Conversations that the template refuses don't count."""
     form: Callable[[str], Any] = as_part if turns.takes_parts else str
     user, answer = message_of("user", form("c")), message_of("assistant", "d")
     called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
@@ -83,7 +94,11 @@ def _differs(template: Appending, messages: Sequence[Message]) -> bool:
                 context += template.extend(response, [message], _TOOLS)
             else:
                 is_call = bool(message.get("tool_calls"))
-                response = template.respond_with_calls(message) if is_call else template.respond(str(message["content"]))
+                response = (
+                    template.respond_with_calls(message)
+                    if is_call
+                    else template.respond(str(message["content"]))
+                )
                 context += response
         whole = template.start(messages, _TOOLS)
     except ChatTemplateError:

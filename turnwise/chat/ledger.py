@@ -1,7 +1,9 @@
-"""The ledger: which ids a server has seen, response by response, and the Turns that hold them. No template or server is needed.
+"""The ledger: which ids a server has seen, response by response, and the Turns that hold them. No template or
+server is needed.
 
-A context is a path of `Prefix`es, each of which ends with a sampled response and continues the one before it. Prefixes never
-change, so several responses may continue the same one: these are branches, and share what comes before them."""
+A context is a path of `Prefix`es, each of which ends with a sampled response and continues the one before it.
+Prefixes never change, so several responses may continue the same one: these are branches, and share what
+comes before them."""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from turnwise.types import Completion, Media, Message, SamplingParams, Turn
 
 
 class Prefix(NamedTuple):
-    """The ids of one context up to the end of a response. They are those of `before`, then `added_ids`, which weren't sampled,
-    then `response_ids`, which were. Ids aren't kept in lists, whose entries the garbage collector would scan again and again.
+    """The ids of one context up to the end of a response. They are those of `before`, then `added_ids`, which
+    weren't sampled, then `response_ids`, which were. Ids aren't kept in lists, whose entries the garbage
+    collector would scan again and again.
 
     >>> first = EMPTY.continued(array("q", [2, 11, 5, 3]), array("q", [12, 5]))
     >>> second = first.continued(array("q", [2, 14, 5, 3]), array("q", [13, 5]))
@@ -40,7 +43,9 @@ class Prefix(NamedTuple):
         """Whether nothing comes before the next response: it starts a context."""
         return self.before is None
 
-    def continued(self, added_ids: array[int], response_ids: array[int], media: tuple[Media, ...] = ()) -> Prefix:
+    def continued(
+        self, added_ids: array[int], response_ids: array[int], media: tuple[Media, ...] = ()
+    ) -> Prefix:
         """This prefix with more ids, which show `media`, and a response after it."""
         num_tokens = self.num_tokens + len(added_ids) + len(response_ids)
         return Prefix(self, added_ids, response_ids, num_tokens, self.media + media)
@@ -77,7 +82,8 @@ class Prompt(NamedTuple):
         return self.before.continued(self.added_ids, array("q", response_ids), self.media)
 
     def turn(self, completion: Completion, sampling: SamplingParams, text: str, observation: str) -> Turn:
-        """The Turn of a response to this prompt. `text` is the decoded response, `observation` the text before it."""
+        """The Turn of a response to this prompt. `text` is the decoded response, `observation` the text
+        before it."""
         return Turn(
             prompt_ids=np.array(self.added_ids, dtype=np.int64),
             response_ids=completion.token_ids.astype(np.int64),
@@ -97,8 +103,9 @@ class Prompt(NamedTuple):
 
 
 class Ledger:
-    """The turns of one conversation, each with the prefix that ends with its response. Entries are only appended. The turns may
-    be annotated (rewards, actions), but `verify` finds out if somebody changes their ids. `name` names the conversation."""
+    """The turns of one conversation, each with the prefix that ends with its response. Entries are only
+    appended. The turns may be annotated (rewards, actions), but `verify` finds out if somebody changes their
+    ids. `name` names the conversation."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,8 +127,8 @@ class Ledger:
         return [message for turn in self.turns for message in turn.messages]
 
     def verify(self) -> None:
-        """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: each turn must hold the ids that
-        were added to its context and those that the server answered."""
+        """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: each turn must
+        hold the ids that were added to its context and those that the server answered."""
         of_turns = [ids for turn in self.turns for ids in (turn.prompt_ids, turn.response_ids)]
         of_prefixes = [ids for prefix in self._prefixes for ids in (prefix.added_ids, prefix.response_ids)]
         recorded = np.concatenate([np.zeros(0, np.int64), *of_turns])

@@ -1,5 +1,6 @@
-"""The base of parsers whose calls begin with a mark. Reading takes time in proportion to the length of the text, whatever the
-text is: after `MAX_UNREADABLE` calls that can't be read, or two passes over the text, nothing more is read."""
+"""The base of parsers whose calls begin with a mark. Reading takes time in proportion to the length of the
+text, whatever the text is: after `MAX_UNREADABLE` calls that can't be read, or two passes over the text,
+nothing more is read."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,7 +13,8 @@ from turnwise.chat.rendering import Tools
 from turnwise.protocols.tools import ParsedResponse, ToolCall
 
 MAX_UNREADABLE = 32
-"""Maximum calls of one response that can't be read before reading stops. Each may cost a look at the whole text."""
+"""Maximum calls of one response that can't be read before reading stops. Each may cost a look at the whole
+text."""
 MAX_CALLS = 1000
 """Maximum calls of one response that are read."""
 _MAX_PASSES = 2  # how often calls that aren't closed may make the parser read the text again
@@ -20,7 +22,8 @@ _MAX_SHOWN = 80  # maximum characters of an unreadable call that its error repea
 
 
 class MarkedCallParser(ABC):
-    """Reads calls that begin with the mark `opening` and, if `closing` isn't empty, end with that mark. The rest is content."""
+    """Reads calls that begin with the mark `opening` and, if `closing` isn't empty, end with that mark. The
+    rest is content."""
 
     opening: ClassVar[re.Pattern[str]]
     closing: ClassVar[str] = ""
@@ -34,11 +37,12 @@ class MarkedCallParser(ABC):
     """Whether the template's header opens the thinking of each response."""
 
     def parse(self, text: str, tools: Tools) -> ParsedResponse:
-        """The calls in order, the thinking and other text around them, and a sentence for each call that can't be read.
+        """The calls in order, the thinking and other text around them, and a sentence for each call that
+        can't be read.
 
         >>> from turnwise.chat.tool_calls import HermesParser
-        >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', []).tool_calls
-        (ToolCall(name='add', arguments={'a': 1}, id=''),)
+        >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+        []).tool_calls (ToolCall(name='add', arguments={'a': 1}, id=''),)
         """
         thinking = self._thinking(text)
         said = text[len(thinking) :]
@@ -62,7 +66,9 @@ class MarkedCallParser(ABC):
             for problem in problems[: MAX_UNREADABLE - len(errors)]:
                 errors.append(f"this tool call can't be read, since {problem}: {cut} Write it as {self.form}")
             if len(errors) == MAX_UNREADABLE or num_read_again > _MAX_PASSES * len(said):
-                errors[-1] += f" After {len(errors)} calls that can't be read, nothing more of this response is read."
+                errors[-1] += (
+                    f" After {len(errors)} calls that can't be read, nothing more of this response is read."
+                )
                 break
             if len(calls) >= MAX_CALLS:
                 errors.append(f"more than {MAX_CALLS} tool calls in one response aren't read: write fewer")
@@ -75,15 +81,18 @@ class MarkedCallParser(ABC):
         return ParsedResponse(around.strip(), tuple(calls), tuple(errors))
 
     def _thinking(self, text: str) -> str:
-        """The thinking at the beginning of a response, with its end tag. If neither the response nor the template's header
-        opens thinking, a `</think>` counts only before the first call."""
+        """The thinking at the beginning of a response, with its end tag. If neither the response nor the
+        template's header opens thinking, a `</think>` counts only before the first call."""
         opened, mark = self.opens_thinking or text.lstrip().startswith("<think>"), self.opening.search(text)
         before, end, _ = (text if opened or mark is None else text[: mark.start()]).partition("</think>")
         return before + end if opened or end else ""
 
     @abstractmethod
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[Sequence[ToolCall | Unreadable], int]:
-        """The calls (or faults) after an opening mark, and the position after them. Raises Unreadable if the form is wrong."""
+    def read(
+        self, text: str, mark: re.Match[str], types: ArgumentTypes
+    ) -> tuple[Sequence[ToolCall | Unreadable], int]:
+        """The calls (or faults) after an opening mark, and the position after them. Raises Unreadable if the
+        form is wrong."""
 
     def _after_closing(self, text: str, position: int) -> int:
         end = skip_space(text, position)
@@ -92,7 +101,8 @@ class MarkedCallParser(ABC):
         return end + len(self.closing)
 
     def _next(self, text: str, position: int) -> int:
-        """The position where reading continues after an unreadable call whose opening mark ends at `position`."""
+        """The position where reading continues after an unreadable call whose opening mark ends at
+        `position`."""
         closed = text.find(self.closing, position) if self.closing else -1
         opened = self.opening.search(text, position)
         ends = [closed + len(self.closing)] if closed >= 0 else []

@@ -11,7 +11,9 @@ from turnwise.types import Media, Message
 def media_of(messages: Sequence[Message]) -> tuple[Media, ...]:
     """The images in the messages' parts `{"type": "image", "image": Media or uint8 [H, W, 3]}`, in order."""
     images = [part.get("image") for part in _parts(messages) if part.get("type") == "image"]
-    return tuple(image if isinstance(image, Media) else Media("image", np.asarray(image, np.uint8)) for image in images)
+    return tuple(
+        image if isinstance(image, Media) else Media("image", np.asarray(image, np.uint8)) for image in images
+    )
 
 
 def text_of_last(messages: Sequence[Message]) -> str:
@@ -25,4 +27,9 @@ def text_of_last(messages: Sequence[Message]) -> str:
 
 
 def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    return [
+        part
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    ]

@@ -20,16 +20,24 @@ class ReplyReader:
     template: ChatTemplate
     parser: ToolCallParser | None
 
-    def text(self, response_ids: Sequence[int], stop_token_ids: Sequence[int], skips_turn_tokens: bool = True) -> str:
+    def text(
+        self, response_ids: Sequence[int], stop_token_ids: Sequence[int], skips_turn_tokens: bool = True
+    ) -> str:
         """The decoded response, without a stop token at its end."""
         is_stopped = bool(response_ids) and response_ids[-1] in stop_token_ids
         content_ids = response_ids[:-1] if is_stopped else response_ids
         return self.template.decode(content_ids, skips_turn_tokens)
 
     def calls(
-        self, response_ids: Sequence[int], stop_token_ids: Sequence[int], words: str, tools: Tools, number: int
+        self,
+        response_ids: Sequence[int],
+        stop_token_ids: Sequence[int],
+        words: str,
+        tools: Tools,
+        number: int,
     ) -> Message:
-        """The `tool_calls` and `call_errors` of response `number`, which continues `words`; {} without tools or parser."""
+        """The `tool_calls` and `call_errors` of response `number`, which continues `words`; {} without tools
+        or parser."""
         if self.parser is None or not tools:
             return {}
         # In some families of models the tokens of turns also mark calls; their parser asks for them.
@@ -37,14 +45,19 @@ class ReplyReader:
         text = self.text(response_ids, stop_token_ids, not needs_turn_tokens)
         parsed = self.parser.parse(words + text, tools)
         call_ids = _ids_of(parsed.tool_calls, number)
-        calls = [_in_openai_form(call, call_id) for call, call_id in zip(parsed.tool_calls, call_ids, strict=True)]
+        calls = [
+            _in_openai_form(call, call_id) for call, call_id in zip(parsed.tool_calls, call_ids, strict=True)
+        ]
         return {"tool_calls": calls, "call_errors": list(parsed.errors)}
 
 
 def _ids_of(calls: Sequence[ToolCall], number: int) -> list[str]:
-    """The model's own ids if all have the form that every template takes, and differ; else ids that are made here."""
+    """The model's own ids if all have the form that every template takes, and differ; else ids that are made
+    here."""
     sampled_ids = [call.id for call in calls]
-    is_kept = all(_CALL_ID.fullmatch(call_id) for call_id in sampled_ids) and len(set(sampled_ids)) == len(sampled_ids)
+    is_kept = all(_CALL_ID.fullmatch(call_id) for call_id in sampled_ids) and len(set(sampled_ids)) == len(
+        sampled_ids
+    )
     return sampled_ids if is_kept else [f"t{number:03d}c{index:04d}" for index in range(len(calls))]
 
 

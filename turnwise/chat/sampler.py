@@ -1,7 +1,9 @@
-"""Samples the response after a prefix: encodes what is new, asks the server, checks the answer and makes the Turn.
+"""Samples the response after a prefix: encodes what is new, asks the server, checks the answer and makes the
+Turn.
 
-This is one step without a memory of its own. What has been said before comes in as a `Prefix`, and the prefix with the response
-comes out. Who keeps the prefixes decides what a conversation is: a path (`conversation.TokenConversation`) or a tree."""
+This is one step without a memory of its own. What has been said before comes in as a `Prefix`, and the prefix
+with the response comes out. Who keeps the prefixes decides what a conversation is: a path
+(`conversation.TokenConversation`) or a tree."""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from turnwise.types import Completion, FinishReason, Message, SamplingParams, Tu
 _FINISH_REASONS = get_args(FinishReason)
 
 SamplingOf = Callable[["array[int]", int], SamplingParams]
-"""Returns how the response to a prompt is sampled, given the ids of the prompt and how many tokens the context has room for."""
+"""Returns how the response to a prompt is sampled, given the ids of the prompt and how many tokens the
+context has room for."""
 
 OnPrompt = Callable[[Prompt, SamplingParams], None]
 """Called with each prompt before the server is asked."""
@@ -40,10 +43,12 @@ class ResponseRequest(NamedTuple):
     tools: Tools
     sampling_of: SamplingOf
     number: int
-    """Counts the responses of a conversation from 1. It is part of the ids of tool calls that have none of their own."""
+    """Counts the responses of a conversation from 1. It is part of the ids of tool calls that have none of
+    their own."""
     earlier: Sequence[Message] | None = None
-    """What was said in contexts that this request ends: the prompt of its new context repeats these messages before the new
-    ones, and the server first forgets what it keeps under `request_id`. None = no context ends."""
+    """What was said in contexts that this request ends: the prompt of its new context repeats these messages
+    before the new ones, and the server first forgets what it keeps under `request_id`. None = no context
+    ends."""
 
     @property
     def prompt_messages(self) -> Sequence[Message]:
@@ -69,8 +74,8 @@ class NoRoom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenSampler:
-    """Samples responses in contexts of at most `max_length` tokens. With a `parser`, replies to requests with tools have
-    `tool_calls` and `call_errors`."""
+    """Samples responses in contexts of at most `max_length` tokens. With a `parser`, replies to requests with
+    tools have `tool_calls` and `call_errors`."""
 
     template: ChatTemplate
     server: PolicyServer
@@ -79,8 +84,9 @@ class TokenSampler:
     on_prompt: OnPrompt | None = None
 
     async def sample_after(self, prefix: Prefix, request: ResponseRequest) -> Sampled | NoRoom:
-        """Samples the response to what is new after `prefix`. Raises ChatTemplateError if the template refuses the messages;
-        ServerError if the server can't serve the request, or its answer breaks the contract."""
+        """Samples the response to what is new after `prefix`. Raises ChatTemplateError if the template
+        refuses the messages; ServerError if the server can't serve the request, or its answer breaks the
+        contract."""
         prompt = self._prompt(prefix, request)
         if isinstance(prompt, NoRoom):
             return prompt
@@ -112,7 +118,9 @@ class TokenSampler:
         self.template.announce_rewrites(has_tools=bool(tools))
         return self.template.extend(prefix.response_ids.tolist(), messages, tools)
 
-    def _sampled(self, prompt: Prompt, request: ResponseRequest, sampling: SamplingParams, completion: Completion) -> Sampled:
+    def _sampled(
+        self, prompt: Prompt, request: ResponseRequest, sampling: SamplingParams, completion: Completion
+    ) -> Sampled:
         response_ids = completion.token_ids.tolist()
         stop_token_ids = sampling.stop_token_ids
         reader = ReplyReader(self.template, self.parser)
@@ -126,19 +134,23 @@ class TokenSampler:
 
 
 def check_completion(completion: Completion, sampling: SamplingParams, request_id: str) -> None:
-    """Raises ServerError if a server's answer breaks the contract: too many tokens, an unknown finish reason, or a stop without
-    the stop token."""
+    """Raises ServerError if a server's answer breaks the contract: too many tokens, an unknown finish reason,
+    or a stop without the stop token."""
     token_ids = completion.token_ids
     reason = completion.finish_reason
     if len(token_ids) > sampling.max_new_tokens:
         raise ServerError(
-            f"the server answered {request_id!r} with {len(token_ids)} tokens, more than the {sampling.max_new_tokens}"
+            f"the server answered {request_id!r} with {len(token_ids)} tokens, more than the "
+            f"{sampling.max_new_tokens}"
         )
     if reason not in _FINISH_REASONS:
-        raise ServerError(f"finish reason {reason!r} of {request_id!r}; allowed: {', '.join(_FINISH_REASONS)}")
+        raise ServerError(
+            f"finish reason {reason!r} of {request_id!r}; allowed: {', '.join(_FINISH_REASONS)}"
+        )
     ends_on_stop_token = len(token_ids) > 0 and int(token_ids[-1]) in sampling.stop_token_ids
     if reason == "stop" and not ends_on_stop_token and not sampling.stop_strings:
         raise ServerError(
-            f"the response to {request_id!r} finished with `stop` but holds no stop token: a server must keep the "
+            f"the response to {request_id!r} finished with `stop` but holds no stop token: a server must "
+            f"keep the "
             "stop token that was sampled, since the policy is trained to sample it"
         )

@@ -1,8 +1,10 @@
-"""An append-only chat template: encodes the first prompt, then the text between each sampled response and the next one.
+"""An append-only chat template: encodes the first prompt, then the text between each sampled response and the
+next one.
 
-Sampled tokens are never decoded and encoded again. The text after them is what the template writes after a *sentinel*, a
-made-up assistant message, in a short conversation. So the end-of-turn token, separators and headers are exactly those of the
-template, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
+Sampled tokens are never decoded and encoded again. The text after them is what the template writes after a
+*sentinel*, a made-up assistant message, in a short conversation. So the end-of-turn token, separators and
+headers are exactly those of the template, and the cost of a turn doesn't grow with the history.
+`docs/design/tokens.md` lists the traps."""
 
 from __future__ import annotations
 
@@ -32,10 +34,11 @@ _MOST_RECENT = 8192  # maximum number of cached renderings
 class ChatTemplate:
     """The chat template of a Hugging Face tokenizer, for contexts to which ids are only appended.
 
-    `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template reads at every
-    render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are additional tokens that end a response,
-    such as the `eos_token_id` list of a model's generation config. Raises ChatTemplateError if there is no chat template, or
-    the template never reads one of `template_kwargs`.
+    `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template
+    reads at every render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are
+    additional tokens that end a response, such as the `eos_token_id` list of a model's generation config.
+    Raises ChatTemplateError if there is no chat template, or the template never reads one of
+    `template_kwargs`.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
@@ -64,7 +67,8 @@ class ChatTemplate:
     ) -> None:
         if chat_template is None and not tokenizer.chat_template:
             raise ChatTemplateError(
-                "this tokenizer has no chat template: save the model with one (tokenizer_config.json or chat_template.jinja), "
+                "this tokenizer has no chat template: save the model with one (tokenizer_config.json or "
+                "chat_template.jinja), "
                 "or give the template's text"
             )
         self.tokenizer = tokenizer
@@ -78,7 +82,8 @@ class ChatTemplate:
 
     @cached_property
     def without_special_tokens(self) -> Self:
-        """The same template, but special tokens in messages of users and tools are encoded as ordinary text."""
+        """The same template, but special tokens in messages of users and tools are encoded as ordinary
+        text."""
         template = copy.copy(self)
         template._recent = lru_cache(_MOST_RECENT)(template._ids_of_key)
         template._foreign = ForeignText(self._codec.added_tokens)
@@ -90,23 +95,29 @@ class ChatTemplate:
         return opened_by(self._header) != ""
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of the first prompt: the messages and the header of the next response. If the last message is an assistant's, the
-        response continues it: its words stand behind the header, and its turn isn't ended. Raises ChatTemplateError if there
-        are no messages, or the template refuses them or doesn't show them."""
+        """Ids of the first prompt: the messages and the header of the next response. If the last message is
+        an assistant's, the response continues it: its words stand behind the header, and its turn isn't
+        ended. Raises ChatTemplateError if there are no messages, or the template refuses them or doesn't show
+        them."""
         if not messages:
             raise ChatTemplateError("a context can't start with no message: give at least a user's")
         context, words = continued(messages)
         if words and not context:
-            raise ChatTemplateError("a context can't start with an assistant's words: put a user's message before them")
+            raise ChatTemplateError(
+                "a context can't start with an assistant's words: put a user's message before them"
+            )
         return [*self._ids((), context, tools), *self._continued(words)]
 
-    def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids that follow a sampled response: the missing end of its turn, the messages, and the next response's header. As in
-        `start`, the words of a last message that is an assistant's are continued.
+    def extend(
+        self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()
+    ) -> list[int]:
+        """Ids that follow a sampled response: the missing end of its turn, the messages, and the next
+        response's header. As in `start`, the words of a last message that is an assistant's are continued.
 
-        If a response ends with the template's own end-of-turn token, that token isn't repeated. Any other response (cut by its
-        budget, ended by another stop token or by a stop string) gets that token. Raises ChatTemplateError if the template
-        refuses the messages after an assistant's, doesn't show them, or drops the assistant's text."""
+        If a response ends with the template's own end-of-turn token, that token isn't repeated. Any other
+        response (cut by its budget, ended by another stop token or by a stop string) gets that token. Raises
+        ChatTemplateError if the template refuses the messages after an assistant's, doesn't show them, or
+        drops the assistant's text."""
         context, words = continued(new_messages)
         return [*self._tail(response_ids, context, tools), *self._continued(words)]
 
@@ -131,13 +142,15 @@ class ChatTemplate:
         return tail[tail.index(last) + 1 :] if is_begun else tail
 
     def respond(self, content: str) -> list[int]:
-        """Ids of a response as the model would sample it to say `content`, with the end-of-turn token. Raises ChatTemplateError
-        if the response's header opens thinking, and neither `content` nor the template ends it."""
+        """Ids of a response as the model would sample it to say `content`, with the end-of-turn token. Raises
+        ChatTemplateError if the response's header opens thinking, and neither `content` nor the template ends
+        it."""
         lead_in, words = self._after_header(content)
         if lead_in is None:
             opened = opened_by(self._header)
             raise ChatTemplateError(
-                f"{self.renderer.where} opens an answer with {opened.strip()!r}, and the text {content[:40]!r} doesn't close "
+                f"{self.renderer.where} opens an answer with {opened.strip()!r}, and the text "
+                f"{content[:40]!r} doesn't close "
                 "it: begin the assistant's text with its thinking and </think>, or turn thinking off by "
                 "template_kwargs.enable_thinking=false where the template reads that"
             )
@@ -151,24 +164,35 @@ class ChatTemplate:
         return self._codec.encode((lead_in or "") + words, after=self._header)
 
     def _after_header(self, content: str) -> tuple[str | None, str]:
-        """The text between a response's header and its words, and the words without thinking tags that the header has written.
-        The first is None if the header opens thinking, and neither the words nor the template end it."""
+        """The text between a response's header and its words, and the words without thinking tags that the
+        header has written. The first is None if the header opens thinking, and neither the words nor the
+        template end it."""
         lead_in, opened = self._lead_in, opened_by(self._header)
         if opened and content.lstrip().startswith(opened.strip()):
-            return "", content.lstrip().removeprefix(opened.strip()).removeprefix(opened[len(opened.rstrip()) :])
+            return "", content.lstrip().removeprefix(opened.strip()).removeprefix(
+                opened[len(opened.rstrip()) :]
+            )
         if "</think>" in content and not (lead_in or "").isspace():
             return "", content
         return lead_in, content
 
     def respond_with_calls(self, message: Message) -> list[int]:
-        """Ids of an assistant's message with `tool_calls` as the template writes it, with the end-of-turn token. Raises
-        ChatTemplateError if the template doesn't show the calls, or doesn't write them right after a response's header."""
+        """Ids of an assistant's message with `tool_calls` as the template writes it, with the end-of-turn
+        token. Raises ChatTemplateError if the template doesn't show the calls, or doesn't write them right
+        after a response's header."""
         self.renderer.shown((), [self._turns.prefix[0], message])
         header, opened = self._header, opened_by(self._header).strip()
         content = message.get("content")
         messages = [message]
-        if opened == "<think>" and isinstance(content, str) and "</think>" in content and not content.startswith(opened):
-            messages.append({**message, "content": f"{opened}\n{content}"})  # some templates read thinking in both tags only
+        if (
+            opened == "<think>"
+            and isinstance(content, str)
+            and "</think>" in content
+            and not content.startswith(opened)
+        ):
+            messages.append(
+                {**message, "content": f"{opened}\n{content}"}
+            )  # some templates read thinking in both tags only
         for said in messages:
             for text in self._turns.texts_with_calls(said):
                 response = behind_header(text, header)
@@ -178,50 +202,64 @@ class ChatTemplate:
                         return token_ids
         advice = "write them into the assistant's text, in the form that the model is to say"
         if opened and "</think>" not in str(content):
-            advice = f"the header opens {opened}, so begin the content with its thinking and </think>, or {advice}"
+            advice = (
+                f"the header opens {opened}, so begin the content with its thinking and </think>, or {advice}"
+            )
         raise ChatTemplateError(
-            f"{self.renderer.where} doesn't write tool calls at the beginning of a response, after all of the message's "
+            f"{self.renderer.where} doesn't write tool calls at the beginning of a response, after all of "
+            f"the message's "
             f"content, with an end of their own: {advice}"
         )
 
     def written_call(self, message: Message) -> str:
-        """All that the template writes behind a user's text for a message with tool calls, up to the end of the calls. Raises
-        ChatTemplateError if the template doesn't show the calls."""
+        """All that the template writes behind a user's text for a message with tool calls, up to the end of
+        the calls. Raises ChatTemplateError if the template doesn't show the calls."""
         self.renderer.shown((), [self._turns.prefix[0], message])
-        for text in (*self._turns.texts_with_calls(message), self._turns.text([self._turns.prefix[0], message])):
+        for text in (
+            *self._turns.texts_with_calls(message),
+            self._turns.text([self._turns.prefix[0], message]),
+        ):
             written = text.partition(ASKED)[2]
             if is_taught(message, written):
                 return written
         raise ChatTemplateError(f"{self.renderer.where} doesn't show tool calls behind a user's message")
 
     def decode(self, token_ids: Sequence[int], skips_turn_tokens: bool = True) -> str:
-        """The text of the ids, by default without `turn_token_ids`, for rewards, parsing and reading. All other tokens stay,
-        such as `<think>` or `<tool_call>`, special or not. Encoding the text may yield other ids."""
+        """The text of the ids, by default without `turn_token_ids`, for rewards, parsing and reading. All
+        other tokens stay, such as `<think>` or `<tool_call>`, special or not. Encoding the text may yield
+        other ids."""
         if skips_turn_tokens:
             token_ids = [token_id for token_id in token_ids if token_id not in self.turn_token_ids]
         return self._codec.decode(token_ids, skips_special=False)
 
     @cached_property
     def turn_token_ids(self) -> frozenset[int]:
-        """Ids of the tokens that begin or end a turn in this template, and of the tokenizer's BOS, EOS and padding."""
+        """Ids of the tokens that begin or end a turn in this template, and of the tokenizer's BOS, EOS and
+        padding."""
         tokenizer = self.tokenizer
         own = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        return self._turns.turn_token_ids | {*self.stop_token_ids, *(token_id for token_id in own if token_id is not None)}
+        return self._turns.turn_token_ids | {
+            *self.stop_token_ids,
+            *(token_id for token_id in own if token_id is not None),
+        }
 
     @property
     def turn_tokens(self) -> list[str]:
         """The texts of `turn_token_ids`."""
-        return sorted(token for token_id, token in self._codec.added_tokens.items() if token_id in self.turn_token_ids)
+        return sorted(
+            token for token_id, token in self._codec.added_tokens.items() if token_id in self.turn_token_ids
+        )
 
     def max_characters(self, num_tokens: int) -> int:
-        """The maximum number of characters in `num_tokens` tokens: no token is longer than the vocabulary's longest entry."""
+        """The maximum number of characters in `num_tokens` tokens: no token is longer than the vocabulary's
+        longest entry."""
         return num_tokens * self._codec.longest_token
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the template's end of turn, the tokenizer's EOS, `eos_token_ids` and the template's end of
-        tool calls. If the end of turn also ends a part of a response, such as thinking, it counts only if it is an EOS too, or
-        no EOS is known."""
+        """Ids that end a response: the template's end of turn, the tokenizer's EOS, `eos_token_ids` and the
+        template's end of tool calls. If the end of turn also ends a part of a response, such as thinking, it
+        counts only if it is an EOS too, or no EOS is known."""
         end, call_end = self._turns.answers.said[-1:], self._turns.calls
         is_part = bool(end) and end[0] in self._turns.between_thought_and_answer
         ends = [*([] if is_part and self._known_ends else end), *self._known_ends]
@@ -229,13 +267,15 @@ class ChatTemplate:
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether rendering a whole conversation yields another text than appending to it: thinking is stripped, an empty think
-        block is added to answers without thinking, or the system prompt is moved. Tested on made-up conversations."""
+        """Whether rendering a whole conversation yields another text than appending to it: thinking is
+        stripped, an empty think block is added to answers without thinking, or the system prompt is moved.
+        Tested on made-up conversations."""
         return rewrites_answers(self.renderer, self._turns, self._header, self._lead_in or "")
 
     @cached_property
     def rewrites_tool_history(self) -> bool:
-        """`rewrites_history`, also tested on conversations with tools, calls and results: the list of tools may be moved."""
+        """`rewrites_history`, also tested on conversations with tools, calls and results: the list of tools
+        may be moved."""
         return self.rewrites_history or rewrites_tools(self, self._turns)
 
     def announce_rewrites(self, has_tools: bool = False) -> None:
@@ -245,12 +285,15 @@ class ChatTemplate:
         self._is_announced = True
         if self.rewrites_tool_history if has_tools else self.rewrites_history:
             logger.warning(
-                "this chat template renders earlier turns differently once they are history (thinking stripped, or a prompt or "
-                "the list of tools moved). Contexts are appended to all the same and trained on as the server saw them."
+                "this chat template renders earlier turns differently once they are history (thinking "
+                "stripped, or a prompt or "
+                "the list of tools moved). Contexts are appended to all the same and trained on as the "
+                "server saw them."
             )
 
     def _after_call(self, response_ids: Sequence[int], results: Sequence[Message], tools: Tools) -> list[int]:
-        """Ids that follow a response with tool calls: the missing end of the calls, the results, and the next header."""
+        """Ids that follow a response with tool calls: the missing end of the calls, the results, and the next
+        header."""
         ends = self._turns
         tail = self._ids(ends.called(results[0]), results, tools)
         # What comes before the token that ends the calls belongs to the made-up call.
@@ -268,7 +311,8 @@ class ChatTemplate:
 
     @cached_property
     def _accepts_parts(self) -> bool:
-        """Whether the template reads lists of parts; a template for texts would print them as a Python list."""
+        """Whether the template reads lists of parts; a template for texts would print them as a Python
+        list."""
         return self.renderer.accepts(as_part(SENTINEL))
 
     @cached_property
@@ -277,33 +321,47 @@ class ChatTemplate:
 
     @cached_property
     def _lead_in(self) -> str | None:
-        """The text between a response's header and its content, such as a space, a channel, or the end of opened thinking. None
-        if the header opens thinking and the template doesn't show how it ends."""
+        """The text between a response's header and its content, such as a space, a channel, or the end of
+        opened thinking. None if the header opens thinking and the template doesn't show how it ends."""
         header = self._header
-        rendered = (self.renderer.render([*self._turns.prefix, self._turns.prefix[0]]), self._turns.text(self._turns.prefix))
+        rendered = (
+            self.renderer.render([*self._turns.prefix, self._turns.prefix[0]]),
+            self._turns.text(self._turns.prefix),
+        )
         led = [text.partition(SENTINEL)[0] for text in rendered if SENTINEL in text]
         if exact := [text.removeprefix(header) for text in led if text.startswith(header)]:
             return "" if closed_by(header) else exact[0]
         thinking = opened_by(header) or closed_by(header)
         base = header.removesuffix(thinking)
-        after = [text.removeprefix(base).removeprefix(thinking.strip()).lstrip() for text in led if text.startswith(base)]
+        after = [
+            text.removeprefix(base).removeprefix(thinking.strip()).lstrip()
+            for text in led
+            if text.startswith(base)
+        ]
         if not opened_by(header):
             return without_tags(after[0]) if thinking and after else ""
         return next((text for text in after if "think" in text.lower()), None)
 
     def _ids(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The ids of the rendered messages. Ids of plain text are cached, since a group's episodes show the same texts."""
+        """The ids of the rendered messages. Ids of plain text are cached, since a group's episodes show the
+        same texts."""
         key = key_of(messages) if not tools and (not prefix or prefix is self._turns.prefix) else None
-        return self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
+        return (
+            self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
+        )
 
     def _ids_of_key(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> array[int]:
-        """The ids of the messages that `key` describes, to be cached: an array takes a fifth of a list's memory."""
-        return array("q", self._encoded(self._turns.prefix if is_tail else (), [message_of(*said) for said in key], ()))
+        """The ids of the messages that `key` describes, to be cached: an array takes a fifth of a list's
+        memory."""
+        return array(
+            "q", self._encoded(self._turns.prefix if is_tail else (), [message_of(*said) for said in key], ())
+        )
 
     def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
         if any(isinstance(message.get("content"), list) for message in messages) and not self._accepts_parts:
             raise ChatTemplateError(
-                "a message's content is a list of parts and this chat template takes strings only: send a string, or use the "
+                "a message's content is a list of parts and this chat template takes strings only: send a "
+                "string, or use the "
                 "template of a model that takes images"
             )
         mark = ""

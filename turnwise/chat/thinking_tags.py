@@ -3,14 +3,17 @@
 import re
 
 _OPENED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
-_CLOSED = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
+_CLOSED = re.compile(
+    r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE
+)
 _CHANNEL_CLOSED = re.compile(r"<\|channel>thought\s*<channel\|>\s*\Z")
 _TAG = re.compile("</?think>")
 _TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 
 
 def opened_by(header: str) -> str:
-    """The tag with which a response's header opens thinking, with the white space after the tag; "" if it opens none."""
+    """The tag with which a response's header opens thinking, with the white space after the tag; "" if it
+    opens none."""
     tag = _OPENED.search(header)
     return tag.group() if tag else ""
 
@@ -41,8 +44,9 @@ def without_tags(text: str) -> str:
 
 
 def behind_header(text: str, header: str) -> str | None:
-    """What `text` says behind the header of a response. Where the header opens thinking, the text may have other white space
-    after the tag; where it turns thinking off, the text may have no thinking at all. None if the text has another header.
+    """What `text` says behind the header of a response. Where the header opens thinking, the text may have
+    other white space after the tag; where it turns thinking off, the text may have no thinking at all. None
+    if the text has another header.
 
     >>> behind_header("assistant: <think>Well</think>Left", "assistant: <think>\\n")
     'Well</think>Left'

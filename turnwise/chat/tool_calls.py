@@ -1,6 +1,6 @@
-"""Reads tool calls from sampled text, in eight forms that families of models use in their chat templates and model cards. A
-call that can't be read becomes a sentence for the model. `tools.session` checks whether the tool is known and the arguments
-fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
+"""Reads tool calls from sampled text, in eight forms that families of models use in their chat templates and
+model cards. A call that can't be read becomes a sentence for the model. `tools.session` checks whether the
+tool is known and the arguments fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast
 import re
@@ -20,7 +20,8 @@ from turnwise.spec import TOOL_PARSERS
 
 _MAX_WRITTEN = 200  # maximum characters of a call that an error shows
 _MAX_PYTHON = 2**17
-"""Python calls are read in so many characters at the beginning of a response: Python's parser takes a second for 1 MB."""
+"""Python calls are read in so many characters at the beginning of a response: Python's parser takes a second
+for 1 MB."""
 _CALL_FILE = "a tool call"
 # Python warns of what a model writes, such as `1if`.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module=_CALL_FILE)
@@ -43,15 +44,18 @@ _TRIAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"side": "left", "steps": 3}, {"
 
 
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
-    """The parser `name`: a registered name or `module:Class`. None chooses the first parser that reads a made-up call back as
-    the template writes it. Raises ConfigError if there is no such parser, or none reads the template's calls; EnvironmentFault
-    if a user's class can't be instantiated."""
+    """The parser `name`: a registered name or `module:Class`. None chooses the first parser that reads a
+    made-up call back as the template writes it. Raises ConfigError if there is no such parser, or none reads
+    the template's calls; EnvironmentFault if a user's class can't be instantiated."""
     if name is None:
         return _parser_that_reads(template)
     with Foreign(f"agent.tool_parser {name}: making it", "at the start", are_faults=True):
         parser: ToolCallParser = load_class(TOOL_PARSERS.get(name, name), "agent.tool_parser", ConfigError)()
     if not isinstance(parser, ToolCallParser):
-        raise ConfigError(f"agent.tool_parser: {name} has no method `parse`; see ToolCallParser in turnwise/protocols/tools.py")
+        raise ConfigError(
+            f"agent.tool_parser: {name} has no method `parse`; see ToolCallParser in "
+            f"turnwise/protocols/tools.py"
+        )
     if isinstance(parser, MarkedCallParser):
         parser.opens_thinking = template.opens_thinking
     return parser
@@ -60,7 +64,11 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
 def _parser_that_reads(template: ChatTemplate) -> ToolCallParser:
     problem = ""
     for arguments in _TRIAL_ARGUMENTS:
-        called = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": dict(arguments)}}
+        called = {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "look", "arguments": dict(arguments)},
+        }
         try:
             written = template.written_call({"role": "assistant", "content": "", "tool_calls": [called]})
         except ChatTemplateError as error:
@@ -70,14 +78,20 @@ def _parser_that_reads(template: ChatTemplate) -> ToolCallParser:
             parser = find_parser(form, template)
             if _reads_back(parser, written, arguments, template.opens_thinking):
                 return parser
-        problem = f"{template.renderer.where} writes tool calls in none of the known forms: {written[:_MAX_WRITTEN]!r}"
+        problem = (
+            f"{template.renderer.where} writes tool calls in none of the known forms: "
+            f"{written[:_MAX_WRITTEN]!r}"
+        )
     raise ConfigError(
-        f"agent.tool_parser: {problem}; name the form that the model was taught: {', '.join(TOOL_PARSERS)}, or your own as "
+        f"agent.tool_parser: {problem}; name the form that the model was taught: {', '.join(TOOL_PARSERS)}, "
+        f"or your own as "
         "module:Class"
     )
 
 
-def _reads_back(parser: ToolCallParser, written: str, arguments: Mapping[str, Any], opens_thinking: bool) -> bool:
+def _reads_back(
+    parser: ToolCallParser, written: str, arguments: Mapping[str, Any], opens_thinking: bool
+) -> bool:
     """Whether the parser finds in the `written` call exactly the tool `look` with the arguments."""
     text = f"</think>{written}" if opens_thinking and "</think>" not in written else written
     parsed = parser.parse(text, [{"type": "function", "function": _TRIAL}])
@@ -116,7 +130,8 @@ class Llama3JsonParser(MarkedCallParser):
 
 
 class PythonTagParser(MarkedCallParser):
-    """`<|python_tag|>` and then `name.call(key="value")`, JSON, or Python code: the built-in tools of Llama 3.1."""
+    """`<|python_tag|>` and then `name.call(key="value")`, JSON, or Python code: the built-in tools of Llama
+    3.1."""
 
     opening = re.compile(re.escape("<|python_tag|>"))
     form = '<|python_tag|>name.call(key="value")'
@@ -144,13 +159,16 @@ class PythonTagParser(MarkedCallParser):
 
 
 class MistralParser(MarkedCallParser):
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and from tokenizer v11 on `[TOOL_CALLS]name[ARGS]{…}`."""
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and from tokenizer v11 on
+    `[TOOL_CALLS]name[ARGS]{…}`."""
 
     opening = re.compile(re.escape("[TOOL_CALLS]"))
     form = '[TOOL_CALLS][{"name": …, "arguments": {…}}]'
     _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\](\w+)\s*)?(?:\[ARGS\])?")
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[Sequence[ToolCall | Unreadable], int]:
+    def read(
+        self, text: str, mark: re.Match[str], types: ArgumentTypes
+    ) -> tuple[Sequence[ToolCall | Unreadable], int]:
         if named := self._NAMED.match(text, mark.end()):
             value, end = json_at(text, named.end())
             return [call_of({"name": named.group(1), "arguments": value, "id": named.group(2) or ""})], end
@@ -159,7 +177,8 @@ class MistralParser(MarkedCallParser):
 
 
 class Qwen3CoderParser(MarkedCallParser):
-    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
+    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder,
+    Qwen3.5."""
 
     opening = re.compile(r"<function=([^<>\n]*)>|<tool_call>(?!\s*+<function=[^<>\n]*>)")
     closing = "</function>"
@@ -185,7 +204,8 @@ class Qwen3CoderParser(MarkedCallParser):
 
 
 class Glm45Parser(MarkedCallParser):
-    """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5, 4.6 and 4.7."""
+    """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5, 4.6 and
+    4.7."""
 
     opening = re.compile("<tool_call>")
     closing = "</tool_call>"
@@ -209,7 +229,8 @@ class Glm45Parser(MarkedCallParser):
 
 
 class GptOssParser(MarkedCallParser):
-    """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: the harmony format of gpt-oss."""
+    """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: the harmony format
+    of gpt-oss."""
 
     opening = re.compile(
         r"(?:<\|start\|>assistant\s*+)?(?:to=functions\.([^\s<=]++)\s*+)?<\|channel\|>"
@@ -231,8 +252,8 @@ class GptOssParser(MarkedCallParser):
 
 
 class DeepSeekParser(MarkedCallParser):
-    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`: V3.1. V3 and R1 write the word `function` before
-    the separator, and after it the name and a Markdown block of JSON."""
+    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`: V3.1. V3 and R1 write the word
+    `function` before the separator, and after it the name and a Markdown block of JSON."""
 
     opening = re.compile("<｜tool▁call▁begin｜>")
     closing = "<｜tool▁call▁end｜>"
@@ -251,14 +272,16 @@ class DeepSeekParser(MarkedCallParser):
 
 
 def _typed_call(name: str, texts: Mapping[str, str], types: ArgumentTypes) -> ToolCall:
-    """The call whose arguments are unquoted texts. Each is decoded once, though a response may give it thousands of times."""
+    """The call whose arguments are unquoted texts. Each is decoded once, though a response may give it
+    thousands of times."""
     types_of_call = types.of(name)
     arguments = {key: typed_value(text, types_of_call.get(key, {"string"})) for key, text in texts.items()}
     return ToolCall(json_value(name), json_value(arguments), "")
 
 
 def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
-    """The calls that JSON values describe, and a fault for each value that describes none, up to MAX_UNREADABLE faults."""
+    """The calls that JSON values describe, and a fault for each value that describes none, up to
+    MAX_UNREADABLE faults."""
     read: list[ToolCall | Unreadable] = []
     num_faults = 0
     for value in values:
@@ -285,14 +308,19 @@ _CALLED = re.compile(r"\s*+([^\s()\[\]{}\"'=,]++)\s*+(?=\()")
 
 
 def _python_call(code: str, names: Collection[str]) -> ToolCall:
-    """Reads `name(key=literal)` or `name.call(key=literal)`. The name may have other characters than Python's names."""
+    """Reads `name(key=literal)` or `name.call(key=literal)`. The name may have other characters than Python's
+    names."""
     called = _CALLED.match(code)
     if called is None:
         raise Unreadable("it isn't a call with named literal arguments")
     try:
         call = ast.parse("f" + code[called.end() :].strip(), _CALL_FILE, mode="eval").body
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
-        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        arguments = {
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if keyword.arg is not None
+        }
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
         raise Unreadable("it isn't a call with named literal arguments") from None
     name = called.group(1) if called.group(1) in names else called.group(1).removesuffix(".call")

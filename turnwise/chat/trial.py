@@ -1,4 +1,5 @@
-"""Tests in another process whether rendering with a chat template ends: in this process nothing could stop an endless loop."""
+"""Tests in another process whether rendering with a chat template ends: in this process nothing could stop an
+endless loop."""
 
 import json
 import logging
@@ -22,14 +23,16 @@ _PROGRAM = Path(__file__).with_name("trial_program.py")
 
 
 def tried(template: ChatTemplate) -> ChatTemplate:
-    """Returns the template after another process has rendered conversations of up to 100 turns with it. Raises
-    ChatTemplateError, which names the template's file, if rendering doesn't end or takes too much memory."""
+    """Returns the template after another process has rendered conversations of up to 100 turns with it.
+    Raises ChatTemplateError, which names the template's file, if rendering doesn't end or takes too much
+    memory."""
     renderer = template.renderer
     sources = [GENERATION_TAG.sub("", source) for source in renderer.sources()]
     asked = {"sources": sources, "variables": renderer.variables, "cpu_s": CPU_S, "num_bytes": _BYTES}
     if fault := _fault(json.dumps(asked, default=str)):
         raise ChatTemplateError(
-            f"{renderer.where} {fault} on conversations of up to 100 turns: it seems to loop; fix it, or give the model "
+            f"{renderer.where} {fault} on conversations of up to 100 turns: it seems to loop; fix it, or "
+            f"give the model "
             "another chat template"
         )
     return template
@@ -39,7 +42,12 @@ def tried(template: ChatTemplate) -> ChatTemplate:
 def _fault(asked: str) -> str:
     try:
         done = subprocess.run(
-            [sys.executable, "-P", str(_PROGRAM)], input=asked, capture_output=True, text=True, timeout=_WALL_S, check=False
+            [sys.executable, "-P", str(_PROGRAM)],
+            input=asked,
+            capture_output=True,
+            text=True,
+            timeout=_WALL_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"doesn't end within {_WALL_S:g} s"

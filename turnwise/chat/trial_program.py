@@ -1,5 +1,6 @@
-"""Renders conversations of every kind with a chat template. `trial.py` runs this file in a process that it can kill. The file
-imports neither turnwise nor transformers, so the process takes only a tenth of a second."""
+"""Renders conversations of every kind with a chat template. `trial.py` runs this file in a process that it
+can kill. The file imports neither turnwise nor transformers, so the process takes only a tenth of a
+second."""
 
 import json
 import sys
@@ -17,28 +18,44 @@ _CALL = {"id": "abcdef123", "type": "function", "function": {"name": "look", "ar
 _TOOL = {
     "name": "look",
     "description": "Looks.",
-    "parameters": {"type": "object", "properties": {"side": {"type": "string", "description": "Which."}}, "required": ["side"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"side": {"type": "string", "description": "Which."}},
+        "required": ["side"],
+    },
 }
 
 
 def conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """Yields `(messages, tools)`: conversations of 100 turns, and short ones of every kind, also with contents as lists."""
+    """Yields `(messages, tools)`: conversations of 100 turns, and short ones of every kind, also with
+    contents as lists."""
     user: dict[str, Any] = {"role": "user", "content": "a"}
     answer: dict[str, Any] = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
     system = {"role": "system", "content": "d"}
-    called = {"role": "assistant", "content": "", "reasoning_content": "e", "thinking": "e", "tool_calls": [_CALL]}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "e",
+        "thinking": "e",
+        "tool_calls": [_CALL],
+    }
     result = {"role": "tool", "name": "look", "tool_call_id": "abcdef123", "content": "f"}
     tools = [{"type": "function", "function": _TOOL}]
     long: list[dict[str, Any]] = [system, *[user, answer] * NUM_TURNS]
     short: list[dict[str, Any]] = [user, user, answer, system, *[user, called, result, result, answer] * 2]
     yield from ((long, None), (long[1:-1], tools), (short, tools))
     for messages in (long[:5], short):
-        yield [{**m, "content": [{"type": "text", "text": m["content"]}, {"type": "image"}]} for m in messages], tools
+        yield (
+            [{**m, "content": [{"type": "text", "text": m["content"]}, {"type": "image"}]} for m in messages],
+            tools,
+        )
 
 
 def environment() -> ImmutableSandboxedEnvironment:
     """Jinja as transformers sets it up for chat templates."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     made.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     made.globals["raise_exception"] = _refuse
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -67,7 +84,12 @@ def main() -> None:
         for messages, tools in conversations():
             for opens_answer in (True, False):
                 try:
-                    template.render(messages=messages, tools=tools, add_generation_prompt=opens_answer, **asked["variables"])
+                    template.render(
+                        messages=messages,
+                        tools=tools,
+                        add_generation_prompt=opens_answer,
+                        **asked["variables"],
+                    )
                 except FAULTS:  # a template may refuse any conversation; here it only has to end
                     continue
 

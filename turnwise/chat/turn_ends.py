@@ -1,7 +1,7 @@
 """How a chat template ends the turns of an assistant: answers, and messages with tool calls.
 
-Everything is read from renderings of made-up messages, and only from what the template writes before the made-up text of the
-next message. Behind that text stands what belongs to other turns."""
+Everything is read from renderings of made-up messages, and only from what the template writes before the
+made-up text of the next message. Behind that text stands what belongs to other turns."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ class Ends(NamedTuple):
     """The end of an assistant's turn in a template."""
 
     closing: list[int]
-    """The ids that follow an answer before another message, up to the token that ends the turn; empty without such a token."""
+    """The ids that follow an answer before another message, up to the token that ends the turn; empty without
+    such a token."""
     said: list[int]
-    """The ids that follow the last answer of a conversation, up to the token that ends the turn. Fine-tuning teaches these."""
+    """The ids that follow the last answer of a conversation, up to the token that ends the turn. Fine-tuning
+    teaches these."""
 
 
 class AddedToken(NamedTuple):
@@ -49,25 +51,29 @@ def message_of(role: str, content: Any) -> Message:
 
 
 def continued(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-    """The messages before a response, and the words with which the response begins: those of a last assistant's message.
-    Raises ChatTemplateError if this message has tool calls, which only a result can follow."""
+    """The messages before a response, and the words with which the response begins: those of a last
+    assistant's message. Raises ChatTemplateError if this message has tool calls, which only a result can
+    follow."""
     if not messages or messages[-1].get("role") != "assistant":
         return messages, ""
     if messages[-1].get("tool_calls"):
-        raise ChatTemplateError("the last message has tool calls: put a result of role tool behind it for each call")
+        raise ChatTemplateError(
+            "the last message has tool calls: put a result of role tool behind it for each call"
+        )
     return messages[:-1], "".join(texts_of(messages[-1]))
 
 
 class TurnEnds:
-    """Finds the ends of an assistant's turns. `known_ends` are the ids that the tokenizer and the generation config call ends.
-    Raises ChatTemplateError if the template drops the text of assistant messages."""
+    """Finds the ends of an assistant's turns. `known_ends` are the ids that the tokenizer and the generation
+    config call ends. Raises ChatTemplateError if the template drops the text of assistant messages."""
 
     def __init__(self, renderer: Renderer, codec: TextCodec, known_ends: Sequence[int]) -> None:
         self._renderer = renderer
         self._codec = codec
         self._known_ends = known_ends
         self.prefix = self._shown_prefix()
-        """A user's message and the sentinel as its answer, in the form (strings or lists of parts) that the template shows."""
+        """A user's message and the sentinel as its answer, in the form (strings or lists of parts) that the
+        template shows."""
 
     @property
     def takes_parts(self) -> bool:
@@ -76,12 +82,15 @@ class TurnEnds:
 
     @cached_property
     def answers(self) -> Ends:
-        """How answers end. If the ids after an answer in mid-conversation and those after the last answer agree up to a special
-        token (an EOS token if possible), both ends are these ids. Otherwise each end goes up to its own first special token. A
-        token with which only the next role's messages begin is no end where the last answer has an end of its own."""
+        """How answers end. If the ids after an answer in mid-conversation and those after the last answer
+        agree up to a special token (an EOS token if possible), both ends are these ids. Otherwise each end
+        goes up to its own first special token. A token with which only the next role's messages begin is no
+        end where the last answer has an end of its own."""
         tail = self._separator_ids(self.prefix, self._message("user"))
         last = self._codec.encode(self.text(self.prefix).partition(SENTINEL)[2], after=BEFORE)
-        common = [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(tail, last, strict=False))]
+        common = [
+            ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(tail, last, strict=False))
+        ]
         added = [index for index, token_id in enumerate(common) if token_id in self._codec.added_tokens]
         known = [index for index in added if common[index] in self._known_ends]
         ends = [index for index in added if common[index] not in self.between_thought_and_answer]
@@ -111,7 +120,8 @@ class TurnEnds:
 
     @cached_property
     def calls(self) -> AddedToken | None:
-        """The token that ends a message with tool calls; None if calls aren't shown, or nothing marks their end."""
+        """The token that ends a message with tool calls; None if calls aren't shown, or nothing marks their
+        end."""
         called = self.called({})
         last = self.text(called).partition(SENTINEL)[2]
         separators = [self._separator(called, message) for message in (self._result(), self._message("user"))]
@@ -135,8 +145,8 @@ class TurnEnds:
 
     @cached_property
     def results_need_call(self) -> bool:
-        """Whether a tool's result has to be rendered after a call: the template shows it only there, or ends a call by another
-        token than an answer."""
+        """Whether a tool's result has to be rendered after a call: the template shows it only there, or ends
+        a call by another token than an answer."""
         result = self._result()
         shown = [self._separator(prefix, result) is not None for prefix in (self.prefix, self.called(result))]
         if shown != [True, True]:
@@ -146,26 +156,39 @@ class TurnEnds:
 
     @cached_property
     def turn_token_ids(self) -> frozenset[int]:
-        """Ids of the tokens that begin or end turns: those that the template writes between messages, and around an answer.
-        Tags of thinking aren't among them; nor are marks of calls and results, which stand inside a turn."""
+        """Ids of the tokens that begin or end turns: those that the template writes between messages, and
+        around an answer. Tags of thinking aren't among them; nor are marks of calls and results, which stand
+        inside a turn."""
         user, sentinel = self.prefix
         texts = [self.text([user], is_last=False).partition(ASKED)[2]]
-        texts += [self._separator(self.prefix, self._message(role)) or "" for role in ("user", "system", "assistant")]
+        texts += [
+            self._separator(self.prefix, self._message(role)) or ""
+            for role in ("user", "system", "assistant")
+        ]
         texts.append(self.text(self.prefix).partition(ASKED)[2])
-        texts.append(self.text([user, sentinel, user], is_last=False).partition(ASKED)[2].partition(SENTINEL)[0])
-        token_ids = {token.token_id for text in texts for _, token in self._added_in(text) if not is_thinking_tag(token.text)}
+        texts.append(
+            self.text([user, sentinel, user], is_last=False).partition(ASKED)[2].partition(SENTINEL)[0]
+        )
+        token_ids = {
+            token.token_id
+            for text in texts
+            for _, token in self._added_in(text)
+            if not is_thinking_tag(token.text)
+        }
         before_result = next(self._added_in(self._separator(self.prefix, self._result()) or ""), None)
         ends = [end for end in (self.calls, before_result and before_result[1]) if end is not None]
         return frozenset(token_ids | {end.token_id for end in ends} | set(self._known_ends))
 
     def called(self, result: Message) -> tuple[Message, Message]:
-        """`prefix` with a made-up call, whose argument is the sentinel, and whose name and id are those of the `result`."""
+        """`prefix` with a made-up call, whose argument is the sentinel, and whose name and id are those of
+        the `result`."""
         function = {"name": result.get("name") or _NAME, "arguments": {"a": SENTINEL}}
         call = {"id": result.get("tool_call_id", _CALL_ID), "type": "function", "function": function}
         return self.prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}
 
     def closing_before(self, role: str) -> list[int]:
-        """The ids between an answer and a message of `role`, up to the first special token; [] if there is none."""
+        """The ids between an answer and a message of `role`, up to the first special token; [] if there is
+        none."""
         if role not in self._closings:
             ids = self._separator_ids(self.prefix, self._message(role))
             first = self.first_added(ids)
@@ -177,16 +200,20 @@ class TurnEnds:
         added = self._codec.added_tokens
         return next((index for index, token_id in enumerate(token_ids) if token_id in added), None)
 
-    def text(self, messages: Sequence[Message], is_last: bool = True, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The rendered messages, without a header for another response if `is_last`; "" if the template refuses them."""
+    def text(
+        self, messages: Sequence[Message], is_last: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """The rendered messages, without a header for another response if `is_last`; "" if the template
+        refuses them."""
         try:
             return self._renderer.render(messages, tools, opens_answer=not is_last)
         except ChatTemplateError:
             return ""
 
     def texts_with_calls(self, message: Message) -> Iterator[str]:
-        """Renderings of a user's message and `message` up to the end of its tool calls: followed by results, by
-        a user's message, and by nothing. Some templates refuse one of these, or write thinking into the last message."""
+        """Renderings of a user's message and `message` up to the end of its tool calls: followed by results,
+        by a user's message, and by nothing. Some templates refuse one of these, or write thinking into the
+        last message."""
         end = self.calls
         if end is None:
             return
@@ -209,7 +236,8 @@ class TurnEnds:
         return {}
 
     def _begins_one_role(self, token_id: int) -> bool:
-        """Whether another token stands first between an answer and a message of another role than a user's."""
+        """Whether another token stands first between an answer and a message of another role than a
+        user's."""
         separators = [self._separator(self.prefix, self._message(role)) for role in ("system", "assistant")]
         separators.append(self._separator(self.prefix, self._result()))
         firsts = [next(self._added_in(text), None) for text in separators if text is not None]
@@ -241,8 +269,8 @@ class TurnEnds:
         return self._codec.encode(self._separator(prefix, message) or "", after=BEFORE)
 
     def _separator(self, prefix: Sequence[Message], message: Message) -> str | None:
-        """What the template writes between the sentinel in the prefix and the made-up text of `message`; None if it refuses the
-        message or doesn't show it there."""
+        """What the template writes between the sentinel in the prefix and the made-up text of `message`; None
+        if it refuses the message or doesn't show it there."""
         after = self.text([*prefix, message], is_last=False).partition(SENTINEL)[2]
         before, is_there, _ = after.partition(_NEXT)
         return before if is_there else None
@@ -266,12 +294,15 @@ class TurnEnds:
         for form in forms:
             user, sentinel = message_of("user", form(ASKED)), message_of("assistant", form(SENTINEL))
             try:
-                if SENTINEL in self._renderer.render([user, sentinel, user]) and self._renderer.accepts(form(SENTINEL)):
+                if SENTINEL in self._renderer.render([user, sentinel, user]) and self._renderer.accepts(
+                    form(SENTINEL)
+                ):
                     return user, sentinel
             except ChatTemplateError as error:
                 refusal = str(error)
         raise ChatTemplateError(
-            f"a context can't be extended with this chat template ({refusal}): one that renders user → assistant → user and "
+            f"a context can't be extended with this chat template ({refusal}): one that renders user → "
+            f"assistant → user and "
             "keeps each text is needed"
         )
 
@@ -282,18 +313,25 @@ def _common_prefix(first: str, second: str) -> str:
 
 
 def is_taught(message: Message, text: str) -> bool:
-    """Whether `text` shows the name and the arguments of each call in `message`, its thinking and content before the last call,
-    and nothing made-up."""
+    """Whether `text` shows the name and the arguments of each call in `message`, its thinking and content
+    before the last call, and nothing made-up."""
     functions = [call.get("function", call) for call in message["tool_calls"]]
-    leaves = [leaf for function in functions for leaf in (function.get("name"), *_leaves(function.get("arguments")))]
+    leaves = [
+        leaf for function in functions for leaf in (function.get("name"), *_leaves(function.get("arguments")))
+    ]
     before = text.rpartition(str(functions[-1].get("name")))[0] or text
     contents = [part for said in texts_of(message) for part in thinking_and_answer(said)]
     is_made_up = any(made_up in text for made_up in (ASKED, _NEXT))
-    return not is_made_up and all(shows(str(leaf), text) for leaf in leaves) and all(shows(part, before) for part in contents)
+    return (
+        not is_made_up
+        and all(shows(str(leaf), text) for leaf in leaves)
+        and all(shows(part, before) for part in contents)
+    )
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The keys, texts and numbers in a call's arguments. Templates write booleans and null as JSON or as Python."""
+    """The keys, texts and numbers in a call's arguments. Templates write booleans and null as JSON or as
+    Python."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield key

@@ -1,4 +1,5 @@
-"""`turnwise check-env ENV [KEY=VALUE ...]`: examines an environment, and says whether it is fit to train in."""
+"""`turnwise check-env ENV [KEY=VALUE ...]`: examines an environment, and says whether it is fit to train
+in."""
 
 import argparse
 import json
@@ -18,7 +19,12 @@ from turnwise.runtime.threads import DaemonThread
 
 EXIT_FINDINGS = 1
 _MAX_SHOWN = 300  # characters shown of one result
-MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "bold red"), "skipped": ("–", "dim")}
+MARKS = {
+    "ok": ("ok", "green"),
+    "warning": ("warning", "yellow"),
+    "error": ("ERROR", "bold red"),
+    "skipped": ("–", "dim"),
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,7 +49,8 @@ def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
     return CheckSettings(
         num_episodes=options.episodes or own.num_episodes,
         max_steps=target.env.max_steps,
-        timeout_s=options.timeout or (target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s),
+        timeout_s=options.timeout
+        or (target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s),
         actions=given_actions(options),
         count_tokens=_token_counter(options.tokenizer, target),
         token_budget=options.budget or target.config.sequence_length,
@@ -52,7 +59,8 @@ def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
 
 
 def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int] | None:
-    """A function that counts a text's tokens with the tokenizer in `folder`, else the model's; None if there is no model."""
+    """A function that counts a text's tokens with the tokenizer in `folder`, else the model's; None if there
+    is no model."""
     if folder is None:
         if target.file is None:
             return None
@@ -73,12 +81,15 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
 
 
 def _takes_split(env_type: str, timeout_s: float) -> bool:
-    """Whether the environment's class takes an argument `split`. Raises EnvironmentFault if importing it hangs."""
+    """Whether the environment's class takes an argument `split`. Raises EnvironmentFault if importing it
+    hangs."""
     thread = DaemonThread("import")
     try:
         return thread.start(takes_split, env_type).result(timeout_s)
     except CallTimeout:
-        raise EnvironmentFault(f"importing {env_type} hangs: no answer in {timeout_s:g} s (--timeout allows more)") from None
+        raise EnvironmentFault(
+            f"importing {env_type} hangs: no answer in {timeout_s:g} s (--timeout allows more)"
+        ) from None
     finally:
         thread.end()
 
@@ -91,7 +102,9 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
 
     console = open_console()
     arguments = [f"{key}={value}" for key, value in target.env.env_config.items()]
-    console.print("  ".join([report.env, *arguments, f"{settings.num_episodes} seeds"]), style="bold", soft_wrap=True)
+    console.print(
+        "  ".join([report.env, *arguments, f"{settings.num_episodes} seeds"]), style="bold", soft_wrap=True
+    )
     rows = Table.grid(padding=(0, 2, 0, 0))
     for finding in report.findings:
         word, style = MARKS[finding.verdict]

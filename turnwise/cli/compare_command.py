@@ -50,14 +50,23 @@ class Run:
     def steps(self) -> str:
         """The number of trained steps, as in `30`, or `30 of 40` if 40 are planned."""
         num_steps, planned = sum(_is_step(row) for row in self.rows), self.settings.get("max_steps")
-        return f"{num_steps} of {planned}" if isinstance(planned, int) and num_steps < planned else str(num_steps)
+        return (
+            f"{num_steps} of {planned}"
+            if isinstance(planned, int) and num_steps < planned
+            else str(num_steps)
+        )
 
     @property
     def seconds(self) -> float:
-        """Wall time of all steps, in seconds. A step without `time/step_wall` counts as the sum of its phases."""
+        """Wall time of all steps, in seconds. A step without `time/step_wall` counts as the sum of its
+        phases."""
         return sum(
             row.get("time/step_wall")
-            or sum(value for name, value in row.items() if name.startswith("time/step_") and name != "time/step_total")
+            or sum(
+                value
+                for name, value in row.items()
+                if name.startswith("time/step_") and name != "time/step_total"
+            )
             for row in self.rows
         )
 
@@ -68,18 +77,26 @@ def run(options: argparse.Namespace) -> int:
     if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")
     if out is not None and not is_replaceable(out):
-        raise ConfigError(f"--out {out} already exists and isn't a picture that turnwise drew; name another file")
+        raise ConfigError(
+            f"--out {out} already exists and isn't a picture that turnwise drew; name another file"
+        )
     runs = [read_run(folder) for path in options.runs for folder in _run_folders(Path(path))]
     columns = [MetricColumn(name, "{:.4g}", name) for name in options.metric] or list(_METRICS)
     columns = [column for column in columns if any(run.series(column) for run in runs)]
     for name in options.metric:
         if name not in [column.name for column in columns]:
             known = sorted({metric for run in runs for row in run.rows for metric in row if metric != "step"})
-            raise DataError(f"--metric {name}: no run has it in metrics.jsonl.{nearest(name, known)} docs/metrics.md has all")
+            raise DataError(
+                f"--metric {name}: no run has it in metrics.jsonl.{nearest(name, known)} docs/metrics.md "
+                f"has all"
+            )
     print(_table(list(_results(runs, columns))))
     differing = list(_differences(runs))
     if differing:
-        print("\nsettings that differ\n" + _table([["", *(f"[{n}]" for n, _ in enumerate(runs, 1))], *differing]))
+        print(
+            "\nsettings that differ\n"
+            + _table([["", *(f"[{n}]" for n, _ in enumerate(runs, 1))], *differing])
+        )
     elif sum(bool(run.settings) for run in runs) > 1:
         print("\nthe runs have the same settings")
     if out is not None and columns:
@@ -89,7 +106,8 @@ def run(options: argparse.Namespace) -> int:
         groups = _curve_groups(runs)
         panels = {
             column.title: {
-                label: [counted(run.series(column), column.name) for run in of_label] for label, of_label in groups.items()
+                label: [counted(run.series(column), column.name) for run in of_label]
+                for label, of_label in groups.items()
             }
             for column in columns
         }
@@ -99,19 +117,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """The `path` itself if it is a run's folder, else the folders of all runs in it. Raises DataError if there are none."""
+    """The `path` itself if it is a run's folder, else the folders of all runs in it. Raises DataError if
+    there are none."""
     if not path.is_dir():
-        raise DataError(f"{path}: there is no such folder; compare takes run folders, output_dir/exp_name/<time>")
+        raise DataError(
+            f"{path}: there is no such folder; compare takes run folders, output_dir/exp_name/<time>"
+        )
     if (path / "metrics.jsonl").is_file():
         return [path]
     found = sorted(file.parent for file in path.glob("*/metrics.jsonl"))
     if not found:
-        raise DataError(f"{path} isn't a run folder, as it holds no metrics.jsonl; a run's is output_dir/exp_name/<time>")
+        raise DataError(
+            f"{path} isn't a run folder, as it holds no metrics.jsonl; a run's is output_dir/exp_name/<time>"
+        )
     return found
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. An unreadable config counts as empty."""
+    """Reads a run's folder. Raises DataError if its metrics are damaged or missing. An unreadable config
+    counts as empty."""
     try:
         rows = read_metrics(path / "metrics.jsonl")
         if any("step" not in row for row in rows):
@@ -124,13 +148,17 @@ def read_run(path: Path) -> Run:
         settings = dict(leaves(load_yaml(read_yaml(path / "config.yaml"), "config.yaml")))
     except (ConfigError, AttributeError) as fault:
         reason = str(fault).splitlines()[0]
-        print(f"note: {path / 'config.yaml'} can't be read ({reason}), so its settings aren't compared", file=sys.stderr)
+        print(
+            f"note: {path / 'config.yaml'} can't be read ({reason}), so its settings aren't compared",
+            file=sys.stderr,
+        )
         settings = {}
     return Run(path, rows, settings)
 
 
 def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[list[str]]:
-    """Yields a header, then a line per run: steps, final and best value of each metric, episodes, tokens and time."""
+    """Yields a header, then a line per run: steps, final and best value of each metric, episodes, tokens and
+    time."""
     heads = [f"{column.title} {what}" for column in columns for what in ("final", "best")]
     yield ["", "run", "steps", *heads, "episodes", "tokens", "time"]
     for number, run in enumerate(runs, 1):
@@ -142,7 +170,8 @@ def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[l
 
 
 def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
-    """The last and the best value. If every step has the metric, both are means over a tenth of the run, to average noise."""
+    """The last and the best value. If every step has the metric, both are means over a tenth of the run, to
+    average noise."""
     values = [value for _, value in run.series(column)]
     if not values:
         return "-", "-"
@@ -152,7 +181,8 @@ def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
 
 
 def _best(column: MetricColumn, means: Sequence[float]) -> str:
-    """The highest mean of a success, score or reward, the lowest of a loss; "-" for a metric of which neither end is better."""
+    """The highest mean of a success, score or reward, the lowest of a loss; "-" for a metric of which neither
+    end is better."""
     last = column.name.rpartition("/")[2]
     if "loss" in column.name:
         return column.text(min(means))
@@ -167,31 +197,41 @@ def _is_step(row: Mapping[str, float]) -> bool:
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """Yields a line per setting in which runs differ: its key, and its value in each run ("?" if the run has no settings)."""
+    """Yields a line per setting in which runs differ: its key, and its value in each run ("?" if the run has
+    no settings)."""
     for key in dict.fromkeys(key for run in runs for key in run.settings if key not in RESUMED["places"]):
         values = [str(run.settings.get(key, "-")) if run.settings else "?" for run in runs]
         if len({*values} - {"?"}) > 1:
-            yield [key, *(value if len(value) <= _MAX_WIDTH else f"{value[: _MAX_WIDTH - 1]}…" for value in values)]
+            yield [
+                key,
+                *(value if len(value) <= _MAX_WIDTH else f"{value[: _MAX_WIDTH - 1]}…" for value in values),
+            ]
 
 
 def _curve_groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Label → the runs of one curve: those whose settings differ in seeds only. A label names the settings that differ from
-    other curves', or the runs themselves if none does or so many do that their names wouldn't fit into the picture."""
+    """Label → the runs of one curve: those whose settings differ in seeds only. A label names the settings
+    that differ from other curves', or the runs themselves if none does or so many do that their names
+    wouldn't fit into the picture."""
     keys = [line[0] for line in _differences(runs) if line[0].rpartition(".")[2] not in _SEEDS]
     groups: dict[str, list[Run]] = {}
     for number, run in enumerate(runs, 1):
         label = ", ".join(f"{key.rpartition('.')[2]}={_short(run.settings.get(key, '-'))}" for key in keys)
-        if not run.settings or (not label and len({_name(run) for run in runs}) == len(runs) and not _differs_in_seed(runs)):
+        if not run.settings or (
+            not label and len({_name(run) for run in runs}) == len(runs) and not _differs_in_seed(runs)
+        ):
             label = f"[{number}] {_name(run)}"
         groups.setdefault(label or "all runs", []).append(run)
     return {_fitting(label, of_label, runs): of_label for label, of_label in groups.items()}
 
 
 def _fitting(label: str, of_label: Sequence[Run], runs: Sequence[Run]) -> str:
-    """The label of a curve, or if that is long, the numbers of its runs in the printed table and the name of the first."""
+    """The label of a curve, or if that is long, the numbers of its runs in the printed table and the name of
+    the first."""
     if len(label) <= _MAX_LABEL:
         return label
-    numbers = ", ".join(str(number) for number, run in enumerate(runs, 1) if any(run is one for one in of_label))
+    numbers = ", ".join(
+        str(number) for number, run in enumerate(runs, 1) if any(run is one for one in of_label)
+    )
     return f"[{numbers}] {_name(of_label[0])}"
 
 
@@ -205,7 +245,8 @@ def _short(value: Any) -> str:
 
 
 def _without_copies(panels: dict[str, Any]) -> dict[str, Any]:
-    """The panels without those that show the same curves as an earlier one, such as a score that is the success."""
+    """The panels without those that show the same curves as an earlier one, such as a score that is the
+    success."""
     kept: dict[str, Any] = {}
     for title, curves in panels.items():
         if curves not in kept.values():
@@ -219,9 +260,16 @@ def _name(run: Run) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    """Aligns lines as columns, two spaces apart. The first column and columns with letters are aligned left, others right."""
+    """Aligns lines as columns, two spaces apart. The first column and columns with letters are aligned left,
+    others right."""
     columns = list(zip(*lines, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    aligned = ["<" if i == 0 or any(map(str.isalpha, "".join(column[1:]))) else ">" for i, column in enumerate(columns)]
-    rows = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True)) for line in lines]
+    aligned = [
+        "<" if i == 0 or any(map(str.isalpha, "".join(column[1:]))) else ">"
+        for i, column in enumerate(columns)
+    ]
+    rows = [
+        "  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True))
+        for line in lines
+    ]
     return "\n".join(row.rstrip() for row in rows)

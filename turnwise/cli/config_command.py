@@ -1,4 +1,5 @@
-"""`turnwise config FILE [KEY=VALUE ...]`: the resolved config, the settings in force, and missing features or libraries."""
+"""`turnwise config FILE [KEY=VALUE ...]`: the resolved config, the settings in force, and missing features or
+libraries."""
 
 import argparse
 import json
@@ -18,7 +19,8 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 @ends_at_once()
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the resolved config, the settings in force, and where roles run. Returns 0 even if the config can't run here."""
+    """Prints the resolved config, the settings in force, and where roles run. Returns 0 even if the config
+    can't run here."""
     missing = list[str]()
 
     def find(examined: Examined | ExaminedSFT) -> Iterator[Problem]:

@@ -11,11 +11,14 @@ WIDTH = 128
 
 
 def open_console(no_color: bool = False) -> "Console":
-    """A console that interprets no markup. It has colours unless `no_color`, NO_COLOR or a missing terminal forbids them."""
+    """A console that interprets no markup. It has colours unless `no_color`, NO_COLOR or a missing terminal
+    forbids them."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else WIDTH
-    return Console(file=sys.stdout, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False)
+    return Console(
+        file=sys.stdout, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False
+    )
 
 
 def printable(text: str) -> str:

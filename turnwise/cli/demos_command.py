@@ -1,4 +1,5 @@
-"""`turnwise demos CONFIG [KEY=VALUE ...]`: plays demonstrations for `turnwise sft`, without loading a model."""
+"""`turnwise demos CONFIG [KEY=VALUE ...]`: plays demonstrations for `turnwise sft`, without loading a
+model."""
 
 import argparse
 
@@ -11,10 +12,16 @@ from turnwise.runtime.disk import naming
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays episodes with --policy, writes each conversation to --out as a line of JSON, and prints the success rate."""
+    """Plays episodes with --policy, writes each conversation to --out as a line of JSON, and prints the
+    success rate."""
     if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
         raise ConfigError(f"--error-rate is {options.error_rate}; it must be from 0 to 1")
-    errs = ("--error-rate", options.error_rate is not None, options.policy == "erring", "is how often the erring player errs")
+    errs = (
+        "--error-rate",
+        options.error_rate is not None,
+        options.policy == "erring",
+        "is how often the erring player errs",
+    )
     check_policy(options, options.policy in ("random", "erring"), "random and erring players draw", [errs])
     target = read_target(options, takes_rows=True)
     file = new_file(options.out, "--out")
@@ -41,5 +48,7 @@ def run(options: argparse.Namespace) -> int:
             print(success_table([(name, Score.count(outcomes))]))
             print(f"{file}: {num_rows:,} conversations of {len(outcomes):,} episodes of {target.tag}")
     if num_rows == 0:
-        raise ConfigError(f"--policy {options.policy} gave up at once in every episode, so there is nothing to learn from")
+        raise ConfigError(
+            f"--policy {options.policy} gave up at once in every episode, so there is nothing to learn from"
+        )
     return 0

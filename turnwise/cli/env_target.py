@@ -20,7 +20,8 @@ NO_MODEL = "none"
 
 @dataclass(frozen=True, slots=True)
 class EnvTarget:
-    """A tag of a config: an environment, or rows. Without a config file, the config has only this tag and default settings."""
+    """A tag of a config: an environment, or rows. Without a config file, the config has only this tag and
+    default settings."""
 
     config: AgenticConfig
     tag: str
@@ -33,12 +34,15 @@ class EnvTarget:
 
 
 def read_target(
-    options: argparse.Namespace, config_file: str | None = None, model: str = NO_MODEL, takes_rows: bool = False
+    options: argparse.Namespace,
+    config_file: str | None = None,
+    model: str = NO_MODEL,
+    takes_rows: bool = False,
 ) -> EnvTarget:
-    """The environment that a command line names; with `takes_rows` also a config's rows, under the tag `ROWS_TAG`. If ENV ends
-    in .yaml, it is the config file, and KEY=VALUE sets any of its keys. Otherwise ENV is an env_type, and KEY=VALUE sets an
-    argument of the environment; with `config_file`, it overrides or extends the arguments that the file gives. `model` is
-    used if the config names no model."""
+    """The environment that a command line names; with `takes_rows` also a config's rows, under the tag
+    `ROWS_TAG`. If ENV ends in .yaml, it is the config file, and KEY=VALUE sets any of its keys. Otherwise ENV
+    is an env_type, and KEY=VALUE sets an argument of the environment; with `config_file`, it overrides or
+    extends the arguments that the file gives. `model` is used if the config names no model."""
     word, arguments, keys = options.env, options.overrides, list[str]()
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
         word, arguments = None, [word, *arguments]
@@ -52,9 +56,13 @@ def read_target(
             keys = [*keys, f"pretrain={model}"]  # an environment needs no model
         return _of_config(options, file, keys, word, arguments, takes_rows)
     if word is None:
-        raise ConfigError("which environment? Name an env_type (frozen_lake), a class (module:Class) or a config (.yaml)")
+        raise ConfigError(
+            "which environment? Name an env_type (frozen_lake), a class (module:Class) or a config (.yaml)"
+        )
     if options.tag is not None:
-        raise ConfigError(f"--tag {options.tag} names an environment of a config: give the config too (--config FILE)")
+        raise ConfigError(
+            f"--tag {options.tag} names an environment of a config: give the config too (--config FILE)"
+        )
     tag = word.rpartition(":")[2] or word
     env: dict[str, Any] = {"env_type": word, "env_config": parse_arguments(arguments)}
     if options.max_steps is not None:
@@ -79,7 +87,8 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`; () for neither. Raises ConfigError for both, or if no action is found."""
+    """The actions of `--actions` or `--actions-file`; () for neither. Raises ConfigError for both, or if no
+    action is found."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()
@@ -90,7 +99,9 @@ def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
     except UnicodeDecodeError as fault:
         raise ConfigError(f"--actions-file {file}{not_utf8(fault)}; write one action per line") from fault
     except OSError as fault:
-        raise ConfigError(f"--actions-file {file} can't be read ({fault.strerror}); it holds one action per line") from fault
+        raise ConfigError(
+            f"--actions-file {file} can't be read ({fault.strerror}); it holds one action per line"
+        ) from fault
     actions = tuple(action.strip() for action in found if action.strip())
     if not actions:
         what = f"--actions is {text!r}" if text is not None else f"--actions-file {file} is empty"
@@ -108,19 +119,30 @@ def _of_config(
 ) -> EnvTarget:
     tag, max_steps = options.tag, options.max_steps
     config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
-    if takes_rows and config.data.train_files and (tag == ROWS_TAG or (tag is None and not config.custom_envs)):
+    if (
+        takes_rows
+        and config.data.train_files
+        and (tag == ROWS_TAG or (tag is None and not config.custom_envs))
+    ):
         if max_steps is not None:
-            raise ConfigError("--max-steps bounds an environment's actions; agent.max_assistant_turns bounds a row's responses")
+            raise ConfigError(
+                "--max-steps bounds an environment's actions; agent.max_assistant_turns bounds a row's "
+                "responses"
+            )
         return EnvTarget(config, ROWS_TAG, file)
     tag = _choose_tag(config, file, env_type, tag)
     found = config.custom_envs[tag].env_type
     if env_type not in (None, found):
-        raise ConfigError(f"custom_envs.{tag} of {file} is a {found}, not a {env_type}; name one of them, or another --tag")
+        raise ConfigError(
+            f"custom_envs.{tag} of {file} is a {found}, not a {env_type}; name one of them, or another --tag"
+        )
     # Merged into the file's values, so that they are checked like these.
     changes: dict[str, Any] = {"env_config": given} if (given := parse_arguments(arguments)) else {}
     changes |= {} if max_steps is None else {"max_steps": max_steps, "max_actions_per_traj": None}
     if changes:
-        config, _ = load_config(file, overrides, AgenticConfig, purpose="play", values={"custom_envs": {tag: changes}})
+        config, _ = load_config(
+            file, overrides, AgenticConfig, purpose="play", values={"custom_envs": {tag: changes}}
+        )
     return EnvTarget(config, tag, file)
 
 
@@ -132,7 +154,9 @@ def _choose_tag(config: AgenticConfig, file: Path, env_type: str | None, tag: st
             raise ConfigError(f"{file} has no environment {tag!r}; its tags are {known}.{nearest(tag, tags)}")
         return tag
     if not tags:
-        raise ConfigError(f"{file} has no custom_envs: its tasks are rows of data, and this command needs an environment")
+        raise ConfigError(
+            f"{file} has no custom_envs: its tasks are rows of data, and this command needs an environment"
+        )
     fitting = [name for name in tags if env_type in (None, config.custom_envs[name].env_type)]
     if len(fitting) != 1:
         what = f"environments of type {env_type}" if env_type else "environments"

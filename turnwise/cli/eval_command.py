@@ -26,11 +26,14 @@ class Result(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays the config's validation tasks with saved models, and prints each model's success with its interval and pass@k."""
+    """Plays the config's validation tasks with saved models, and prints each model's success with its
+    interval and pass@k."""
     examined = read_examined(options, "play")
     config = examined.config
     if options.samples and options.greedy and not options.sampled:
-        raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
+        raise ConfigError(
+            f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same"
+        )
     # Absolute paths, since an environment may change the folder; a name on the hub isn't a path.
     absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
     json_file = _json_file(options.json) if options.json else None
@@ -44,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
     results: list[Result] = []
     try:
         for model in models:
-            for mode, evaluation in evaluate_modes(examined, *plan, absolute.get(model, model), SettingsTable.show):
+            for mode, evaluation in evaluate_modes(
+                examined, *plan, absolute.get(model, model), SettingsTable.show
+            ):
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:
@@ -53,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _json_file(path: str) -> Path:
-    """The file of --json. Raises ConfigError if it can't be written, or is there and isn't a result of this command."""
+    """The file of --json. Raises ConfigError if it can't be written, or is there and isn't a result of this
+    command."""
     file = writable_file(path, "--json").absolute()
     if not file.exists():
         return file
@@ -63,7 +69,9 @@ def _json_file(path: str) -> Path:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
         is_result = file.stat().st_size == 0
     if not is_result:
-        raise ConfigError(f"--json {path} already exists and isn't a result of `turnwise eval`; name another file")
+        raise ConfigError(
+            f"--json {path} already exists and isn't a result of `turnwise eval`; name another file"
+        )
     return file
 
 
@@ -77,20 +85,24 @@ def _report(results: Sequence[Result], json_file: Path | None) -> None:
             print(f"{_short(model, results)}, {mode}: {sentence}")
     if json_file:
         # The first entry is also at the top level.
-        entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]
+        entries = [
+            {"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results
+        ]
         text = json.dumps({**entries[0], "results": entries}, indent=2) + "\n"
         replace_file(json_file.resolve(), text.encode())
 
 
 def _modes(options: argparse.Namespace, own: "Mode") -> "list[Mode]":
-    """The modes that the options ask for, by default both. `own`, the mode of validation in training, comes first."""
+    """The modes that the options ask for, by default both. `own`, the mode of validation in training, comes
+    first."""
     asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
     modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
     return sorted(modes, key=lambda mode: mode != own)
 
 
 def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
-    """Yields the rows of the score table: each result's overall score, then its score per tag if there are several tags."""
+    """Yields the rows of the score table: each result's overall score, then its score per tag if there are
+    several tags."""
     for model, mode, evaluation in results:
         yield f"{_short(model, results)}, {mode}", evaluation.overall
         if len(evaluation.by_tag) > 1:

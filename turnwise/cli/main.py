@@ -1,4 +1,5 @@
-"""`turnwise VERB`: reads the command line, imports only what the verb needs, and prints errors as one message."""
+"""`turnwise VERB`: reads the command line, imports only what the verb needs, and prints errors as one
+message."""
 
 import argparse
 import gc
@@ -22,14 +23,17 @@ from turnwise.runtime.rank import launched
 from turnwise.spec.package_tables import read_table
 
 EXIT_NO_READER = 141
-"""Exit status if the program that reads the output, such as `head`, has ended: the one that a shell reports for SIGPIPE."""
+"""Exit status if the program that reads the output, such as `head`, has ended: the one that a shell reports
+for SIGPIPE."""
 MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
-"""Options whose commands check by themselves whether the value is "". `check_options` refuses "" for all other options."""
+"""Options whose commands check by themselves whether the value is "". `check_options` refuses "" for all
+other options."""
 
 
 def check_verb(words: Sequence[str]) -> None:
-    """Ends the process like argparse, but with a suggestion, if the first word is no verb and resembles one."""
+    """Ends the process like argparse, but with a suggestion, if the first word is no verb and resembles
+    one."""
     word = words[0] if words else ""
     verbs = read_table(__file__, "verbs.yaml")["verbs"]
     suggestion = "" if word.startswith("-") or word in verbs else nearest(word, verbs)
@@ -39,14 +43,19 @@ def check_verb(words: Sequence[str]) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raises ConfigError if the config is missing, a value isn't UTF-8 or is empty, or a number is out of range."""
+    """Raises ConfigError if the config is missing, a value isn't UTF-8 or is empty, or a number is out of
+    range."""
     given = vars(options)
     if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
         raise ConfigError(f"{options.verb} needs a config: turnwise {options.verb} FILE [KEY=VALUE ...]")
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and not text.isascii() and text.encode(errors="replace").decode() != text:
+            if (
+                isinstance(text, str)
+                and not text.isascii()
+                and text.encode(errors="replace").decode() != text
+            ):
                 raise ConfigError(f"{text!r} on the command line isn't UTF-8; type it again")
             if text == "" and name not in ANSWERED_WHEN_EMPTY:
                 raise ConfigError(f"{option} is empty; give it a value, or leave it out")
@@ -59,8 +68,9 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens standard streams that the shell has closed (`>&-`), so that no file opened later gets their descriptors. Escapes
-    characters that stdout can't encode. A command whose locale has only ASCII (`LC_ALL=C PYTHONUTF8=0`) restarts in UTF-8."""
+    """Opens standard streams that the shell has closed (`>&-`), so that no file opened later gets their
+    descriptors. Escapes characters that stdout can't encode. A command whose locale has only ASCII (`LC_ALL=C
+    PYTHONUTF8=0`) restarts in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):
@@ -81,8 +91,8 @@ def has_lost_reader() -> bool:
 
 
 def drops_output() -> bool:
-    """Whether standard output can't be written, as on a full disk. If so, what is left of the output is discarded: otherwise
-    Python tries once more when it ends, and ends with its own error."""
+    """Whether standard output can't be written, as on a full disk. If so, what is left of the output is
+    discarded: otherwise Python tries once more when it ends, and ends with its own error."""
     try:
         descriptor = sys.stdout.fileno()
         sys.stdout.flush()
@@ -113,8 +123,9 @@ _TYPES = {"int": int, "float": float}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb and returns the exit status: 0, 1 for a failed check or tool action, 2 for an error that the user can fix,
-    130 after Ctrl-C or SIGTERM. Without `arguments`, reads those of the process and runs the verb in a child (`cli.guard`)."""
+    """Runs a verb and returns the exit status: 0, 1 for a failed check or tool action, 2 for an error that
+    the user can fix, 130 after Ctrl-C or SIGTERM. Without `arguments`, reads those of the process and runs
+    the verb in a child (`cli.guard`)."""
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()
@@ -124,19 +135,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # DeepSpeed's launcher adds the rank to the command line.
         of_launcher = ("--local_rank=", "--local-rank=") if "LOCAL_RANK" in os.environ else ()
         rest = [word for word in rest if not word.startswith(of_launcher)]
-        unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options]
+        unknown = [
+            word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options
+        ]
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
         if rest:
             options.overrides = [*options.overrides, *rest]
-        # A user's `module:Class` is beside the config or in the working directory; a console script imports from neither.
+        # A user's `module:Class` is beside the config or in the working directory; a console script imports
+        # from neither.
         named = [vars(options).get(name) for name in ("config", "env")]
-        configs = [os.path.abspath(word) for word in named if isinstance(word, str) and word.endswith((".yaml", ".yml"))]
+        configs = [
+            os.path.abspath(word)
+            for word in named
+            if isinstance(word, str) and word.endswith((".yaml", ".yml"))
+        ]
         sys.path[:0] = list(dict.fromkeys([*map(os.path.dirname, configs), os.getcwd()]))
         run = partial(exit_status, partial(_run, options), options.continued)
         if arguments is not None:
             return run()
-        # Imports make many objects and no garbage. With its defaults the collector takes a sixth of their time.
+        # Imports make many objects and no garbage. With its defaults the collector takes a sixth of their
+        # time.
         gc.set_threshold(50_000)
         return guarded(run)
 
@@ -152,18 +171,25 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """Serves calls from rank 0 of a launcher's processes. The other ranks do this instead of running the verb."""
+    """Serves calls from rank 0 of a launcher's processes. The other ranks do this instead of running the
+    verb."""
     is_tool_train = options.verb == "tool" and options.action == "train"
     if options.verb not in ("train", "sft") and not is_tool_train:
-        raise ConfigError("a launcher started several processes, which only train and sft use; start this command without one")
+        raise ConfigError(
+            "a launcher started several processes, which only train and sft use; start this command "
+            "without one"
+        )
     import_module("turnwise.cluster.launched").serve_launched()
     return 0
 
 
 def exit_status(run: Callable[[], int | None], continued: str | None = None) -> int:
-    """Runs a command and returns its exit status. Prints an error that the user can fix as one message, without a traceback.
-    `continued` says how what was done before a full disk is continued, None if it begins again."""
-    from turnwise.tracking.terminal import warnings_on_terminal  # after the fork: the parent process stays small
+    """Runs a command and returns its exit status. Prints an error that the user can fix as one message,
+    without a traceback. `continued` says how what was done before a full disk is continued, None if it begins
+    again."""
+    from turnwise.tracking.terminal import (
+        warnings_on_terminal,
+    )  # after the fork: the parent process stays small
 
     try:
         with ends_by_signals(), warnings_on_terminal():

@@ -1,5 +1,5 @@
-"""`turnwise make-model --size tiny --out DIR` makes a model with random weights. `turnwise export --model DIR --out DIR` writes
-a checkpoint as a plain Hugging Face folder, with its LoRA adapter merged."""
+"""`turnwise make-model --size tiny --out DIR` makes a model with random weights. `turnwise export --model DIR
+--out DIR` writes a checkpoint as a plain Hugging Face folder, with its LoRA adapter merged."""
 
 import argparse
 import json
@@ -21,7 +21,9 @@ def export(options: argparse.Namespace) -> int:
     base = base_of_adapter(options.model)
     model = export_model(options.model, out, parse_dtype(options.dtype))
     origin = options.model if base is None else f"{base} with the adapter of {options.model} merged"
-    print(f"{out}: {type(model).__name__}, {model.num_parameters():,} parameters in {options.dtype}; {origin}")
+    print(
+        f"{out}: {type(model).__name__}, {model.num_parameters():,} parameters in {options.dtype}; {origin}"
+    )
     return 0
 
 
@@ -35,7 +37,10 @@ def make(options: argparse.Namespace) -> int:
 
     corpus = chain(environment_text(), file_text(options.text))
     made = make_model(options.size, out, corpus, seed=options.seed, overrides=overrides)
-    print(f"{made.folder}: {made.size}, {made.num_parameters:,} random parameters, {made.num_tokens} tokens in the tokenizer")
+    print(
+        f"{made.folder}: {made.size}, {made.num_parameters:,} random parameters, {made.num_tokens} tokens "
+        f"in the tokenizer"
+    )
     return 0
 
 

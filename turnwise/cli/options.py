@@ -1,4 +1,5 @@
-"""Functions that several commands share. They read the config, and check options and the files to be written."""
+"""Functions that several commands share. They read the config, and check options and the files to be
+written."""
 
 import argparse
 import os
@@ -17,9 +18,11 @@ from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.replaceable import require_new_folder
 
 
-def read_examined(options: argparse.Namespace, purpose: Purpose = "train", find: Find = object_problems) -> Examined:
-    """What the config names that the command line names. Prints the notes on the config. `find` yields the faults of what it
-    names."""
+def read_examined(
+    options: argparse.Namespace, purpose: Purpose = "train", find: Find = object_problems
+) -> Examined:
+    """What the config names that the command line names. Prints the notes on the config. `find` yields the
+    faults of what it names."""
     with ends_at_once():  # the user's classes are imported
         examined, notes = load_examined(options.config, options.overrides, options.strict, purpose, find)
     print_notes(notes)
@@ -32,9 +35,12 @@ def print_notes(notes: Iterable[str]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def check_policy(options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]) -> None:
-    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with this --policy. `draws`: whether the
-    policy uses --actions; `who_draws`: who does, for the error; `more`: (option, is given, has an effect, what it does)."""
+def check_policy(
+    options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]
+) -> None:
+    """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with this --policy.
+    `draws`: whether the policy uses --actions; `who_draws`: who does, for the error; `more`: (option, is
+    given, has an effect, what it does)."""
     policy, is_url = options.policy, options.policy.startswith(OPENAI)
     if is_url and options.model_name is None:
         raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
@@ -57,7 +63,8 @@ def new_file(path: str, option: str) -> Path:
 
 
 def writable_file(path: str, option: str) -> Path:
-    """The path of `option`. Raises ConfigError if it can't be written. Changes no existing file, and leaves no new one."""
+    """The path of `option`. Raises ConfigError if it can't be written. Changes no existing file, and leaves
+    no new one."""
     file, is_new = Path(path), not os.path.exists(path)
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first")
@@ -68,12 +75,15 @@ def writable_file(path: str, option: str) -> Path:
         if is_new:
             file.unlink()
     except OSError as fault:
-        raise ConfigError(f"{option} {path}: can't be written ({fault.strerror}); name another file") from fault
+        raise ConfigError(
+            f"{option} {path}: can't be written ({fault.strerror}); name another file"
+        ) from fault
     return file
 
 
 def free_folder(path: str) -> Path:
-    """The folder of `--out`. Makes its parent folders. Raises ConfigError if the folder isn't empty, or can't be written."""
+    """The folder of `--out`. Makes its parent folders. Raises ConfigError if the folder isn't empty, or can't
+    be written."""
     out = Path(path)
     try:
         require_new_folder(out, "--out")

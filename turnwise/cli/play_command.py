@@ -1,4 +1,5 @@
-"""`turnwise play ENV [KEY=VALUE ...]`: one episode of an environment or a data row, turn by turn as the policy sees it."""
+"""`turnwise play ENV [KEY=VALUE ...]`: one episode of an environment or a data row, turn by turn as the
+policy sees it."""
 
 import argparse
 import sys
@@ -20,11 +21,25 @@ def run(options: argparse.Namespace) -> int:
     """Plays an episode and prints it turn by turn. Returns 0 however the episode ends."""
     policy = options.policy
     more = (
-        ("--tokenizer", options.tokenizer is not None, policy in PLAYERS, f"is for {', '.join(PLAYERS)}: a model has its own"),
-        ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy takes text only"),
+        (
+            "--tokenizer",
+            options.tokenizer is not None,
+            policy in PLAYERS,
+            f"is for {', '.join(PLAYERS)}: a model has its own",
+        ),
+        (
+            "--ids",
+            options.ids,
+            not policy.startswith(OPENAI),
+            "shows token ids, and such a policy takes text only",
+        ),
     )
     check_policy(options, policy == "random", "the random player draws", more)
-    model = policy if local_path(policy).is_dir() or looks_like_hub_name(policy) else options.tokenizer or NO_MODEL
+    model = (
+        policy
+        if local_path(policy).is_dir() or looks_like_hub_name(policy)
+        else options.tokenizer or NO_MODEL
+    )
     target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
@@ -32,12 +47,16 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
 
-    console, own = open_console(no_color=options.no_color), target.config.actor_train.model_args.model_name_or_path
+    console, own = (
+        open_console(no_color=options.no_color),
+        target.config.actor_train.model_args.model_name_or_path,
+    )
     choices = Choices(
         policy=policy,
         split=options.split,
         seed=options.seed,
-        tokenizer=options.tokenizer or (own if target.file is not None and own != NO_MODEL and folder_here(own) else None),
+        tokenizer=options.tokenizer
+        or (own if target.file is not None and own != NO_MODEL and folder_here(own) else None),
         actions=given_actions(options),
         model_name=options.model_name or "",
         read=reader(console, sys.stdin),

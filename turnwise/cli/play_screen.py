@@ -1,4 +1,5 @@
-"""The output of `turnwise play`. Two columns in front of each line, the gutter, name its content and its number of tokens."""
+"""The output of `turnwise play`. Two columns in front of each line, the gutter, name its content and its
+number of tokens."""
 
 import json
 import math
@@ -38,7 +39,8 @@ ENDS = {
 
 
 class PlayScreen(SilentObserver):
-    """An `Onlooker` that prints an episode on a console. Long lists of token ids are shortened unless `shows_ids`."""
+    """An `Onlooker` that prints an episode on a console. Long lists of token ids are shortened unless
+    `shows_ids`."""
 
     def __init__(self, console: "Console", setup: "EpisodeSetup", shows_ids: bool = False) -> None:
         self._console = console
@@ -68,7 +70,11 @@ class PlayScreen(SilentObserver):
         most = self._setup.max_turns
         title = f"turn {self._turn_idx} of {most}" if most else f"turn {self._turn_idx}"
         if self._setup.policy.tokenizer:
-            title += f", context {prompt.num_before} of {self._setup.max_length}" if prompt.num_before else ", a new context"
+            title += (
+                f", context {prompt.num_before} of {self._setup.max_length}"
+                if prompt.num_before
+                else ", a new context"
+            )
         self._rule(title)
         if self._setup.policy.tokenizer:
             self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
@@ -81,7 +87,11 @@ class PlayScreen(SilentObserver):
 
     def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
         prompt = self._prompt
-        ending = {"stop": "", "length": f"  ← cut at {prompt.max_new_tokens} tokens", "aborted": "  ← aborted"}
+        ending = {
+            "stop": "",
+            "length": f"  ← cut at {prompt.max_new_tokens} tokens",
+            "aborted": "  ← aborted",
+        }
         note = ending[turn.finish_reason]
         if self._setup.policy.tokenizer is None:
             self._lines("says", "", turn.text + note, "green")
@@ -105,7 +115,11 @@ class PlayScreen(SilentObserver):
         style = "red" if turn.action is None else "bold"
         if self._setup.task.row is not None:
             action, style = "an answer" if not turn.metrics.get("tool_calls") else "a call", "bold"
-        gained = Text().append(printable(action), style).append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
+        gained = (
+            Text()
+            .append(printable(action), style)
+            .append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
+        )
         gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
         self._row("does", "", gained)
         if turn.state_key is not None and turn.state_key != turn.observation:
@@ -126,14 +140,22 @@ class PlayScreen(SilentObserver):
         if trajectory.status == "failed":
             self._lines("failed", "", f"no score after {turns}: {trajectory.error}", "red")
         else:
-            self._row("score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}"))
+            self._row(
+                "score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}")
+            )
         if trajectory.outcome_rewards:
-            self._lines("rewards", "", ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()))
+            self._lines(
+                "rewards",
+                "",
+                ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()),
+            )
         if trajectory.metrics:
             shown = [f"{name} {value:g}" for name, value in trajectory.metrics.items() if value]
             zeros = [name for name, value in trajectory.metrics.items() if not value]
             if zeros:
-                shown.append(f"0: {', '.join(zeros)}" if len(zeros) <= _SHOWN_ZEROS else f"{len(zeros)} others 0")
+                shown.append(
+                    f"0: {', '.join(zeros)}" if len(zeros) <= _SHOWN_ZEROS else f"{len(zeros)} others 0"
+                )
             self._lines("metrics", "", ", ".join(shown))
         if self._setup.policy.tokenizer and trajectory.turns:
             self._trained_tokens(trajectory)
@@ -142,7 +164,9 @@ class PlayScreen(SilentObserver):
         """Prints which tokens of each context would be trained on."""
         samples = build_samples(trajectory)
         num_tokens, num_trained = sum(s.num_tokens for s in samples), sum(s.num_trained for s in samples)
-        greedy = "; greedy turns aren't trained on" if any(turn.is_greedy for turn in trajectory.turns) else ""
+        greedy = (
+            "; greedy turns aren't trained on" if any(turn.is_greedy for turn in trajectory.turns) else ""
+        )
         trained = f"response_mask 1 on {num_trained} ({num_trained / num_tokens:.0%}){greedy}"
         self._lines("tokens", "", f"{num_tokens} in {counted(len(samples), 'context')}, {trained}")
         per_cell = max(math.ceil(max(sample.num_tokens for sample in samples) / _STRIP), 1)
@@ -157,7 +181,9 @@ class PlayScreen(SilentObserver):
         if self._shows_ids or len(ids) <= _SHOWN_IDS:
             return " ".join(map(str, ids))
         half = _CUT_IDS // 2
-        return " ".join([*map(str, ids[:half]), f"… {len(ids) - 2 * half} more (--ids) …", *map(str, ids[-half:])])
+        return " ".join(
+            [*map(str, ids[:half]), f"… {len(ids) - 2 * half} more (--ids) …", *map(str, ids[-half:])]
+        )
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Prints each sampled token with its id and log-prob."""
@@ -180,7 +206,11 @@ class PlayScreen(SilentObserver):
         """Prints a text of one or several lines, with label and count in front of the first."""
         lines = printable(text).split("\n")
         for index, line in enumerate(lines[:-1] if len(lines) > 1 and not lines[-1] else lines):
-            self._row(label if index == 0 else "", count if index == 0 else "", Text(line, style) if line else Text("⏎", "dim"))
+            self._row(
+                label if index == 0 else "",
+                count if index == 0 else "",
+                Text(line, style) if line else Text("⏎", "dim"),
+            )
 
     @property
     def _room(self) -> int:
@@ -190,13 +220,20 @@ class PlayScreen(SilentObserver):
     def _row(self, label: str, count: str, text: Text) -> None:
         pieces = text.wrap(self._console, self._room) if len(text) > self._room else [text]
         for index, piece in enumerate(pieces):
-            gutter = Text().append(f"{label if index == 0 else '':<{_LABEL}} {count if index == 0 else '':>{_COUNT}} ", "cyan")
+            gutter = Text().append(
+                f"{label if index == 0 else '':<{_LABEL}} {count if index == 0 else '':>{_COUNT}} ", "cyan"
+            )
             piece.rstrip()
             self._print(gutter.append("│ ", "dim").append_text(piece))
 
     def _rule(self, title: str) -> None:
         width = min(self._console.width, _RULE)
-        self._print(Text().append("━━ ", "dim").append(title, "bold").append(f" {'━' * max(width - len(title) - 4, 2)}", "dim"))
+        self._print(
+            Text()
+            .append("━━ ", "dim")
+            .append(title, "bold")
+            .append(f" {'━' * max(width - len(title) - 4, 2)}", "dim")
+        )
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
@@ -219,8 +256,8 @@ def _text(content: Any) -> str:
 
 
 def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]:
-    """A function that asks a person for a line and returns it; None at the end of input or after Ctrl-C. It echoes a line that
-    comes from a pipe, and replaces bytes that aren't UTF-8 by question marks."""
+    """A function that asks a person for a line and returns it; None at the end of input or after Ctrl-C. It
+    echoes a line that comes from a pipe, and replaces bytes that aren't UTF-8 by question marks."""
 
     def read_line() -> str | None:
         if stdin is None:
@@ -241,7 +278,8 @@ def reader(console: "Console", stdin: TextIO | None) -> Callable[[], str | None]
 
 @contextmanager
 def _interrupted_at_once() -> Iterator[None]:
-    """Lets Ctrl-C raise KeyboardInterrupt at once. The handler of a running event loop would wait until the line is read."""
+    """Lets Ctrl-C raise KeyboardInterrupt at once. The handler of a running event loop would wait until the
+    line is read."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -11,7 +11,8 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays batches, writes them to a file, and prints a summary. With --replay, replays a file up to the first difference."""
+    """Plays batches, writes them to a file, and prints a summary. With --replay, replays a file up to the
+    first difference."""
     examined = read_examined(options, "play")
     config = examined.config
     if options.replay:
@@ -19,7 +20,9 @@ def run(options: argparse.Namespace) -> int:
         with ends_at_once():
             from turnwise.assemble.saved import replay_rollouts
 
-        num_replayed, sentences = replay_rollouts(examined, Path(options.replay), options.split, options.model)
+        num_replayed, sentences = replay_rollouts(
+            examined, Path(options.replay), options.split, options.model
+        )
         for sentence in sentences:
             print(f"note: {sentence}", file=sys.stderr)
         print(f"replayed   {options.replay}: {num_replayed:,} trajectories, all as recorded")
@@ -35,7 +38,12 @@ def run(options: argparse.Namespace) -> int:
     terminal = sys.stderr if options.json else sys.stdout
     try:
         collect_rollouts(
-            examined, collection, options.split, options.batches, options.model, on_start=lambda table: table.show(terminal)
+            examined,
+            collection,
+            options.split,
+            options.batches,
+            options.model,
+            on_start=lambda table: table.show(terminal),
         )
     finally:
         if collection.num_written:

@@ -22,7 +22,10 @@ def run(options: argparse.Namespace) -> int:
     replay = Path(options.replay) if options.replay else None
     file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
     if file is None:
-        raise ConfigError("train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of a run")
+        raise ConfigError(
+            "train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of "
+            "a run"
+        )
     options.config, options.overrides = file, overrides
     examined = read_examined(options, find=problems)
     config = examined.config
@@ -30,16 +33,24 @@ def run(options: argparse.Namespace) -> int:
     require([*unavailable(config), *not_here(config)])
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
     if rollouts is not None and not rollouts.is_file():
-        raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")
+        raise DataError(
+            f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one"
+        )
     with ends_at_once():
         if rollouts is None and launched() == (0, 1):
-            # Not the placement on this machine: its accelerators are found by torch, which the fork server imports meanwhile.
+            # Not the placement on this machine: its accelerators are found by torch, which the fork server
+            # imports meanwhile.
             prepare_run(place(config, smallest_machine(config)))
         from turnwise.assemble.agentic import build_agentic
         from turnwise.assemble.whole_run import whole_run
 
     build = partial(
-        build_agentic, examined, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay
+        build_agentic,
+        examined,
+        is_quiet=options.quiet,
+        rollouts=rollouts,
+        is_profiled=options.profile,
+        replay=replay,
     )
     with whole_run(config, build, options.quiet, plays=rollouts is None) as pipeline:
         pipeline.run()
@@ -60,25 +71,34 @@ def run_sft(options: argparse.Namespace) -> int:
 
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The config file of the run to replay, and overrides: another experiment name, so that no run resumes from the replay's
-    checkpoints; `resume_from_checkpoint=false`; then those of the command line. Raises ConfigError if one of the latter could
-    change results, or there is another config or --from-rollouts; DataError if `run` isn't the folder of a run."""
+    """The config file of the run to replay, and overrides: another experiment name, so that no run resumes
+    from the replay's checkpoints; `resume_from_checkpoint=false`; then those of the command line. Raises
+    ConfigError if one of the latter could change results, or there is another config or --from-rollouts;
+    DataError if `run` isn't the folder of a run."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:
-            raise ConfigError(f"--replay {run} takes the config of that run, and {text} is another one; leave one of them out")
+            raise ConfigError(
+                f"--replay {run} takes the config of that run, and {text} is another one; leave one of "
+                f"them out"
+            )
         if (key := text.partition("=")[0].partition(".")[0]) not in RESUMED["free_in_replay"]:
             raise ConfigError(
-                f"--replay {run} repeats that run bit by bit, and {key} could change it; leave {text} out, or train "
+                f"--replay {run} repeats that run bit by bit, and {key} could change it; leave {text} out, "
+                f"or train "
                 f"without --replay. A replay may have its own {', '.join(RESUMED['free_in_replay'])}"
             )
     if options.from_rollouts:
-        raise ConfigError("--replay plays the tasks of a run again and --from-rollouts plays nothing; leave one of them out")
+        raise ConfigError(
+            "--replay plays the tasks of a run again and --from-rollouts plays nothing; leave one of them out"
+        )
     file = run / "config.yaml"
     if not file.is_file():
         raise DataError(f"--replay {run}: there is no config.yaml in it, so it isn't the folder of a run")
     values = load_yaml(read_yaml(file), str(file))
     if not isinstance(values, dict) or not isinstance(values.get("exp_name"), str):
-        raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so no run wrote it; restore the run's own")
+        raise DataError(
+            f"--replay {run}: its config.yaml holds no exp_name, so no run wrote it; restore the run's own"
+        )
     name = values["exp_name"].replace("'", "\\'")
     return str(file), [f"exp_name='{name}-replay'", "resume_from_checkpoint=false", *overrides]

@@ -11,8 +11,8 @@ logger = logging.getLogger(__name__)
 
 
 class Channel:
-    """Sends calls to a process and receives its answers. Log records and progress that come before an answer are passed on to
-    the log and the stopwatch of this process."""
+    """Sends calls to a process and receives its answers. Log records and progress that come before an answer
+    are passed on to the log and the stopwatch of this process."""
 
     def __init__(self, wire: Wire, stopwatch: Stopwatch) -> None:
         self._wire = wire
@@ -35,7 +35,8 @@ class Channel:
                 return unpack(message)
 
     def value(self, reply: Reply, track_prefix: str = "") -> Any:
-        """The value of an answer, or raises its error. What the process's stopwatch noted is added to the stopwatch here."""
+        """The value of an answer, or raises its error. What the process's stopwatch noted is added to the
+        stopwatch here."""
         self.note(reply, track_prefix)
         if reply.error is not None:
             raise reply.error
@@ -56,7 +57,9 @@ def _log(pickled: bytes) -> None:
     """Logs a record of the other process in this one."""
     try:
         record: logging.LogRecord = loads(pickled)
-    except Exception as error:  # boundary: its `extra` may hold objects of classes that can't be imported here
+    except (
+        Exception
+    ) as error:  # boundary: its `extra` may hold objects of classes that can't be imported here
         logger.warning("A log record of another process can't be read: %s", error)
     else:
         logging.getLogger(record.name).handle(record)

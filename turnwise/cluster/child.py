@@ -47,7 +47,17 @@ class SentRecords(QueueHandler):
             pickled = dumps(record)
             loads(pickled)
         except Exception:  # boundary: a record's `extra` may hold anything
-            plain = ("name", "levelno", "levelname", "msg", "created", "pathname", "lineno", "module", "filename")
+            plain = (
+                "name",
+                "levelno",
+                "levelname",
+                "msg",
+                "created",
+                "pathname",
+                "lineno",
+                "module",
+                "filename",
+            )
             pickled = dumps(logging.makeLogRecord({name: vars(record)[name] for name in plain}))
         self._wire.send(Message(RECORD + pickled))
 
@@ -83,7 +93,9 @@ class RoleWorkers:
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         """Makes the worker of a role."""
-        self.workers[context.role] = factory(replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch))
+        self.workers[context.role] = factory(
+            replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch)
+        )
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of a role's worker and returns the result."""
@@ -115,7 +127,8 @@ class Child(RoleWorkers):
         return packed
 
     def set_up(self, set_up: SetUp) -> None:
-        """Takes over the caller's current folder, `sys.path`, environment and log levels, then calls `set_up.function`."""
+        """Takes over the caller's current folder, `sys.path`, environment and log levels, then calls
+        `set_up.function`."""
         if set_up.environment:
             os.environ.clear()
             os.environ.update(set_up.environment)
@@ -125,8 +138,11 @@ class Child(RoleWorkers):
             logging.getLogger(name).setLevel(level)
         set_up.function()
 
-    def join(self, rendezvous: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]) -> None:
-        """Joins the processes that meet through the file `rendezvous`, and forms groups, so that ranks can compute together."""
+    def join(
+        self, rendezvous: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Joins the processes that meet through the file `rendezvous`, and forms groups, so that ranks can
+        compute together."""
         join_processes(rendezvous, rank, world_size, device)
         form_groups(groups)
 
@@ -135,7 +151,8 @@ class Child(RoleWorkers):
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error to send, with its traceback as a note. A WorkerError replaces a StopIteration or an unpicklable error."""
+    """The error to send, with its traceback as a note. A WorkerError replaces a StopIteration or an
+    unpicklable error."""
     lines = traceback.format_exception(error)
     try:
         if isinstance(error, StopIteration):

@@ -1,6 +1,7 @@
-"""Starts processes in milliseconds, by forking one that has imported their modules and holds no threads, locks or devices.
-The forkserver of `multiprocessing` isn't used, since users' code shares its start method, preloads and signal mask, and its
-daemonic processes may have no children. This module imports little, so a fork server can be started early."""
+"""Starts processes in milliseconds, by forking one that has imported their modules and holds no threads,
+locks or devices. The forkserver of `multiprocessing` isn't used, since users' code shares its start method,
+preloads and signal mask, and its daemonic processes may have no children. This module imports little, so a
+fork server can be started early."""
 
 import os
 import shutil
@@ -22,7 +23,8 @@ _ANSWER_S = 600.0  # seconds to wait for a fork server's answer, imports include
 _IS_STARTER_THERE_S = 1.0
 """Seconds between two checks that the starter lives. Usually its end shows sooner, as a closed connection."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""Signals that a shell or a cluster scheduler may send to all processes of a run. Only the main process acts on them."""
+"""Signals that a shell or a cluster scheduler may send to all processes of a run. Only the main process acts
+on them."""
 
 
 class ForkServer:
@@ -31,7 +33,8 @@ class ForkServer:
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
             raise NotAvailableError(
-                "this run forks processes, which needs Unix; set async_generation_ratio to 0 and device_mapping to one device"
+                "this run forks processes, which needs Unix; set async_generation_ratio to 0 and "
+                "device_mapping to one device"
             )
         self.modules = modules
         self._control, theirs = Pipe()
@@ -39,10 +42,11 @@ class ForkServer:
         self._exit_codes: dict[int, int] = {}  # by process id; the system tells each exit code only once
         code = (
             f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
-            f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
+            f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, "
+            f"{list(modules)!r})"
         )
-        # Unbuffered, since forks may be killed. In its own session, since only this process may get a terminal's Ctrl-C.
-        # Without OpenBLAS's threads, which don't survive a fork.
+        # Unbuffered, since forks may be killed. In its own session, since only this process may get a
+        # terminal's Ctrl-C. Without OpenBLAS's threads, which don't survive a fork.
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", code],
             pass_fds=[theirs.fileno()],
@@ -59,8 +63,8 @@ class ForkServer:
         self._process.kill()
 
     def fork(self, main: str, connections: Sequence[Connection]) -> int:
-        """Starts a process that calls the function `main` (`module:name`) with copies of the connections. Returns the process's
-        id. Raises WorkerError if the fork server has ended or doesn't answer."""
+        """Starts a process that calls the function `main` (`module:name`) with copies of the connections.
+        Returns the process's id. Raises WorkerError if the fork server has ended or doesn't answer."""
         try:
             with self._talking():
                 self._control.send((main, len(connections)))
@@ -74,7 +78,8 @@ class ForkServer:
             ) from None
         except (OSError, EOFError):
             raise WorkerError(
-                f"the process that starts others has ended with exit code {self._process.wait()} (-9 if memory ran out); "
+                f"the process that starts others has ended with exit code {self._process.wait()} (-9 if "
+                f"memory ran out); "
                 "there may be a message above; async_generation_ratio: 0 on one device needs no such process"
             ) from None
 
@@ -84,8 +89,8 @@ class ForkServer:
             self._control.send(folder)
 
     def reap(self, process_id: int) -> int | None:
-        """Waits for a forked process. Returns its exit code, −N if signal N ended it, or None if the code is unknown.
-        Thread-safe."""
+        """Waits for a forked process. Returns its exit code, −N if signal N ended it, or None if the code is
+        unknown. Thread-safe."""
         try:
             with self._talking():
                 if process_id not in self._exit_codes:
@@ -97,7 +102,8 @@ class ForkServer:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """Wraps one request and its answer. An exception kills the fork server, or the next request could get this answer."""
+        """Wraps one request and its answer. An exception kills the fork server, or the next request could get
+        this answer."""
         with self._lock:
             try:
                 yield
@@ -114,14 +120,17 @@ class ForkServer:
         return int(self._control.recv())
 
 
-_fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a fork of that process needs its own
+_fork_servers: dict[
+    int, ForkServer
+] = {}  # fork servers by starting process: a fork of that process needs its own
 _starting = threading.Lock()
-"""Held while a fork server starts: of two that threads start at once, one would have no owner, and its children would end."""
+"""Held while a fork server starts: of two that threads start at once, one would have no owner, and its
+children would end."""
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """Returns this process's fork server. If none is alive, starts one that imports `modules` (default: its predecessor's).
-    Thread-safe."""
+    """Returns this process's fork server. If none is alive, starts one that imports `modules` (default: its
+    predecessor's). Thread-safe."""
     with _starting:
         fork_server = _fork_servers.get(os.getpid())
         if fork_server is None or not fork_server.is_alive:
@@ -133,7 +142,8 @@ def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
 
 
 def drop_processes() -> None:
-    """Ends the fork server, which may still be importing and would notice the end of this process only later."""
+    """Ends the fork server, which may still be importing and would notice the end of this process only
+    later."""
     with _starting:
         fork_server = _fork_servers.pop(os.getpid(), None)
     if fork_server is not None:
@@ -141,7 +151,8 @@ def drop_processes() -> None:
 
 
 def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
-    """Runs in the fork server: imports the modules, then forks and reaps on request, until the starter is gone."""
+    """Runs in the fork server: imports the modules, then forks and reaps on request, until the starter is
+    gone."""
     for name in _SENT_TO_ALL:
         if name in signal.Signals.__members__:
             signal.signal(signal.Signals[name], lambda *_: None)

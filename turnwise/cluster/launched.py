@@ -1,4 +1,5 @@
-"""Ranks in processes that a launcher has started (torchrun, accelerate): the first drives the run, the others serve it."""
+"""Ranks in processes that a launcher has started (torchrun, accelerate): the first drives the run, the others
+serve it."""
 
 import faulthandler
 import os
@@ -32,11 +33,13 @@ from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
 
 _GREETING_S = 600.0
-"""Seconds in which the other processes connect to the first one. They have all joined by then, so they are fast."""
+"""Seconds in which the other processes connect to the first one. They have all joined by then, so they are
+fast."""
 
 
 class OwnRanks(RankProcess, RoleWorkers):
-    """The ranks in this process. Their calls run in a thread, so the event loop runs while they wait for other ranks."""
+    """The ranks in this process. Their calls run in a thread, so the event loop runs while they wait for
+    other ranks."""
 
     def __init__(self, name: str, settings: CallSettings) -> None:
         RankProcess.__init__(self, name, settings)
@@ -63,22 +66,28 @@ class OwnRanks(RankProcess, RoleWorkers):
 
 
 class LaunchedCluster(ProcessCluster):
-    """The cluster in the first of the launched processes; the others call `serve_launched`. Raises WorkerError if the others
-    don't join or have other versions of the libraries, or if this process has made such a cluster before."""
+    """The cluster in the first of the launched processes; the others call `serve_launched`. Raises
+    WorkerError if the others don't join or have other versions of the libraries, or if this process has made
+    such a cluster before."""
 
     _has_run = False
 
     def _start(self, settings: CallSettings, begin: Callable[[], object]) -> None:
         size = self.placement.num_processes
         if LaunchedCluster._has_run:
-            raise WorkerError("the launched processes ended with the first run of this script; start it again for another run")
+            raise WorkerError(
+                "the launched processes ended with the first run of this script; start it again for "
+                "another run"
+            )
         LaunchedCluster._has_run = True
         join_processes(None, 0, size, self.placement.machine.device_name(self.placement.devices[0]))
         key = secrets.token_bytes(32)
         with create_server(("127.0.0.1", 0), backlog=size) as server:
             dist.broadcast_object_list([server.getsockname(), key, self.placement.groups], src=0)
             form_groups(self.placement.groups)
-            connections = dict(_checked(*greeting) for greeting in greetings(server, key, size - 1, _GREETING_S))
+            connections = dict(
+                _checked(*greeting) for greeting in greetings(server, key, size - 1, _GREETING_S)
+            )
         self._processes.append(OwnRanks("rank 0", settings))
         for rank in range(1, size):
             connection, process_id = connections[rank]
@@ -86,7 +95,9 @@ class LaunchedCluster(ProcessCluster):
             process = WorkerProcess(f"the launched process of rank {rank}", LaunchedLife(process_id), channel)
             self._processes.append(ConnectedRanks(process, settings))
         set_up = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
-        self._send("setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (set_up,))] * (size - 1)])
+        self._send(
+            "setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (set_up,))] * (size - 1)]
+        )
 
     def _end(self) -> None:
         super()._end()
@@ -95,10 +106,13 @@ class LaunchedCluster(ProcessCluster):
 
 
 def serve_launched() -> None:
-    """Serves the first launched process until its run ends. If a call still runs here by then, this process exits."""
+    """Serves the first launched process until its run ends. If a call still runs here by then, this process
+    exits."""
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
-    join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
+    join_processes(
+        None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu"
+    )
     meeting: list[Any] = [None, None, None]
     dist.broadcast_object_list(meeting, src=0)
     address, key, groups = meeting
@@ -138,17 +152,21 @@ class _ReadAhead(Wire):
             self._messages.put(None)
 
 
-def _checked(connection: Connection, greeting: tuple[int, int, dict[str, str]]) -> tuple[int, tuple[Connection, int]]:
+def _checked(
+    connection: Connection, greeting: tuple[int, int, dict[str, str]]
+) -> tuple[int, tuple[Connection, int]]:
     rank, process_id, versions = greeting
     for name, ours in _versions().items():
         if versions.get(name) != ours:
             raise WorkerError(
-                f"rank {rank} has {name} {versions.get(name)}, and rank 0 {ours}; start all processes with the same Python"
+                f"rank {rank} has {name} {versions.get(name)}, and rank 0 {ours}; start all processes with "
+                f"the same Python"
             )
     return rank, (connection, process_id)
 
 
 def _versions() -> dict[str, str]:
-    """Versions that must be equal in all processes, since functions are sent as code. turnwise needn't be installed."""
+    """Versions that must be equal in all processes, since functions are sent as code. turnwise needn't be
+    installed."""
     libraries = {name: version(name) for name in ("torch", "transformers")}
     return {"turnwise": __version__, "Python": platform.python_version(), **libraries}

@@ -28,7 +28,8 @@ class Done:
 
 @dataclass
 class LocalWorkers:
-    """The one worker of a role. Every route passes arguments unchanged. Errors are raised by `call`, not by its result."""
+    """The one worker of a role. Every route passes arguments unchanged. Errors are raised by `call`, not by
+    its result."""
 
     role: str
     worker: Any
@@ -37,8 +38,11 @@ class LocalWorkers:
     size = dp_size = 1
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Done:
-        """Calls the worker and waits. Past the cluster's deadline, raises a DeadlineError that names role and method."""
-        with self.watchdog.waiting("the pipeline", f"{self.role}.{method}", self.deadline_s, "deadlines.train_s"):
+        """Calls the worker and waits. Past the cluster's deadline, raises a DeadlineError that names role and
+        method."""
+        with self.watchdog.waiting(
+            "the pipeline", f"{self.role}.{method}", self.deadline_s, "deadlines.train_s"
+        ):
             return Done(getattr(self.worker, method)(*args, **kwargs))
 
     def at(self, rank: int) -> "LocalRank":
@@ -58,8 +62,8 @@ class LocalRank:
 
 @dataclass
 class LocalCluster:
-    """Spawns roles as objects on the devices of `placement`. Workers report to `stopwatch`. A call may last `deadline_s` (None
-    = no limit)."""
+    """Spawns roles as objects on the devices of `placement`. Workers report to `stopwatch`. A call may last
+    `deadline_s` (None = no limit)."""
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -73,7 +77,9 @@ class LocalCluster:
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> LocalWorkers:
         device = self.placement.device_of(beside or role)
-        worker = factory(RankContext(role, device=device, neighbours=self.neighbours, stopwatch=self.stopwatch))
+        worker = factory(
+            RankContext(role, device=device, neighbours=self.neighbours, stopwatch=self.stopwatch)
+        )
         self._roles[role] = LocalWorkers(role, worker, self.watchdog, self.deadline_s)
         return self._roles[role]
 

@@ -14,9 +14,11 @@ from turnwise.cluster.wire import Message
 from turnwise.runtime.stopwatch import TokenCounts
 
 RECORD = b"log"
-"""Prefix of a message that holds a pickled log record. A message to the caller without this prefix or `DONE` is a Reply."""
+"""Prefix of a message that holds a pickled log record. A message to the caller without this prefix or `DONE`
+is a Reply."""
 DONE = b"did"
-"""Prefix of the message about a finished micro-batch. The number of the batch's tokens follows, in decimal digits."""
+"""Prefix of the message about a finished micro-batch. The number of the batch's tokens follows, in decimal
+digits."""
 _MIN_BUFFER_BYTES = 2**16  # a smaller array costs less to copy than to send by itself
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
@@ -42,7 +44,8 @@ class SetUp(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """A call's result or error, and the stopwatch's notes since the last reply. `spans` are arguments of `Stopwatch.add`."""
+    """A call's result or error, and the stopwatch's notes since the last reply. `spans` are arguments of
+    `Stopwatch.add`."""
 
     value: Any = None
     error: BaseException | None = None
@@ -52,12 +55,15 @@ class Reply:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Sends classes and functions of a script or notebook as code, since the other process can't import them. Sends tensors as
-    numpy arrays, which takes a tenth of the time: a loss reports dozens of numbers for each micro-batch."""
+    """Sends classes and functions of a script or notebook as code, since the other process can't import them.
+    Sends tensors as numpy arrays, which takes a tenth of the time: a loss reports dozens of numbers for each
+    micro-batch."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
-            return super().reducer_override(value) if isinstance(value, type | FunctionType) else NotImplemented
+            return (
+                super().reducer_override(value) if isinstance(value, type | FunctionType) else NotImplemented
+            )
         copy = value.detach().cpu()
         is_trained = value.requires_grad and value.is_leaf
         if value.dtype in _NUMPY_DTYPES:
@@ -66,8 +72,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """The pickled value; plain dense tensors become copies on the CPU. If the value can't be pickled, any Exception may be
-    raised: objects define how they are pickled."""
+    """The pickled value; plain dense tensors become copies on the CPU. If the value can't be pickled, any
+    Exception may be raised: objects define how they are pickled."""
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
@@ -99,7 +105,8 @@ def unpack(message: Message) -> Any:
 
 
 def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
-    """The part of a value that can't be pickled, as `name.attribute`, at most `depth` attributes deep, with its type."""
+    """The part of a value that can't be pickled, as `name.attribute`, at most `depth` attributes deep, with
+    its type."""
     for part, inner in _parts(value).items() if depth else ():
         try:
             dumps(inner)

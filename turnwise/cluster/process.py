@@ -30,13 +30,14 @@ class WorkerProcess:
         return cls(name, life, Channel(Wire(life.connection), stopwatch))
 
     def ask(self, call: str, command: Command) -> Any:
-        """Sends a command, waits for the answer and returns its value, or raises its error. `call` names the call in errors.
-        Raises WorkerError if the arguments can't be sent, or the process has ended."""
+        """Sends a command, waits for the answer and returns its value, or raises its error. `call` names the
+        call in errors. Raises WorkerError if the arguments can't be sent, or the process has ended."""
         try:
             message = pack(command)
         except Exception as error:  # boundary: a user's object defines how it is pickled
             raise WorkerError(
-                f"{call}: its arguments can't be sent to {self.name}: {error}; leave out what can't be pickled "
+                f"{call}: its arguments can't be sent to {self.name}: {error}; leave out what can't be "
+                f"pickled "
                 "(locks, open files, connections)"
             ) from error
         try:

@@ -32,14 +32,16 @@ _OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others 
 
 @dataclass(frozen=True, slots=True)
 class StartedAll:
-    """The future result of a call that several ranks run. `join` combines their results, given in the order of the ranks."""
+    """The future result of a call that several ranks run. `join` combines their results, given in the order
+    of the ranks."""
 
     calls: Sequence[Started]
     join: Callable[[list[Any]], Any]
 
     def result(self) -> Any:
-        """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. If several
-        ranks fail, raises the error of a rank whose process has ended, since this makes others fail; else the first error."""
+        """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has
+        ended. If several ranks fail, raises the error of a rank whose process has ended, since this makes
+        others fail; else the first error."""
         return self.calls[0].process.wait_for(self.calls[0].name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -75,10 +77,14 @@ class ProcessWorkers:
         self._role = role
         self._processes = processes
 
-    def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Started | StartedAll:
+    def call(
+        self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any
+    ) -> Started | StartedAll:
         shares = [args] * self.size
         if route == "split" and self.size > 1:
-            shares = [tuple(_share(argument, rank, self.size) for argument in args) for rank in range(self.size)]
+            shares = [
+                tuple(_share(argument, rank, self.size) for argument in args) for rank in range(self.size)
+            ]
         num_called = 1 if route == "rank0" else self.size
         calls = [self.at(rank).call(method, *shares[rank], **kwargs) for rank in range(num_called)]
         if len(calls) == 1:
@@ -103,20 +109,24 @@ class ProcessRank:
 
 def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
     if len(items) % size:
-        raise WorkerError(f"{len(items)} batches can't be dealt to {size} ranks: each needs the same number of them")
+        raise WorkerError(
+            f"{len(items)} batches can't be dealt to {size} ranks: each needs the same number of them"
+        )
     each = len(items) // size
     return items[rank * each : (rank + 1) * each]
 
 
 class ProcessCluster:
-    """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order of the calls.
+    """Spawns each role in the processes of its placement, one per device. A rank's methods run in the order
+    of the calls.
 
-    Arguments and results are pickled. The processes' log records are logged in this process, and their stopwatches report to
-    `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
+    Arguments and results are pickled. The processes' log records are logged in this process, and their
+    stopwatches report to `stopwatch`. A call that takes longer than `deadline_s` raises DeadlineError.
 
-    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's operators use:
-    until `shutdown` this process uses `num_threads.rollout`, and the spawned processes share `num_threads.train`. Each spawned
-    process calls `set_up` before roles are made. Raises WorkerError if the processes don't find each other."""
+    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets how many threads torch's
+    operators use: until `shutdown` this process uses `num_threads.rollout`, and the spawned processes share
+    `num_threads.train`. Each spawned process calls `set_up` before roles are made. Raises WorkerError if the
+    processes don't find each other."""
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
     _folder: TemporaryDirectory[str] | None = None  # where the processes find each other
@@ -138,7 +148,9 @@ class ProcessCluster:
         self._processes: list[RankProcess] = []
         with ExitStack() as on_error:
             on_error.callback(self._end)
-            begin = partial(_begin, set_num_threads, max(1, num_threads.train // self.placement.num_processes), set_up)
+            begin = partial(
+                _begin, set_num_threads, max(1, num_threads.train // self.placement.num_processes), set_up
+            )
             self._start(CallSettings(run_async, watchdog, stopwatch, deadline_s), begin)
             on_error.pop_all()
         set_num_threads(num_threads.rollout)
@@ -178,8 +190,8 @@ class ProcessCluster:
         StartedAll([process.start(name, command) for process, command in pairs], itemgetter(0)).result()
 
     def check_sendable(self, value: Any) -> None:
-        """Sends a value to another process, to find out early whether it arrives. Raises WorkerError if the value can't be
-        pickled, or the error that unpickling it raises in that process."""
+        """Sends a value to another process, to find out early whether it arrives. Raises WorkerError if the
+        value can't be pickled, or the error that unpickling it raises in that process."""
         self._processes[-1].start("a trial", Command("check_sendable", (value,))).result()
 
     def keep_first_ranks(self) -> bool:
@@ -202,7 +214,9 @@ class ProcessCluster:
                 endings.callback(process.end)
 
 
-def _begin(set_num_threads: Callable[[int], None], num_threads: int, set_up: Callable[[], object] | None) -> None:
+def _begin(
+    set_num_threads: Callable[[int], None], num_threads: int, set_up: Callable[[], object] | None
+) -> None:
     set_num_threads(num_threads)
     if set_up is not None:
         set_up()

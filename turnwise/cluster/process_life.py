@@ -27,7 +27,8 @@ class ProcessLife(ABC):
 
     @abstractmethod
     def stop(self) -> bool:
-        """Makes the process end before its connection is closed. Returns False if it ends only when that is closed."""
+        """Makes the process end before its connection is closed. Returns False if it ends only when that is
+        closed."""
 
     @abstractmethod
     def release(self) -> None:
@@ -66,8 +67,8 @@ class LaunchedLife(ProcessLife):
 
 
 class ForkedLife(ProcessLife):
-    """A process that the fork server of this one starts. It calls the function `main` (`module:name`) with its end of
-    `connection` and of a pipe for its stacks."""
+    """A process that the fork server of this one starts. It calls the function `main` (`module:name`) with
+    its end of `connection` and of a pipe for its stacks."""
 
     def __init__(self, main: str) -> None:
         connection, theirs = Pipe()

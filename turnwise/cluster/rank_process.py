@@ -1,4 +1,5 @@
-"""Processes that hold ranks of training roles. The event loop keeps running while a call waits for their answer."""
+"""Processes that hold ranks of training roles. The event loop keeps running while a call waits for their
+answer."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class CallSettings:
 
 
 class RankProcess(ABC):
-    """A process that holds ranks, and the thread that makes their calls, one after the other. New calls are refused while an
-    overdue call runs."""
+    """A process that holds ranks, and the thread that makes their calls, one after the other. New calls are
+    refused while an overdue call runs."""
 
     def __init__(self, name: str, settings: CallSettings) -> None:
         self.name = name
@@ -50,15 +51,19 @@ class RankProcess(ABC):
         return False
 
     def start(self, name: str, command: Command) -> Started:
-        """Queues a call. Raises DeadlineError while a call past its deadline runs, and WorkerError if the process was ended."""
+        """Queues a call. Raises DeadlineError while a call past its deadline runs, and WorkerError if the
+        process was ended."""
         if self._overdue_call and self._overdue_call == self._running_call:
-            raise DeadlineError(f"{name} can't be called: {self._overdue_call} is past its deadline and still runs")
+            raise DeadlineError(
+                f"{name} can't be called: {self._overdue_call} is past its deadline and still runs"
+            )
         if self._has_ended:
             raise WorkerError(f"{name} can't be called: {self.name} was ended")
         return Started(name, self._thread.start(self._run, name, command), self)
 
     def wait_for(self, name: str, call: Awaitable[Any]) -> Any:
-        """Waits for a call while the event loop runs, and returns its result. Raises DeadlineError past the deadline."""
+        """Waits for a call while the event loop runs, and returns its result. Raises DeadlineError past the
+        deadline."""
         return self.settings.run_async(self._wait_for(name, call))
 
     async def _wait_for(self, name: str, call: Awaitable[Any]) -> Any:
@@ -67,7 +72,8 @@ class RankProcess(ABC):
             return await call
 
     def abandon(self) -> None:
-        """Notes that nobody waits for the running call any more. Past the deadline, adds the process's stacks to the error."""
+        """Notes that nobody waits for the running call any more. Past the deadline, adds the process's stacks
+        to the error."""
         wait = self.settings.watchdog.expired()
         if wait is not None:
             self._overdue_call = self._running_call
@@ -84,7 +90,8 @@ class RankProcess(ABC):
         self.end()
 
     def is_free_within(self, timeout_s: float) -> bool:
-        """Waits at most `timeout_s` seconds for the running call to end, and returns whether none runs any more."""
+        """Waits at most `timeout_s` seconds for the running call to end, and returns whether none runs any
+        more."""
         end = time.monotonic() + timeout_s
         while self._running_call and time.monotonic() < end:
             time.sleep(_POLL_S)
@@ -144,7 +151,8 @@ class Started:
     process: RankProcess
 
     def result(self) -> Any:
-        """Waits while the event loop runs. Raises the call's error, DeadlineError, or WorkerError if the process has ended."""
+        """Waits while the event loop runs. Raises the call's error, DeadlineError, or WorkerError if the
+        process has ended."""
         return self.process.wait_for(self.name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -20,7 +20,8 @@ class ServerCall(NamedTuple):
 
 
 def serve(connection: Any, stacks: Any) -> None:
-    """Answers commands one by one until a server is made, then calls of the server until the other end is closed."""
+    """Answers commands one by one until a server is made, then calls of the server until the other end is
+    closed."""
     wire = begin(connection, stacks)
     child = Child(wire)
     while not child.workers:
@@ -58,7 +59,9 @@ class _Calls:
 
     def _begin(self, call: ServerCall) -> None:
         if call.method:
-            self._running[call.number] = asyncio.get_running_loop().create_task(self._answer(call), name=call.method)
+            self._running[call.number] = asyncio.get_running_loop().create_task(
+                self._answer(call), name=call.method
+            )
         elif call.number in self._running:
             self._running[call.number].cancel()
 
@@ -75,7 +78,8 @@ class _Calls:
         self._wire.send(packed)
 
     def _packed(self, call: ServerCall, reply: Reply) -> Message:
-        """Adds what the stopwatch has noted since the last reply. Returns the packed reply with the call's number."""
+        """Adds what the stopwatch has noted since the last reply. Returns the packed reply with the call's
+        number."""
         watch = self._stopwatch
         reply.spans = watch.spans
         reply.tokens = watch.tokens

@@ -26,8 +26,8 @@ SERVER_CHILD = "turnwise.cluster.server_child:serve"
 
 
 class ServerProcess:
-    """A `protocols.InferenceServer` in another process, where its calls run concurrently. `begin` makes the server. If the
-    process ends, all callers that wait for it get a ConnectionError."""
+    """A `protocols.InferenceServer` in another process, where its calls run concurrently. `begin` makes the
+    server. If the process ends, all callers that wait for it get a ConnectionError."""
 
     def __init__(self, name: str, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch) -> None:
         self.name = name
@@ -55,7 +55,8 @@ class ServerProcess:
         self.process.ask(f"making {self.name}", Command("make", (factory, rank)))
 
     def wait_until_ready(self) -> None:
-        """Waits until the server is made. Raises DeadlineError, WorkerError if the process has ended, or the server's error."""
+        """Waits until the server is made. Raises DeadlineError, WorkerError if the process has ended, or the
+        server's error."""
         self._run_async(self._wait_until_ready())
 
     async def _wait_until_ready(self) -> None:
@@ -82,7 +83,9 @@ class ServerProcess:
         media: Sequence[Media] = (),
         partial_ids: Sequence[int] = (),
     ) -> Completion:
-        completion: Completion = await self._call("generate", prompt_ids, sampling, request_id, media, partial_ids)
+        completion: Completion = await self._call(
+            "generate", prompt_ids, sampling, request_id, media, partial_ids
+        )
         return completion
 
     async def abort(self, request_id: str) -> None:
@@ -141,7 +144,8 @@ class ServerProcess:
             self._waiting.pop(number, None)
 
     def _abandon(self) -> None:
-        """Notes that nobody waits for a call any more. Past the deadline, adds the process's stacks to the error."""
+        """Notes that nobody waits for a call any more. Past the deadline, adds the process's stacks to the
+        error."""
         wait = self._watchdog.expired()
         if wait is not None:
             add_stacks(wait, self.name, self.process.life.stacks())
@@ -162,13 +166,18 @@ class ServerProcess:
             while True:
                 number, reply = self.process.channel.receive()
                 self._resolve(number, reply)
-        except (EOFError, OSError, TypeError):  # TypeError: `end` closed the connection in the middle of a read
+        except (
+            EOFError,
+            OSError,
+            TypeError,
+        ):  # TypeError: `end` closed the connection in the middle of a read
             self.process.life.is_gone = True
             for number in list(self._waiting):
                 self._resolve(number, Reply(error=self._error_of_end()))
 
     def _resolve(self, number: int, reply: Reply) -> None:
-        """Passes a reply to call `number`, on the caller's event loop. Does nothing if nobody waits for the call any more."""
+        """Passes a reply to call `number`, on the caller's event loop. Does nothing if nobody waits for the
+        call any more."""
         answer = self._waiting.get(number)
         if answer is None:
             return

@@ -12,7 +12,8 @@ SENDER = "weight_sender"
 
 @dataclass(frozen=True)
 class SendingRanks:
-    """A `protocols.SendsWeights`. It calls the senders of all ranks if the model is sharded, else that of the first rank."""
+    """A `protocols.SendsWeights`. It calls the senders of all ranks if the model is sharded, else that of the
+    first rank."""
 
     workers: Workers
     is_sharded: bool = False
@@ -29,7 +30,7 @@ class SendingRanks:
 
 
 def spawn_senders(cluster: Cluster, role: str, *, is_shared: bool, is_sharded: bool) -> SendingRanks:
-    """Makes a sender on each rank of a role, which has been spawned before. `is_shared`: servers in other processes read the
-    weights. `is_sharded`: each rank holds only a share of them."""
+    """Makes a sender on each rank of a role, which has been spawned before. `is_shared`: servers in other
+    processes read the weights. `is_sharded`: each rank holds only a share of them."""
     workers = cluster.spawn(SENDER, partial(make_sender, role, is_shared), beside=role)
     return SendingRanks(workers, is_sharded)

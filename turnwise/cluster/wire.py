@@ -15,8 +15,8 @@ _COUNT = struct.Struct("<I")
 
 
 class Message(NamedTuple):
-    """Bytes, and buffers that the content refers to by their order. Buffers aren't copied before they are sent, so
-    they must stay as they are until then. Received ones are writable."""
+    """Bytes, and buffers that the content refers to by their order. Buffers aren't copied before they are
+    sent, so they must stay as they are until then. Received ones are writable."""
 
     content: bytes
     buffers: Sequence[memoryview] = ()

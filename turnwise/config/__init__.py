@@ -1,4 +1,5 @@
-"""The config of a run. It is composed from YAML by Hydra, translated if it has other systems' keys, checked and completed."""
+"""The config of a run. It is composed from YAML by Hydra, translated if it has other systems' keys, checked
+and completed."""
 
 from turnwise.config.compose import find_config
 from turnwise.config.describe import SettingsTable, describe

@@ -1,5 +1,5 @@
-"""Refuses a strategy that can't do what its role asks of it (`StrategySpec.lacks`). Streamed parts are left to
-`resolve.streaming_obstacles`, since a run does without them unless it is told to stream."""
+"""Refuses a strategy that can't do what its role asks of it (`StrategySpec.lacks`). Streamed parts are left
+to `resolve.streaming_obstacles`, since a run does without them unless it is told to stream."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,8 @@ from turnwise.spec import STRATEGIES, Ability
 
 
 def lacking_abilities(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """A problem for each ability that a role asks for and its strategy lacks. It names the strategies that have it."""
+    """A problem for each ability that a role asks for and its strategy lacks. It names the strategies that
+    have it."""
     if isinstance(config, SFTConfig):
         yield from _lacking("", config, _of_model(config.model_args, is_trained=True))
         return
@@ -45,6 +46,13 @@ def _lacking(prefix: str, role: PlacedModel, abilities: dict[Ability, str]) -> I
     spec = role.strategy_args.spec
     for ability, key in abilities.items():
         if ability in spec.lacks:
-            capable = [name for name, other in STRATEGIES.items() if other.kind == spec.kind and ability not in other.lacks]
-            message = f"{role.strategy_args.strategy_name} can't do this: {spec.lacks[ability]}; use {' or '.join(capable)}"
+            capable = [
+                name
+                for name, other in STRATEGIES.items()
+                if other.kind == spec.kind and ability not in other.lacks
+            ]
+            message = (
+                f"{role.strategy_args.strategy_name} can't do this: {spec.lacks[ability]}; use "
+                f"{' or '.join(capable)}"
+            )
             yield Problem.at(f"{prefix}{key}" if key.startswith("model_args") else key, message)

@@ -4,7 +4,17 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from turnwise.config.section import Count, Fraction, NonNegative, OneOf, Positive, PositiveCount, Section, aliased, derived
+from turnwise.config.section import (
+    Count,
+    Fraction,
+    NonNegative,
+    OneOf,
+    Positive,
+    PositiveCount,
+    Section,
+    aliased,
+    derived,
+)
 from turnwise.spec import (
     ESTIMATORS,
     GROUPING_ALIASES,
@@ -32,9 +42,11 @@ class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. The defaults of `grouping` and `method` depend on the estimator."""
 
     grouping: Annotated[Grouping, aliased(GROUPING_ALIASES)] = derived()
-    """Normalise per task (`traj_group_id`/`state`), tag (`tags`/`inductive`) or batch (`batch`/`global`) [the estimator's]."""
+    """Normalise per task (`traj_group_id`/`state`), tag (`tags`/`inductive`) or batch (`batch`/`global`) [the
+    estimator's]."""
     method: NormalizationMethod = derived()
-    """Score s becomes: `identity` s, `mean` s − μ, `mean_std` (s − μ)/σ, `asym_clip` that clamped to −1…3 [the estimator's]."""
+    """Score s becomes: `identity` s, `mean` s − μ, `mean_std` (s − μ)/σ, `asym_clip` that clamped to −1…3
+    [the estimator's]."""
     norm_mean_type: Statistic | None = None
     """Scores over which the mean μ is taken; `running` = all since training began [the method's default]."""
     norm_std_type: Statistic | None = None
@@ -52,12 +64,14 @@ class RewardNormalizationArgs(Section):
 
 
 class ImportanceWeightArgs(Section):
-    """Importance weights on the loss: ratios exp(old log-prob − sampler's log-prob), capped at an upper bound."""
+    """Importance weights on the loss: ratios exp(old log-prob − sampler's log-prob), capped at an upper
+    bound."""
 
     enabled: bool = True
     """False leaves the loss as it is."""
     weight_type: Granularity = "token"
-    """Ratio of a `token`; of a turn (`segment`) or sequence (`geometric`), a geometric mean; or of a `sequence`, a product."""
+    """Ratio of a `token`; of a turn (`segment`) or sequence (`geometric`), a geometric mean; or of a
+    `sequence`, a product."""
     upper_bound: Positive = 2.0
     """Larger weights are replaced by this value."""
     detach: Literal[True] = True
@@ -65,12 +79,14 @@ class ImportanceWeightArgs(Section):
 
 
 class RatioFilter(Section):
-    """Removes tokens from the loss if their ratio exp(old log-prob − sampler's log-prob) lies outside a band."""
+    """Removes tokens from the loss if their ratio exp(old log-prob − sampler's log-prob) lies outside a
+    band."""
 
     enabled: bool = True
     """False leaves all tokens in the loss."""
     agg_type: Granularity = "token"
-    """Ratio of a `token`; of a turn (`segment`) or sequence (`geometric`), a geometric mean; or of a `sequence`, a product."""
+    """Ratio of a `token`; of a turn (`segment`) or sequence (`geometric`), a geometric mean; or of a
+    `sequence`, a product."""
     ratio_low: NonNegative = 0.5
     """Lower end of the band."""
     ratio_high: Positive = 2.0
@@ -97,7 +113,8 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
-    """The pg_variant's parameters by name [the variant's defaults; pg_clip… and dual_clip_loss set its clips]."""
+    """The pg_variant's parameters by name [the variant's defaults; pg_clip… and dual_clip_loss set its
+    clips]."""
     ratio_type: Literal["token", "segment"] | None = None
     """What one probability ratio covers: a token, or a turn (`segment`) [the variant's default]."""
     ppo_epochs: PositiveCount = 1
@@ -122,7 +139,8 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     dual_clip_loss: bool = True
     """ppo's second clip, which bounds the loss of tokens with a negative advantage."""
     value_clip: Positive | None = None
-    """PPO's value clip: the critic's loss doesn't reward moving a value further than this from its old one."""
+    """PPO's value clip: the critic's loss doesn't reward moving a value further than this from its old
+    one."""
 
     add_token_level_kl: bool = False
     """Subtract each token's β·KL(old, reference) from its reward."""
@@ -133,7 +151,8 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     target_kl: Positive | None = None
     """KL in nats per token that an adaptive β aims at; unset = β is fixed."""
     kl_horizon: Positive = 10_000.0
-    """Slows the adaptive β: a batch of n trajectories changes it by a factor of at most 1 ± 0.2·n / kl_horizon."""
+    """Slows the adaptive β: a batch of n trajectories changes it by a factor of at most 1 ± 0.2·n /
+    kl_horizon."""
     use_kl_loss: bool = False
     """Add kl_loss_coef × KL(current, reference) to the loss."""
     kl_loss_coef: NonNegative = 0.001
@@ -142,7 +161,8 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     """KL estimator in the loss: k3 or k2."""
 
     reward_placement: Literal["turn", "final"] | None = None
-    """`turn`: each turn's reward on its last token; `final`: the score on an episode's last token [the estimator's default]."""
+    """`turn`: each turn's reward on its last token; `final`: the score on an episode's last token [the
+    estimator's default]."""
     reward_normalization: RewardNormalizationArgs = Field(default_factory=RewardNormalizationArgs)
     reward_clip: Positive | None = None
     """The estimator's rewards, scores or step returns are clamped to ± this, after any normalisation."""
@@ -171,7 +191,10 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     train_infer_correction: TrainInferCorrection | None = None
     use_rollout_log_probs: bool = False
     """Use the sampler's log-probs as the old ones, which saves a forward pass."""
-    group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
-    """Groups are replaced if this function returns False: `non_zero_variance` (scores differ) or your own `module:function`."""
+    group_filter: (
+        Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None
+    ) = None
+    """Groups are replaced if this function returns False: `non_zero_variance` (scores differ) or your own
+    `module:function`."""
     max_refill_factor: Positive = 3.0
     """Maximum number of groups played to replace filtered ones, as a multiple of the groups in a batch."""

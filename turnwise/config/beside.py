@@ -1,4 +1,5 @@
-"""Files that a config names and that lie in the config's own folder: they are found from every working directory."""
+"""Files that a config names and that lie in the config's own folder: they are found from every working
+directory."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ FILE_KEYS = (
 
 
 def find_beside(values: dict[str, Any], folder: Path) -> list[str]:
-    """Replaces the names of files that are in the config's `folder` and not in the working directory by their paths, in place.
-    Returns a note for each."""
+    """Replaces the names of files that are in the config's `folder` and not in the working directory by their
+    paths, in place. Returns a note for each."""
     notes: list[str] = []
     for *sections, key in FILE_KEYS:
         section: Any = values
@@ -36,13 +37,22 @@ def find_beside(values: dict[str, Any], folder: Path) -> list[str]:
         resolved = [name if path is None else str(path) for path, name in zip(paths, names, strict=True)]
         section[key] = resolved if isinstance(value, list) else resolved[0]
         where = ", ".join(str(path) for path in paths if path)
-        notes.append(f"{'.'.join([*sections, key])}: not in the working directory, so read beside the config: {where}")
+        notes.append(
+            f"{'.'.join([*sections, key])}: not in the working directory, so read beside the config: {where}"
+        )
     return notes
 
 
 def _beside(name: Any, folder: Path) -> Path | None:
-    """The path in `folder` of a name that isn't in the working directory; None if it is there, or in neither."""
-    if not isinstance(name, str) or not name or "\0" in name or local_path(name).is_absolute() or Path(name).exists():
+    """The path in `folder` of a name that isn't in the working directory; None if it is there, or in
+    neither."""
+    if (
+        not isinstance(name, str)
+        or not name
+        or "\0" in name
+        or local_path(name).is_absolute()
+        or Path(name).exists()
+    ):
         return None
     path = folder / name
     return path if path.exists() else None

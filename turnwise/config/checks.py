@@ -7,7 +7,13 @@ from typing import Any
 
 from turnwise.config.abilities import lacking_abilities
 from turnwise.config.place import contradictions
-from turnwise.config.play_checks import environment_problems, reward_problems, room_problems, size_problems, state_problems
+from turnwise.config.play_checks import (
+    environment_problems,
+    reward_problems,
+    room_problems,
+    size_problems,
+    state_problems,
+)
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.role_checks import cache_problems, placed_model_problems, role_problems
@@ -46,18 +52,22 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
 
 
 def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, ModelArgs]]:
-    """`(key that names the model, model)` for each model of a run. actor_infer is left out: its model is actor_train's."""
+    """`(key that names the model, model)` for each model of a run. actor_infer is left out: its model is
+    actor_train's."""
     if isinstance(config, SFTConfig):
         roles = {"": config.model_args}
     else:
-        roles = {f"{name}.": role.model_args for name, role in config.active_roles.items() if name != "actor_infer"}
+        roles = {
+            f"{name}.": role.model_args for name, role in config.active_roles.items() if name != "actor_infer"
+        }
     for prefix, model in roles.items():
         is_shared = model.model_name_or_path == config.pretrain
         yield "pretrain" if is_shared else f"{prefix}model_args.model_name_or_path", model
 
 
 def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Models that can't be loaded or can't hold a sequence. A missing model is no problem here: it may be downloaded."""
+    """Models that can't be loaded or can't hold a sequence. A missing model is no problem here: it may be
+    downloaded."""
     models = list(named_models(config))
     for key, model in models:
         try:
@@ -67,12 +77,17 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     shape = config.model_shape()
     length = config.sequence_length
     if shape and length > shape.context_length:
-        most = f"the {shape.context_length} that {models[0][1].model_name_or_path} can hold by its config.json"
-        yield Problem.at("sequence_length", f"{length} tokens are {length - shape.context_length} more than {most}")
+        most = (
+            f"the {shape.context_length} that {models[0][1].model_name_or_path} can hold by its config.json"
+        )
+        yield Problem.at(
+            "sequence_length", f"{length} tokens are {length - shape.context_length} more than {most}"
+        )
 
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Wrong `tracker_kwargs`. They hold arguments by tracker, or directly if only one tracker of `track_with` takes any."""
+    """Wrong `tracker_kwargs`. They hold arguments by tracker, or directly if only one tracker of `track_with`
+    takes any."""
     takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
     for key, value in config.tracker_kwargs.items():
         path = ("tracker_kwargs", key)
@@ -96,22 +111,31 @@ def _tracker_argument(tracker: str, path: Path, value: object) -> Iterator[Probl
     if arguments is None:
         return
     if name not in arguments:
-        yield Problem(path, f"{tracker} takes {', '.join(arguments) or 'no arguments'}.{nearest(name, arguments)}")
+        yield Problem(
+            path, f"{tracker} takes {', '.join(arguments) or 'no arguments'}.{nearest(name, arguments)}"
+        )
     elif type(value).__name__ != arguments[name]:
         yield Problem(path, f"got {value!r}; expected a {arguments[name]}")
 
 
 def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Settings that compare siblings, if training groups have one episode. A config with such settings can only be played."""
+    """Settings that compare siblings, if training groups have one episode. A config with such settings can
+    only be played."""
     if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
         return
     normalization = config.reward_normalization
     estimator = config.estimator
     centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
     if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
-        message = f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at least 2"
+        message = (
+            f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; "
+            f"use at least 2"
+        )
         if estimator.has_step_returns:
-            message = f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use at least 2"
+            message = (
+                f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be "
+                f"compared; use at least 2"
+            )
         yield Problem.at("train_env_manager.group_size", message)
     yield from refused(SIBLING_RULES, config)
 
@@ -135,14 +159,18 @@ def _loss_parameters(config: AgenticConfig) -> Iterator[Problem]:
     for name in config.pg_args:
         if name not in allowed:
             names = ", ".join(allowed) or "none"
-            message = f"pg_variant {config.pg_variant} has no such parameter (it has: {names}).{nearest(name, allowed)}"
+            message = (
+                f"pg_variant {config.pg_variant} has no such parameter (it has: "
+                f"{names}).{nearest(name, allowed)}"
+            )
             yield Problem(("pg_args", name), message)
         elif message := _wrong_parameter(name, config.pg_args):
             yield Problem(("pg_args", name), message)
 
 
 def _wrong_parameter(name: str, parameters: Mapping[str, Any]) -> str:
-    """Why a built-in loss can't take the value that the parameter `name` has in `parameters`; empty if it can."""
+    """Why a built-in loss can't take the value that the parameter `name` has in `parameters`; empty if it
+    can."""
     value = parameters[name]
     if name == "dual_clip" and value is None:
         return ""
@@ -151,7 +179,10 @@ def _wrong_parameter(name: str, parameters: Mapping[str, Any]) -> str:
     if name.startswith("tau_") and value == 0:
         return "0 isn't a temperature, since it divides the loss"
     if name == "dual_clip" and value <= 1:
-        return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or dual_clip_loss: false"
+        return (
+            f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or "
+            f"dual_clip_loss: false"
+        )
     if name == "fraction" and value > 1:
         return f"{value} isn't a share of the tokens; use at most 1"
     if name == "cap" and value == 0:
@@ -167,7 +198,10 @@ def _streaming(config: AgenticConfig) -> Iterator[Problem]:
     if not config.is_streamed:
         return
     for obstacle in streaming_obstacles(config):
-        yield Problem.at("stream_training", f"true trains on the groups of a step as they end, but {obstacle}; leave it out")
+        yield Problem.at(
+            "stream_training",
+            f"true trains on the groups of a step as they end, but {obstacle}; leave it out",
+        )
 
 
 def _validations(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
@@ -183,18 +217,22 @@ def _validations(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _updates(config: AgenticConfig) -> Iterator[Problem]:
-    """Refuses `save_best` if validations fall between weight updates, `deterministic` if checkpoints do or threads are used."""
+    """Refuses `save_best` if validations fall between weight updates, `deterministic` if checkpoints do or
+    threads are used."""
     every = config.eval_steps
     updated = config.actor_train.model_update_frequency
     if config.save_best is not None and every % updated:
         yield Problem.at(
             "save_best",
-            f"validations every eval_steps {every} play older weights than the trainer's, which are sent every "
+            f"validations every eval_steps {every} play older weights than the trainer's, which are sent "
+            f"every "
             f"model_update_frequency {updated} steps; make eval_steps a multiple of that",
         )
     if config.deterministic and config.save_steps % updated:
         message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {updated}"
-        yield Problem.at("save_steps", f"{message}: a resumed run would sample from other weights (deterministic: true)")
+        yield Problem.at(
+            "save_steps", f"{message}: a resumed run would sample from other weights (deterministic: true)"
+        )
     for tag, env in config.custom_envs.items():
         if config.deterministic and env.use_thread_lock:
             message = "threads answer in any order, which deterministic: true forbids; leave it out"

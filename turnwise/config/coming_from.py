@@ -15,7 +15,8 @@ AnswerKind = Literal["", "warn", "nothing to do", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Keys of ROLL that have no counterpart here, and the `reason`. `published.yaml` explains the other fields."""
+    """Keys of ROLL that have no counterpart here, and the `reason`. `published.yaml` explains the other
+    fields."""
 
     reason: str
     keys: Sequence[str]
@@ -29,7 +30,11 @@ class Retired:
             return ""
         if self.answer == "refuse own classes":
             return "nothing to do" if str(value).startswith("roll.") else "refuse"
-        is_idle = self.idle and isinstance(value, dict) and all(str(key).startswith(tuple(self.idle)) for key in value)
+        is_idle = (
+            self.idle
+            and isinstance(value, dict)
+            and all(str(key).startswith(tuple(self.idle)) for key in value)
+        )
         return "nothing to do" if is_idle else self.answer
 
 
@@ -41,8 +46,13 @@ def vocabulary() -> Mapping[str, Any]:
 
 @cache
 def retired_keys() -> Mapping[str, Retired]:
-    """The retired keys by dotted name, with `<role>`, `<manager>` and `<env>` for the sections that occur more than once."""
-    return {key: entry for entry in (Retired(**retired) for retired in vocabulary()["retired"]) for key in entry.keys}
+    """The retired keys by dotted name, with `<role>`, `<manager>` and `<env>` for the sections that occur
+    more than once."""
+    return {
+        key: entry
+        for entry in (Retired(**retired) for retired in vocabulary()["retired"])
+        for key in entry.keys
+    }
 
 
 PUBLISHED = "ROLL"
@@ -51,7 +61,8 @@ _SHORTEST = 6  # minimum characters of a top-level key that is compared with the
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
-    """The keys to report for an unknown key: if it is a section of another system, each key in it; else the key itself."""
+    """The keys to report for an unknown key: if it is a section of another system, each key in it; else the
+    key itself."""
     start = ".".join(map(str, path)) + "."
     if isinstance(value, dict) and any(f".{start}" in f".{key}" for key in _keys()):
         for name, inner in value.items():
@@ -61,8 +72,9 @@ def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
 
 
 def counterpart(path: KeyPath, top_level: Collection[str] = ()) -> str:
-    """A hint for a key of another system: our key, and how its value converts; empty if no known system has such a key. With
-    the keys of a config's `top_level`, such as SFT's, which has no `actor_train` around its sections, our key is that config's.
+    """A hint for a key of another system: our key, and how its value converts; empty if no known system has
+    such a key. With the keys of a config's `top_level`, such as SFT's, which has no `actor_train` around its
+    sections, our key is that config's.
 
     >>> counterpart(("num_generations",))
     " Did you mean 'train_env_manager.group_size'? (TRL and Hugging Face's num_generations: the same number)"
@@ -81,25 +93,38 @@ def counterpart(path: KeyPath, top_level: Collection[str] = ()) -> str:
     if ours and top_level and ours.partition(".")[0] not in top_level:
         here = ours.partition(".")[2]
         if here.partition(".")[0] not in top_level:
-            return f" {system}'s {theirs} is {ours} here, a key of `turnwise train` that this config doesn't have."
+            return (
+                f" {system}'s {theirs} is {ours} here, a key of `turnwise train` that this config "
+                f"doesn't have."
+            )
         ours = here
-    return f" Did you mean {ours!r}? ({system}'s {theirs}: {how})" if ours else f" It has no counterpart here: {how}."
+    return (
+        f" Did you mean {ours!r}? ({system}'s {theirs}: {how})"
+        if ours
+        else f" It has no counterpart here: {how}."
+    )
 
 
 def differing_defaults(config: AgenticConfig) -> str:
-    """A note on keys that the file leaves out and that have another default in ROLL; empty if there are none."""
+    """A note on keys that the file leaves out and that have another default in ROLL; empty if there are
+    none."""
     differing, values = [], dict(leaves(config.model_dump()))
     for theirs, value, ours, *_ in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = values.get(ours)
         is_given = config.is_set("pg_args" if ours.startswith("pg_args.") else ours)
         if not is_given and here is not None and here != value:
             differing.append(f"{theirs} ({_yaml(here)} here, {_yaml(value)} there)")
-    return f"what this file leaves out has other defaults in {PUBLISHED}: {', '.join(differing)}" if differing else ""
+    return (
+        f"what this file leaves out has other defaults in {PUBLISHED}: {', '.join(differing)}"
+        if differing
+        else ""
+    )
 
 
 @cache
 def _keys() -> dict[str, tuple[str, str, str]]:
-    """Key of another system → `(system, our key, how the value converts)`; without a counterpart `(system, "", the reason)`."""
+    """Key of another system → `(system, our key, how the value converts)`; without a counterpart `(system,
+    "", the reason)`."""
     answers: dict[str, tuple[str, str, str]] = {}
     for name, system in vocabulary()["systems"].items():
         answers.update({key: (name, *entry) for key, entry in system["keys"].items()})

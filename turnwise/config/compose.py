@@ -1,4 +1,5 @@
-"""Turns YAML files and overrides into one plain dictionary by Hydra's compose. Hydra is imported only when a file is read."""
+"""Turns YAML files and overrides into one plain dictionary by Hydra's compose. Hydra is imported only when a
+file is read."""
 
 import re
 import warnings
@@ -8,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.yaml_text import display, load_yaml, read_yaml, require_bounded, require_bounded_references
+from turnwise.config.yaml_text import (
+    display,
+    load_yaml,
+    read_yaml,
+    require_bounded,
+    require_bounded_references,
+)
 from turnwise.errors import ConfigError, nearest
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w-]*)(?=[.\[}\s])")
@@ -27,8 +34,9 @@ class Composed:
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
-    """Reads a YAML file with Hydra's defaults lists, interpolations and overrides. Unlike in Hydra, `key=value` also sets a key
-    that the file leaves out. Raises ConfigError if there is no such file, or it can't be composed."""
+    """Reads a YAML file with Hydra's defaults lists, interpolations and overrides. Unlike in Hydra,
+    `key=value` also sets a key that the file leaves out. Raises ConfigError if there is no such file, or it
+    can't be composed."""
     if not path.is_file():
         raise ConfigError(_missing_file(path))
     if path.suffix != ".yaml":
@@ -44,7 +52,8 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
     of_hydra = [override for override in overrides if _shapes_the_defaults(override, folder)]
     try:
         with warnings.catch_warnings():
-            # Silences Hydra's notice that `_self_` is missing: it is meant to be last, as in every published file.
+            # Silences Hydra's notice that `_self_` is missing: it is meant to be last, as in every published
+            # file.
             warnings.filterwarnings("ignore", message=r"(?s).*Defaults list is missing `_self_`")
             with initialize_config_dir(str(folder), version_base="1.3"):
                 tree = hydra_compose(path.stem, overrides=of_hydra)
@@ -56,7 +65,15 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except ConfigError:
         raise
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, RecursionError, OSError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        YAMLError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        OSError,
+    ) as error:
         cause = str(error) or str(error.__cause__ or type(error).__name__)
         if isinstance(error, RecursionError):
             cause = "its defaults or references lead back to themselves; name each file once"
@@ -64,14 +81,19 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
             cause = f"{cause}; a config is a mapping of keys"
         raise ConfigError(f"{display(path)} can't be read: {_in_one_line(cause)}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")
-    return Composed({str(key): value for key, value in values.items()}, frozenset(_REFERENCE.findall(str(written))), files)
+        raise ConfigError(
+            f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys"
+        )
+    return Composed(
+        {str(key): value for key, value in values.items()}, frozenset(_REFERENCE.findall(str(written))), files
+    )
 
 
 def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
-    """The YAML file of a folder and a name, the two arguments of ROLL's start scripts. A relative folder is looked for in the
-    working directory, then in the script's folder, since shell scripts give only the last part of the folder's path. Raises
-    ConfigError, which names the places that were tried, if there is no such file."""
+    """The YAML file of a folder and a name, the two arguments of ROLL's start scripts. A relative folder is
+    looked for in the working directory, then in the script's folder, since shell scripts give only the last
+    part of the folder's path. Raises ConfigError, which names the places that were tried, if there is no such
+    file."""
     name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
     bases = [Path.cwd()] if script_folder is None else [Path.cwd(), script_folder]
     places = [base / config_path / name for base in bases]
@@ -83,12 +105,15 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
 
 
 def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple[Path, ...]:
-    """Checks every file that Hydra will read: Hydra limits no sizes, and its errors name no lines. Returns `Composed.files`."""
+    """Checks every file that Hydra will read: Hydra limits no sizes, and its errors name no lines. Returns
+    `Composed.files`."""
     waiting, seen, folders, outermost = [path], set(), {folder}, {path: None}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
         if not all(key.split(".")) or not (separator or override.startswith("~")):
-            raise ConfigError(f"override {override!r} names no key; it is written key=value, or section.key=value")
+            raise ConfigError(
+                f"override {override!r} names no key; it is written key=value, or section.key=value"
+            )
         if _shapes_the_defaults(override, folder):
             waiting.append(folder / key.partition("@")[0] / f"{value}.yaml")
     while waiting:
@@ -125,30 +150,40 @@ def _included(defaults: Any) -> Iterator[tuple[str, str]]:
     for item in defaults if isinstance(defaults, list) else ():
         for group, options in item.items() if isinstance(item, dict) else [("", item)]:
             for option in options if isinstance(options, list) else [options]:
-                plain = [re.sub(r"^((optional|override) )*/?|@.*$", "", str(name)) for name in (group, option)]
+                plain = [
+                    re.sub(r"^((optional|override) )*/?|@.*$", "", str(name)) for name in (group, option)
+                ]
                 yield plain[0], plain[1]
 
 
 def _shapes_the_defaults(override: str, folder: Path) -> bool:
-    """Whether an override deletes a key (`~key`) or chooses a file of a config group. Only Hydra's compose can do these."""
+    """Whether an override deletes a key (`~key`) or chooses a file of a config group. Only Hydra's compose
+    can do these."""
     key = override.partition("=")[0].lstrip("+")
     return key.startswith("~") or "/" in key or "@" in key or (folder / key).is_dir()
 
 
 def _assign(tree: Any, override: str) -> None:
-    """Parses an override by Hydra's grammar, and sets its value in the composed tree. If a section around the key is an
-    interpolation, a copy of its target replaces it first. Hydra's own override would leave only this key in the section."""
+    """Parses an override by Hydra's grammar, and sets its value in the composed tree. If a section around the
+    key is an interpolation, a copy of its target replaces it first. Hydra's own override would leave only
+    this key in the section."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     try:
-        parsed = OverridesParser.create().parse_override(_LETTER.sub(lambda letter: f"letter_{ord(letter[0]):x}_", override))
+        parsed = OverridesParser.create().parse_override(
+            _LETTER.sub(lambda letter: f"letter_{ord(letter[0]):x}_", override)
+        )
     except HydraException as error:
         hint = "an override is key=value; quote a value that holds brackets or commas: 'key=\"value\"'"
-        raise ConfigError(f"override {override!r} can't be read ({_in_one_line(str(error))}); {hint}") from None
+        raise ConfigError(
+            f"override {override!r} can't be read ({_in_one_line(str(error))}); {hint}"
+        ) from None
     if parsed.is_sweep_override():
-        raise ConfigError(f"override {override!r} holds several values; a run takes one (a list is written key=[1,2])")
+        raise ConfigError(
+            f"override {override!r} holds several values; a run takes one (a list is written key=[1,2])"
+        )
     key, value = _with_letters(parsed.key_or_group), _with_letters(parsed.value())
     section: Any = tree
     for part in key.split(".")[:-1]:
@@ -158,12 +193,15 @@ def _assign(tree: Any, override: str) -> None:
             OmegaConf.update(section, part, deepcopy(section[part]), merge=False)
         section = section[part]
     if value == {} and OmegaConf.select(tree, key):
-        raise ConfigError(f"override {override!r} adds nothing to the section that is there; '~{key}' removes it")
+        raise ConfigError(
+            f"override {override!r} adds nothing to the section that is there; '~{key}' removes it"
+        )
     OmegaConf.update(tree, key, value, force_add=True)
 
 
 def _with_letters(value: Any) -> Any:
-    """Puts back the non-ASCII letters that `_assign` has replaced by code points, since Hydra's grammar refuses them."""
+    """Puts back the non-ASCII letters that `_assign` has replaced by code points, since Hydra's grammar
+    refuses them."""
     if isinstance(value, dict):
         return {_with_letters(key): _with_letters(item) for key, item in value.items()}
     if isinstance(value, list):

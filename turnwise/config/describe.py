@@ -1,5 +1,5 @@
-"""The table of the settings in force. `turnwise config` prints it without loading a model. A run prints it at its start,
-with some rows replaced by what loading has found (`build.run_table`)."""
+"""The table of the settings in force. `turnwise config` prints it without loading a model. A run prints it at
+its start, with some rows replaced by what loading has found (`build.run_table`)."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,44 +41,66 @@ class SettingsTable:
         """The rows, aligned, in lines of at most `width` characters."""
         indent = max(len(name) for name, _ in self.rows) + 2
         return "\n".join(
-            fill(text, width, initial_indent=name.ljust(indent), subsequent_indent=" " * indent, break_on_hyphens=False)
+            fill(
+                text,
+                width,
+                initial_indent=name.ljust(indent),
+                subsequent_indent=" " * indent,
+                break_on_hyphens=False,
+            )
             for name, text in self.rows
         )
 
     def show(self, file: TextIO | None = None) -> None:
-        """Prints the table without the warnings to `file` (default: stdout), as wide as the terminal if `file` is one."""
+        """Prints the table without the warnings to `file` (default: stdout), as wide as the terminal if
+        `file` is one."""
         file = file or sys.stdout
-        print(self.text(max(get_terminal_size().columns, 40)) if file.isatty() else self.text(), file=file, flush=True)
+        print(
+            self.text(max(get_terminal_size().columns, 40)) if file.isatty() else self.text(),
+            file=file,
+            flush=True,
+        )
 
     def render(self) -> str:
         """The table, then the warnings and what is missing."""
         lines = [self.text(), *(f"warning: {warning}" for warning in self.warnings)]
-        lines += ["missing to run this config here:", *(f"  - {line}" for line in self.missing)] if self.missing else []
+        lines += (
+            ["missing to run this config here:", *(f"  - {line}" for line in self.missing)]
+            if self.missing
+            else []
+        )
         return "\n".join(lines)
 
 
 def describe(
     config: AgenticConfig | SFTConfig, placement: Placement | None = None, built: dict[str, str] | None = None
 ) -> SettingsTable:
-    """The settings in force, computed from the config and the model's config.json. `placement` says where roles run (default:
-    on a machine that has all devices of the config). `built` are rows of a run, by name: they replace rows of the same name,
-    and an empty text removes the row. With `built`, `missing` stays empty."""
+    """The settings in force, computed from the config and the model's config.json. `placement` says where
+    roles run (default: on a machine that has all devices of the config). `built` are rows of a run, by name:
+    they replace rows of the same name, and an empty text removes the row. With `built`, `missing` stays
+    empty."""
     if isinstance(config, SFTConfig):
         rows = dict(_sft_rows(config))
     else:
         rows = dict(_agentic_rows(config, placement or place(config, smallest_machine(config))))
     if built is not None:
-        return SettingsTable([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
-    return SettingsTable([*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config))
+        return SettingsTable(
+            [(name, text) for name, text in (rows | built).items() if text], ineffective(config)
+        )
+    return SettingsTable(
+        [*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config)
+    )
 
 
 def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """Warnings about environments that aren't built in. They are no errors here, since a program may still register them."""
+    """Warnings about environments that aren't built in. They are no errors here, since a program may still
+    register them."""
     for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
         if env.env_type not in ENVS and ":" not in env.env_type:
             known = [name for name, entry in ENVS.items() if entry]
             yield (
-                f"custom_envs.{tag}.env_type: {env.env_type!r} isn't a built-in environment ({', '.join(known)}) nor a "
+                f"custom_envs.{tag}.env_type: {env.env_type!r} isn't a built-in environment "
+                f"({', '.join(known)}) nor a "
                 f"module:Class; train needs a program that registers it.{nearest(env.env_type, known)}"
             )
 
@@ -89,10 +111,16 @@ def _sft_rows(config: SFTConfig) -> Iterator[SettingRow]:
     yield "training", f"{arguments.dtype}, attention {arguments.attn_implementation}"
     yield "optimiser", _optimizer(config.training_args, config.max_grad_norm)
     limit = f", at most {counted(config.max_steps, 'optimiser step')}" if config.max_steps else ""
-    yield "steps", f"{counted(config.num_epochs, 'epoch')}{limit}, each of {config.samples_per_optimizer_step} samples"
+    yield (
+        "steps",
+        f"{counted(config.num_epochs, 'epoch')}{limit}, each of {config.samples_per_optimizer_step} samples",
+    )
     tokens = config.max_tokens_per_microbatch_in_train
     train = _filled(config.use_dynamic_batching_in_train, tokens, config.training_args)
-    yield "micro-batches", f"up to {train}; forward passes up to {tokens} tokens; at most {config.sequence_length} a sample"
+    yield (
+        "micro-batches",
+        f"up to {train}; forward passes up to {tokens} tokens; at most {config.sequence_length} a sample",
+    )
     if shape:
         yield "memory", trained_memory(arguments, shape)
     every = f"every {counted(config.eval_steps, 'step')} and " if config.eval_steps else ""
@@ -109,9 +137,14 @@ def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[Setti
         yield name, IN_POLICY if in_policy else _role(role, _where(name, role, placement))
     yield "optimiser", _optimizer(config.actor_train.training_args, config.max_grad_norm)
     if config.needs_critic:
-        alone = f"; alone for the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
+        alone = (
+            f"; alone for the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
+        )
         steps = _optimizer_steps(config, "critic")
-        yield "critic's", f"{_optimizer(config.critic.training_args, config.max_grad_norm)}; {steps} a step{alone}"
+        yield (
+            "critic's",
+            f"{_optimizer(config.critic.training_args, config.max_grad_norm)}; {steps} a step{alone}",
+        )
     yield from environments(config, "train")
     yield from _data(config)
     yield from _algorithm(config)
@@ -119,7 +152,10 @@ def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[Setti
     yield "sampling", f"{sampling(config, 'train')}, {counted(episodes_at_once(config), 'episode')} at once"
     if config.plays_ahead:
         ratio = config.async_generation_ratio
-        yield "asynchronous", f"up to {'1 batch' if ratio == 1 else f'{ratio} batches'} ahead; {_asynchronous(config)}"
+        yield (
+            "asynchronous",
+            f"up to {'1 batch' if ratio == 1 else f'{ratio} batches'} ahead; {_asynchronous(config)}",
+        )
     if shape:
         yield "memory", memory(config, shape, placement)
         yield "checkpoints", checkpoints(config, shape)
@@ -210,7 +246,12 @@ def _numbers(devices: Sequence[int]) -> str:
 def _role(role: Role, where: str) -> str:
     kind = STRATEGIES[role.strategy_args.strategy_name].kind
     arguments = role.model_args
-    parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
+    parts = [
+        role.strategy_args.strategy_name,
+        where,
+        arguments.dtype,
+        f"attention {arguments.attn_implementation}",
+    ]
     if kind == "train" and arguments.lora_rank is not None:
         parts.append(f"LoRA rank {arguments.lora_rank}")
     if kind == "train" and arguments.freeze_module_prefix:
@@ -237,7 +278,9 @@ def _correction(correction: TrainInferCorrection) -> str:
     if weight is not None and weight.enabled:
         parts.append(f"losses × min(ρ, {weight.upper_bound:g}) of a {weight.weight_type}")
     bands = [band for band in correction.filters if band.enabled]
-    parts += [f"only where {band.ratio_low:g} ≤ ρ of a {band.agg_type} ≤ {band.ratio_high:g}" for band in bands]
+    parts += [
+        f"only where {band.ratio_low:g} ≤ ρ of a {band.agg_type} ≤ {band.ratio_high:g}" for band in bands
+    ]
     return "; ".join(parts) or "not corrected"
 
 
@@ -245,20 +288,38 @@ def _step(config: AgenticConfig) -> Iterator[SettingRow]:
     manager, role = config.train_env_manager, config.actor_train
     batch, most = config.rollout_batch_size, config.max_samples_per_trajectory
     num_groups, length = batch // manager.group_size, config.sequence_length
-    samples = f"trajectories of at most {most} samples (mode step: one per turn)" if most > 1 else "trajectories"
+    samples = (
+        f"trajectories of at most {most} samples (mode step: one per turn)" if most > 1 else "trajectories"
+    )
     tags = f"{_tags(manager)}{_few(manager, num_groups, 'in a step')}"
-    refill = f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many" if config.group_filter else ""
-    yield "one step", f"{batch} {samples} in {counted(num_groups, 'group')} of {manager.group_size}, from {tags}{refill}"
+    refill = (
+        f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many"
+        if config.group_filter
+        else ""
+    )
+    yield (
+        "one step",
+        f"{batch} {samples} in {counted(num_groups, 'group')} of {manager.group_size}, from {tags}{refill}",
+    )
     total = config.num_training_steps("actor_train") * config.optimizer_steps_per_batch()
-    in_all = f"the schedule counts {total} in all" if most > 1 else f"{counted(total, 'optimiser step')} in all"
+    in_all = (
+        f"the schedule counts {total} in all" if most > 1 else f"{counted(total, 'optimiser step')} in all"
+    )
     epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
     yield "optimiser steps", f"{_optimizer_steps(config, 'actor_train')}{epochs}; {in_all}"
-    train = _filled(role.use_dynamic_batching_in_train, role.max_tokens_per_microbatch_in_train, role.training_args)
-    infer = _filled(role.use_dynamic_batching_in_infer, role.max_tokens_per_microbatch_in_infer, role.training_args)
+    train = _filled(
+        role.use_dynamic_batching_in_train, role.max_tokens_per_microbatch_in_train, role.training_args
+    )
+    infer = _filled(
+        role.use_dynamic_batching_in_infer, role.max_tokens_per_microbatch_in_infer, role.training_args
+    )
     yield "micro-batches", f"up to {train}; forward passes up to {infer}"
     sampled = f"at most {batch * most * length:,} a step, of which sampled {batch * most_sampled(config):,}"
     responses = sorted({config.max_new_tokens("train", tag) for tag in manager.tags})
-    yield "tokens", f"{sampled}; contexts of {length}, responses of {' or '.join(map(str, responses)) or 'any length'}"
+    yield (
+        "tokens",
+        f"{sampled}; contexts of {length}, responses of {' or '.join(map(str, responses)) or 'any length'}",
+    )
 
 
 def _filled(by_tokens: bool, tokens: int, arguments: TrainingArgs) -> str:
@@ -285,7 +346,11 @@ def most_sampled(config: AgenticConfig) -> int:
         most.append(min(num_responses * config.max_new_tokens("train", ROWS_TAG), length))
     for tag in config.train_env_manager.env_tags:
         env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
-        most.append(env.max_steps * min(response, length) if env.mode == "step" else min(env.max_steps * response, length))
+        most.append(
+            env.max_steps * min(response, length)
+            if env.mode == "step"
+            else min(env.max_steps * response, length)
+        )
     return max(most, default=length)
 
 
@@ -311,7 +376,8 @@ def _optimizer(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _asynchronous(config: AgenticConfig) -> str:
-    """A text: what a weight update does to running responses, when groups are trained on, and how stale tokens are treated."""
+    """A text: what a weight update does to running responses, when groups are trained on, and how stale
+    tokens are treated."""
     fates = {
         "finish": "are finished",
         "abort_continue": "continue with them",
@@ -324,7 +390,8 @@ def _asynchronous(config: AgenticConfig) -> str:
 
 
 def validation(config: AgenticConfig, num_trajectories: int | None = None) -> str:
-    """How a run validates. `num_trajectories`, a validation's size, is known once tasks are built; None = val_batch_size."""
+    """How a run validates. `num_trajectories`, a validation's size, is known once tasks are built; None =
+    val_batch_size."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager
@@ -333,15 +400,21 @@ def validation(config: AgenticConfig, num_trajectories: int | None = None) -> st
     trajectories = f"{num_trajectories or most} trajectories from {_tags(manager)}{few}"
     parts = [f"every {counted(config.eval_steps, 'step')}, {sampling(config, 'val')}, {trajectories}"]
     if config.save_best:
-        parts.append(f"the model with the best {config.save_best.metric} ({config.save_best.mode}) goes to best")
+        parts.append(
+            f"the model with the best {config.save_best.metric} ({config.save_best.mode}) goes to best"
+        )
     if config.early_stopping:
-        parts.append(f"{counted(config.early_stopping.patience, 'validation')} without a better one end the run")
+        parts.append(
+            f"{counted(config.early_stopping.patience, 'validation')} without a better one end the run"
+        )
     return "; ".join(parts)
 
 
 def _shares(manager: EnvManager) -> dict[str, int]:
     """Tag → its number of groups in `num_groups_partition`, for tags with at least one."""
-    return {tag: share for tag, share in zip(manager.tags, manager.num_groups_partition, strict=True) if share}
+    return {
+        tag: share for tag, share in zip(manager.tags, manager.num_groups_partition, strict=True) if share
+    }
 
 
 def _tags(manager: EnvManager) -> str:
@@ -356,4 +429,8 @@ def _tags(manager: EnvManager) -> str:
 def _few(manager: EnvManager, num_groups: int, where: str) -> str:
     """A note if there are fewer groups than tags, empty otherwise."""
     num_tags = len(_shares(manager))
-    return f"; {num_groups} groups hold at most {num_groups} of the {num_tags} tags {where}" if num_groups < num_tags else ""
+    return (
+        f"; {num_groups} groups hold at most {num_groups} of the {num_tags} tags {where}"
+        if num_groups < num_tags
+        else ""
+    )

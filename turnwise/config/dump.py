@@ -1,4 +1,5 @@
-"""Writes a resolved config as YAML, and compares two configs. `resume.yaml` names the differences that forbid resuming."""
+"""Writes a resolved config as YAML, and compares two configs. `resume.yaml` names the differences that forbid
+resuming."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -31,13 +32,17 @@ def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.N
 
 
 _Dumper.add_representer(
-    str, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    str,
+    lambda dumper, value: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+    ),
 )
 _Dumper.add_representer(dict, _represent_mapping)
 
 
 def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
-    """The config as plain values, without unset values, and without roles and keys that this run doesn't use."""
+    """The config as plain values, without unset values, and without roles and keys that this run doesn't
+    use."""
     values = _without_null(config.model_dump())
     if isinstance(config, SFTConfig):
         return values
@@ -49,7 +54,8 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
             section, _, last = key.rpartition(".")
             (values[name][section] if section else values[name]).pop(last, None)
     for split in get_args(Split):
-        # Written resolved: the split's own defaults would count as set when the YAML is loaded, and override actor_infer's.
+        # Written resolved: the split's own defaults would count as set when the YAML is loaded, and override
+        # actor_infer's.
         values[f"{split}_env_manager"]["generating_args"] = _without_null(config.sampling(split).model_dump())
     for key in ("data", "agent"):
         if not config.is_set(key):
@@ -60,12 +66,18 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
 def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
     """The resolved config as YAML; loading it gives the same settings."""
     values = resolved_values(config)
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=128, default_flow_style=None)
+    return yaml.dump(
+        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=128, default_flow_style=None
+    )
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
     """The mapping without unset values and empty mappings. `action_pattern: null` has a meaning and stays."""
-    nested = {key: _without_null(item) for key, item in value.items() if isinstance(item, dict) and key not in _VERBATIM}
+    nested = {
+        key: _without_null(item)
+        for key, item in value.items()
+        if isinstance(item, dict) and key not in _VERBATIM
+    }
     found = (value | nested).items()
     return {key: item for key, item in found if item != {} and (item is not None or key == "action_pattern")}
 
@@ -74,7 +86,8 @@ RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
-    """A setting whose value in a saved run (`saved`) differs from its value `now`. None = unset, or not used by the run."""
+    """A setting whose value in a saved run (`saved`) differs from its value `now`. None = unset, or not used
+    by the run."""
 
     key: str
     saved: Any
@@ -95,18 +108,27 @@ class Difference(NamedTuple):
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """The settings that differ between two `resolved_values`, ordered as in `now`. Leaves out `places` of `resume.yaml`.
+    """The settings that differ between two `resolved_values`, ordered as in `now`. Leaves out `places` of
+    `resume.yaml`.
 
-    >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b": True}})]
-    ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']
+    >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b":
+    True}})] ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset →
+    True']
     """
     before, after = dict(leaves(saved)), dict(leaves(now))
     for flat in (before, after):
         with suppress(KeyError, TypeError):  # only supervised fine-tuning has training_args at its top level
-            sizes = [flat[f"training_args.{name}"] for name in ("per_device_train_batch_size", "gradient_accumulation_steps")]
-            flat["samples of an optimiser step"] = sizes[0] * sizes[1] * len(flat.get("device_mapping") or [0])
+            sizes = [
+                flat[f"training_args.{name}"]
+                for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+            ]
+            flat["samples of an optimiser step"] = (
+                sizes[0] * sizes[1] * len(flat.get("device_mapping") or [0])
+            )
     keys = [key for key in dict.fromkeys([*after, *before]) if key not in RESUMED["places"]]
-    return [Difference(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    return [
+        Difference(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)
+    ]
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

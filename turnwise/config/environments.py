@@ -66,28 +66,34 @@ class CustomEnv(Section):
     agent_name: AgentName = "env_agent"
     """The agent loop that plays the environment."""
     mode: ContextMode = "trajectory"
-    """`trajectory`: one growing context per episode. `step`: a fresh context for each turn, so that each turn is a sample."""
+    """`trajectory`: one growing context per episode. `step`: a fresh context for each turn, so that each turn
+    is a sample."""
     history_length: Count | None = None
     """Maximum number of earlier turns that {history} shows in mode step; unset = all."""
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
     """System message, used verbatim; empty = none."""
     agent_template: str = derived()
-    """User message of a turn [the mode's template in turnwise/spec/spec.yaml]. {observation} {turn_idx} {actions_left}
-    {max_response_length} {suffix} are filled in, and in mode step also {history} {history_length} {step_count} {current_step}
-    {current_observation}. {env_instruction} places the environment's rules, which otherwise open a context's first message."""
+    """User message of a turn [the mode's template in turnwise/spec/spec.yaml]. {observation} {turn_idx}
+    {actions_left} {max_response_length} {suffix} are filled in, and in mode step also {history}
+    {history_length} {step_count} {current_step} {current_observation}. {env_instruction} places the
+    environment's rules, which otherwise open a context's first message."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
-    """Regular expression whose last group is the action; `null` = the action is all text outside `<think>`."""
+    """Regular expression whose last group is the action; `null` = the action is all text outside
+    `<think>`."""
     encode_special_tokens: bool | None = None
-    """Whether special tokens that a user message or an observation spells out become those tokens; false = they stay ordinary
-    text, so that no environment can forge a turn [true; false for environments that relay foreign text]."""
+    """Whether special tokens that a user message or an observation spells out become those tokens; false =
+    they stay ordinary text, so that no environment can forge a turn [true; false for environments that relay
+    foreign text]."""
     use_thread_lock: bool = False
-    """For environments that block and can't be called at the same time: each gets a thread, and one call runs at a time."""
+    """For environments that block and can't be called at the same time: each gets a thread, and one call runs
+    at a time."""
     tools: list[str] | None = None
     """Refused: this version has tools for rows of data, not for environments."""
 
 
 class EnvManager(Section):
-    """The environments of one split: which are played, how many at once, and what happens when an episode fails."""
+    """The environments of one split: which are played, how many at once, and what happens when an episode
+    fails."""
 
     num_env_groups: PositiveCount = 8
     """Groups played at the same time."""
@@ -96,20 +102,22 @@ class EnvManager(Section):
     group_size_redundancy: Count = 0
     """Episodes started beyond group_size; the first group_size to finish make the group."""
     tags: list[str] = derived()
-    """Keys of custom_envs that are played, and `data` for rows of data files [all; for validation those of training]."""
+    """Keys of custom_envs that are played, and `data` for rows of data files [all; for validation those of
+    training]."""
     num_groups_partition: list[Count] = derived()
     """Number of groups of each tag; they add up to num_env_groups [as equal as possible]."""
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; keys left out are actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """For environments that block: each gets a thread, and up to this many calls of a tag run at once; 0 = they don't block."""
+    """For environments that block: each gets a thread, and up to this many calls of a tag run at once; 0 =
+    they don't block."""
     max_env_retries: Count = 2
     """Retries of a failed episode, with the same seed."""
     env_step_timeout_s: Seconds = 60.0
     """Time limit of one call: the constructor, reset, step, close."""
     episode_timeout_s: Seconds = 3600.0
-    """Time limit of one episode. When time is up, env_agent truncates the episode after its last finished turn. An episode of
-    another agent, or without a finished turn, fails."""
+    """Time limit of one episode. When time is up, env_agent truncates the episode after its last finished
+    turn. An episode of another agent, or without a finished turn, fails."""
     max_failed_fraction: Fraction = 0.2
     """The run stops if a larger share of a batch's episodes fails."""
 
@@ -134,7 +142,8 @@ class RewardFunction(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Additional arguments of the function, by name."""
     form: Literal["text", "messages"] | None = None
-    """What the function's `completions` are: texts, or lists of messages as TRL's [`text`; `messages` for trl.rewards]."""
+    """What the function's `completions` are: texts, or lists of messages as TRL's [`text`; `messages` for
+    trl.rewards]."""
 
 
 def _as_functions(value: Any) -> Any:
@@ -142,18 +151,24 @@ def _as_functions(value: Any) -> Any:
         return [{"name": value}]
     if isinstance(value, Mapping):
         return [{"name": name, "weight": weight} for name, weight in value.items()]
-    return [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
+    return (
+        [{"name": item} if isinstance(item, str) else item for item in value]
+        if isinstance(value, list)
+        else value
+    )
 
 
 class Data(RowShape):
     """Rows of JSONL or Parquet files, or of Hugging Face data sets, as tasks."""
 
     train_files: Names | None = None
-    """Training rows: JSON, CSV or Parquet files, folders saved by the datasets library, or names of data sets on the hub."""
+    """Training rows: JSON, CSV or Parquet files, folders saved by the datasets library, or names of data sets
+    on the hub."""
     val_files: Names | None = None
     """Validation rows, in the same forms."""
     num_epochs: PositiveCount | None = None
-    """How often each training row is played before the run ends, if max_steps doesn't end it first; unset = no limit."""
+    """How often each training row is played before the run ends, if max_steps doesn't end it first; unset =
+    no limit."""
     curriculum: bool = False
     """Draw rows and environment tags more often if their success rate is near one half."""
     prompt_key: str = "prompt"
@@ -163,29 +178,37 @@ class Data(RowShape):
     default_agent: AgentName = "single_turn_agent"
     """The agent of rows that name none."""
     reward: Annotated[list[RewardFunction], BeforeValidator(_as_functions)] = Field(default_factory=list)
-    """Rewards of every episode: a list of names or {name, weight, args}, a mapping {name: weight}, or one name."""
+    """Rewards of every episode: a list of names or {name, weight, args}, a mapping {name: weight}, or one
+    name."""
     checker: Literal["text", "math_verify"] = "text"
-    """Who compares the answers in `accuracy`, `length_penalty`, `step`, `combined`: the text reader, or also math-verify."""
+    """Who compares the answers in `accuracy`, `length_penalty`, `step`, `combined`: the text reader, or also
+    math-verify."""
     reward_timeout_s: Seconds = 60.0
     """Time limit of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
-    """Rows with more prompt tokens are left out [sequence_length − max_new_tokens; sequence_length / 2 if that is ≤ 0]."""
+    """Rows with more prompt tokens are left out [sequence_length − max_new_tokens; sequence_length / 2 if
+    that is ≤ 0]."""
     shuffle: bool = True
     """Training rows come in a new order each epoch."""
 
     @property
     def checkers(self) -> set[str]:
         """The checkers of the rewards that compare answers."""
-        return {reward.args.get("checker", self.checker) for reward in self.reward if reward.name in CHECKED_REWARDS}
+        return {
+            reward.args.get("checker", self.checker)
+            for reward in self.reward
+            if reward.name in CHECKED_REWARDS
+        }
 
 
 class Agent(Section):
     """Agents that play the rows of a data set: tools, simulated users, limits, and your own agent loops."""
 
-    tools: Annotated[list[ToolTarget], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
-        default_factory=list
-    )
-    """Tools without settings: registered names, or your own `module:function`, `module:Class` or `module:object`."""
+    tools: Annotated[
+        list[ToolTarget], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+    ] = Field(default_factory=list)
+    """Tools without settings: registered names, or your own `module:function`, `module:Class` or
+    `module:object`."""
     tool_config_path: str | None = None
     """YAML file of tools: `tools`, a list of {class_name, config, tool_schema}."""
     function_tool_path: str | None = None
@@ -201,7 +224,8 @@ class Agent(Section):
     max_user_turns: PositiveCount | None = None
     """Maximum messages of a simulated user per episode [as many as fit into sequence_length]."""
     max_parallel_calls: PositiveCount = 1
-    """Maximum tool calls of one response that run, all at the same time; the model is told that further ones weren't run."""
+    """Maximum tool calls of one response that run, all at the same time; the model is told that further ones
+    weren't run."""
     max_tool_response_length: PositiveCount = 1024
     """Maximum characters of a tool's result that the model is shown."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"

@@ -1,4 +1,5 @@
-"""All keys of one run of reinforcement learning, in one tree, and what follows from them without changing them."""
+"""All keys of one run of reinforcement learning, in one tree, and what follows from them without changing
+them."""
 
 from typing import Annotated, Any
 
@@ -29,7 +30,8 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     max_steps: Count = 200
     """Number of steps, each of which plays a batch and trains on it."""
     render_save_dir: Name | None = None
-    """Folder for animated pictures of validation episodes, in its subfolders exp_name/time/step-N; unset = no pictures."""
+    """Folder for animated pictures of validation episodes, in its subfolders exp_name/time/step-N; unset = no
+    pictures."""
     reward_pretrain: Name = derived()
     """Model of the critic and of the `reward` role [pretrain]."""
 
@@ -42,7 +44,8 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     response_length: PositiveCount | None = None
     """Together with prompt_length: sequence_length is the sum of the two, unless it is set itself."""
     turn_journal_mb: Count = 0
-    """Maximum size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
+    """Maximum size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no
+    such file."""
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
     """Number of batches that may be sampled ahead of training; 0 = synchronous."""
 
@@ -67,19 +70,29 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def active_roles(self) -> dict[str, Role]:
         """The roles that have a model in this run."""
-        wanted = {"critic": self.needs_critic, "reference": self.needs_reference, "reward": self.needs_reward_role}
+        wanted = {
+            "critic": self.needs_critic,
+            "reference": self.needs_reference,
+            "reward": self.needs_reward_role,
+        }
         return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
 
     @property
     def plays_ahead(self) -> bool:
-        """Whether episodes are played while the trainer computes. Samples may then be older than the policy that they train."""
+        """Whether episodes are played while the trainer computes. Samples may then be older than the policy
+        that they train."""
         return self.async_generation_ratio > 0
 
     @property
     def staleness(self) -> str:
-        """A text that says by how many steps samples may be older than the policy that they train, with the arithmetic."""
+        """A text that says by how many steps samples may be older than the policy that they train, with the
+        arithmetic."""
         ratio, every = self.async_generation_ratio, self.actor_train.model_update_frequency
-        return f"{ratio} steps" if every == 1 else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
+        return (
+            f"{ratio} steps"
+            if every == 1
+            else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
+        )
 
     @property
     def train_sampling(self) -> GeneratingArgs:
@@ -87,12 +100,14 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Number of curriculum states to keep. A group may still be drawn or restarted with any of these newest states."""
+        """Number of curriculum states to keep. A group may still be drawn or restarted with any of these
+        newest states."""
         return self.async_generation_ratio + 2
 
     @property
     def old_log_probs(self) -> OldLogProbs:
-        """The source of old log-probs. Samples played ahead need a forward pass unless the sampler's log-probs are used."""
+        """The source of old log-probs. Samples played ahead need a forward pass unless the sampler's
+        log-probs are used."""
         return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
 
     @property
@@ -102,7 +117,8 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def is_reference_in_policy(self) -> bool:
-        """Whether the policy without its LoRA adapter serves as the reference. Model, dtype and attention must be the same."""
+        """Whether the policy without its LoRA adapter serves as the reference. Model, dtype and attention
+        must be the same."""
         policy, reference = self.actor_train.model_args, self.reference.model_args
         same = ("model_name_or_path", "dtype", "attn_implementation")
         return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
@@ -152,17 +168,20 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_kept_ids(self) -> bool:
-        """Whether servers must return candidate ids: sampling truncates, and sampler's and trainer's log-probs are compared."""
+        """Whether servers must return candidate ids: sampling truncates, and sampler's and trainer's
+        log-probs are compared."""
         is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
         return self.train_sampling.keeps_ids and bool(is_compared)
 
     def sampling(self, split: Split) -> GeneratingArgs:
-        """The sampling settings of a split. A key that its environment manager doesn't set comes from actor_infer."""
+        """The sampling settings of a split. A key that its environment manager doesn't set comes from
+        actor_infer."""
         own, shared = self.env_manager(split).generating_args, self.actor_infer.generating_args
         return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
-        """Maximum response tokens: min(max_new_tokens, max_tokens_per_step); if both are unset, min(128, sequence_length)."""
+        """Maximum response tokens: min(max_new_tokens, max_tokens_per_step); if both are unset, min(128,
+        sequence_length)."""
         env = self.custom_envs.get(tag)
         limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]
@@ -175,12 +194,14 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def max_samples_per_trajectory(self) -> int:
-        """Maximum samples of one training trajectory. A sample is one context: an episode, or in mode step a turn."""
+        """Maximum samples of one training trajectory. A sample is one context: an episode, or in mode step a
+        turn."""
         played = (self.custom_envs[tag] for tag in self.train_env_manager.env_tags if tag in self.custom_envs)
         return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
-        """A role's optimiser steps per batch. Learning-rate schedules count one sample per trajectory (the default)."""
+        """A role's optimiser steps per batch. Learning-rate schedules count one sample per trajectory (the
+        default)."""
         num_samples = samples_per_trajectory * self.rollout_batch_size
         return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
 

@@ -23,7 +23,8 @@ class Range(NamedTuple):
 
 
 def unusual_rates(config: AgenticConfig | SFTConfig, idle: Collection[Path]) -> Iterator[Problem]:
-    """A problem for each learning rate outside the usual range, set or default. Those in `idle` have no effect."""
+    """A problem for each learning rate outside the usual range, set or default. Those in `idle` have no
+    effect."""
     for path, training, model in _trained(config):
         here = (*path, "learning_rate")
         rate = training.learning_rate

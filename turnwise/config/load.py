@@ -28,9 +28,11 @@ AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
 MAX_CHARACTERS = 100_000
 """Maximum characters of a string: more than any context holds."""
-_LIKENESS = 0.75  # minimum similarity of a suggested key; names share many words, so a less similar key may be another setting
+# minimum similarity of a suggested key; names share many words, so a less similar key may be another setting
+_LIKENESS = 0.75
 Purpose = Literal["train", "play", "show"]
-"""What the config is read for: training, playing without training (groups may have one episode), or printing it."""
+"""What the config is read for: training, playing without training (groups may have one episode), or printing
+it."""
 Examine = Callable[[Any], Iterable[Problem]]
 """Finds further problems, those of the user's own classes, in a config that is valid by itself."""
 
@@ -44,9 +46,10 @@ def load_config(
     examine: Examine | None = None,
     values: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> tuple[C, list[str]]:
-    """The config of a YAML file with overrides, and notes on keys that were translated, have no effect or are unusual. `values`
-    are merged into those of the file. With kind None, a file with `train_files` at its top level is an SFTConfig. With
-    `strict`, a key without effect is an error. Raises ConfigError that lists the problems, each with file and line."""
+    """The config of a YAML file with overrides, and notes on keys that were translated, have no effect or are
+    unusual. `values` are merged into those of the file. With kind None, a file with `train_files` at its top
+    level is an SFTConfig. With `strict`, a key without effect is an error. Raises ConfigError that lists the
+    problems, each with file and line."""
     composed = compose(Path(path), overrides)
     _merge_values(composed.values, deepcopy(dict(values)))
     composed.values.setdefault("exp_name", Path(path).stem)
@@ -118,8 +121,15 @@ def _parse(
     if config is not None:
         notes += as_sentences(_unusual_values(config, {problem.path for problem in without_effect}))
     is_unplayed = isinstance(config, AgenticConfig) and not config.uses_validation and purpose != "play"
-    if isinstance(config, AgenticConfig) and is_unplayed and config.data.train_files and config.data.val_files:
-        notes.append("data.val_files: eval_steps is 0, so these rows are not played while training; set eval_steps")
+    if (
+        isinstance(config, AgenticConfig)
+        and is_unplayed
+        and config.data.train_files
+        and config.data.val_files
+    ):
+        notes.append(
+            "data.val_files: eval_steps is 0, so these rows are not played while training; set eval_steps"
+        )
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):
@@ -141,22 +151,33 @@ def _unusual_values(config: AnyConfig, idle: set[KeyPath]) -> Iterator[Problem]:
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Returns `sibling_problems`; none to "play". To "show" a published file, adds notes instead: it may be meant for play."""
+    """Returns `sibling_problems`; none to "play". To "show" a published file, adds notes instead: it may be
+    meant for play."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
-        translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]
+        translation.notes += [
+            f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)
+        ]
         return []
     return found
 
 
 def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Problems of strings that are too long or aren't text, and of values nested too deep, such as a list in itself."""
+    """Problems of strings that are too long or aren't text, and of values nested too deep, such as a list in
+    itself."""
     if len(path) > MAX_DEPTH:
         yield Problem(path[:4], f"holds more than {MAX_DEPTH} nested sections; a config has a few")
     elif isinstance(value, str) and len(value) > MAX_CHARACTERS:
-        yield Problem(path, f"has {len(value):,} characters, and at most {MAX_CHARACTERS:,} are read; shorten it")
-    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
-        yield Problem(path, f"{value!r} holds a NUL or half a surrogate pair, which no text has; write it again, as UTF-8")
+        yield Problem(
+            path, f"has {len(value):,} characters, and at most {MAX_CHARACTERS:,} are read; shorten it"
+        )
+    elif isinstance(value, str) and (
+        "\0" in value or any("\ud800" <= character <= "\udfff" for character in value)
+    ):
+        yield Problem(
+            path,
+            f"{value!r} holds a NUL or half a surrogate pair, which no text has; write it again, as UTF-8",
+        )
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _not_text(key, (*path, str(key).encode(errors="backslashreplace").decode()))
@@ -167,14 +188,17 @@ def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
 
 
 def _validate(kind: type[C], translation: Translation, problems: list[Problem]) -> C | None:
-    """The config, or None if values are invalid. Adds faults to `problems`. Removes unknown keys, to check the others."""
+    """The config, or None if values are invalid. Adds faults to `problems`. Removes unknown keys, to check
+    the others."""
     raw = translation.raw
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
         found = error.errors(include_url=False)
     unknown = [item for item in found if item["type"] == "extra_forbidden"]
-    everything = [_unknown_key(kind, path) for item in unknown for path in unknown_leaves(item["loc"], item["input"])]
+    everything = [
+        _unknown_key(kind, path) for item in unknown for path in unknown_leaves(item["loc"], item["input"])
+    ]
     everything += _merge([_field_problem(raw, item) for item in found if item["type"] != "extra_forbidden"])
     refusing = translation.refusing(everything)
     if len(refusing) < len(everything):
@@ -191,7 +215,8 @@ def _validate(kind: type[C], translation: Translation, problems: list[Problem]) 
 
 
 _HOW_TO_SET: Mapping[Any, str] = {
-    "pretrain": " to the folder of a model, or to a name of the Hugging Face hub (pretrain=DIR on the command line). "
+    "pretrain": " to the folder of a model, or to a name of the Hugging Face hub (pretrain=DIR on the "
+    "command line). "
     "`turnwise make-model --size tiny --out runs/model` makes a small one with random weights"
 }
 
@@ -251,7 +276,11 @@ def _sections(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, t
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
         yield annotation
     for argument in get_args(annotation):
         yield from _models(argument)

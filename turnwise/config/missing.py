@@ -1,4 +1,5 @@
-"""Finds what a valid config needs but this version, installation or machine lacks. A run then refuses to start."""
+"""Finds what a valid config needs but this version, installation or machine lacks. A run then refuses to
+start."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,14 @@ from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, NotAvailableError, install_hint
-from turnwise.model_files.folder import NO_TOKENIZER, NO_WEIGHTS, base_of_adapter, folder_here, has_tokenizer, has_weights
+from turnwise.model_files.folder import (
+    NO_TOKENIZER,
+    NO_WEIGHTS,
+    base_of_adapter,
+    folder_here,
+    has_tokenizer,
+    has_weights,
+)
 from turnwise.model_files.hub import check_hub_name
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
@@ -21,11 +29,14 @@ _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the name
 def require(missing: Sequence[str]) -> None:
     """Raises NotAvailableError with the sentences of `missing`, if there are any."""
     if missing:
-        raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
+        raise NotAvailableError(
+            "this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing)
+        )
 
 
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for every setting in use whose feature or library is missing. Models and folders are left to `not_here`."""
+    """A sentence for every setting in use whose feature or library is missing. Models and folders are left to
+    `not_here`."""
     shared = list(_trackers(config.track_with))
     if isinstance(config, SFTConfig):
         return [*_role("", config), *shared]
@@ -38,13 +49,15 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
 
 
 def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for every model that is incomplete, or that is neither on this machine nor named like a model on the hub, and
-    for every folder that can't be written to. Devices are checked elsewhere, by `place`."""
+    """A sentence for every model that is incomplete, or that is neither on this machine nor named like a
+    model on the hub, and for every folder that can't be written to. Devices are checked elsewhere, by
+    `place`."""
     return [*dict.fromkeys(_models(config)), *_places(config)]
 
 
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
-    """A sentence for each feature or library that is missing to play a split with a saved model. Training needs more."""
+    """A sentence for each feature or library that is missing to play a split with a saved model. Training
+    needs more."""
     played = _environments(config, config.env_manager(split).tags)
     return [*_role("actor_infer.", config.actor_infer), *played, *_checkers(config)]
 
@@ -55,7 +68,9 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     name = role.strategy_args.strategy_name
     spec, path = STRATEGIES[name], f"{prefix}strategy_args.strategy_name"
     if not spec.is_available:
-        same = ", ".join(other for other, known in STRATEGIES.items() if known.kind == spec.kind and known.is_available)
+        same = ", ".join(
+            other for other, known in STRATEGIES.items() if known.kind == spec.kind and known.is_available
+        )
         yield f"{path}: {name} isn't in this version, which has {same}."
     elif (
         spec.extra
@@ -66,7 +81,10 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
         yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; {install_hint('rl')}."
     if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
-        yield f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; use auto here."
+        yield (
+            f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; "
+            f"use auto here."
+        )
     if not spec.has_options and role.strategy_args.strategy_config:
         names = [other for other, known in STRATEGIES.items() if not known.has_options]
         options = f"an option of {' or '.join(names)}"
@@ -108,15 +126,20 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             except ModelError as error:
                 yield f"{key}: {error}"
         elif base_of_adapter(folder) is None:
-            if number == 0 and not has_tokenizer(folder):  # the other models read the token ids of the first, which is trained
+            if number == 0 and not has_tokenizer(
+                folder
+            ):  # the other models read the token ids of the first, which is trained
                 yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
             if not has_weights(folder):
                 yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
 
 
 def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """A sentence for each folder that the run couldn't make or write into; `output_dir` only if the run isn't to resume."""
-    pictures = config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
+    """A sentence for each folder that the run couldn't make or write into; `output_dir` only if the run isn't
+    to resume."""
+    pictures = (
+        config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
+    )
     asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
     asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir
     if config.resume_from_checkpoint is False:
@@ -128,10 +151,14 @@ def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         while not os.path.lexists(place):
             place = place.parent
         try:
-            # Whether this process may write there is only known by trying: this makes a folder and removes it.
+            # Whether this process may write there is only known by trying: this makes a folder and removes
+            # it.
             TemporaryDirectory(dir=place).cleanup()
         except OSError as fault:
-            yield f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or allow it."
+            yield (
+                f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or "
+                f"allow it."
+            )
 
 
 def _is_installed(module: str) -> bool:

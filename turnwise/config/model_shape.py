@@ -14,7 +14,8 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a Llama-like causal language model. `num_kv_heads` and `head_dim` are set even if config.json omits them."""
+    """Sizes of a Llama-like causal language model. `num_kv_heads` and `head_dim` are set even if config.json
+    omits them."""
 
     architecture: str
     num_layers: int
@@ -32,7 +33,11 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Number of parameters of the dense model. A tied embedding counts once."""
-        hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, query, kv = (
+            self.hidden_size,
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        )
         attention = 2 * hidden * query + 2 * hidden * kv
         attention += (query + 2 * kv) * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
         layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
@@ -46,13 +51,27 @@ class ModelShape:
         return self.num_parameters - head + self.hidden_size + 1
 
     def num_lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
-        """Number of parameters of LoRA adapters on the projections in `targets` (only their last parts count), or on `all`."""
-        hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        """Number of parameters of LoRA adapters on the projections in `targets` (only their last parts
+        count), or on `all`."""
+        hidden, query, kv = (
+            self.hidden_size,
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        )
         wide = hidden + self.intermediate_size
-        sizes = {"q_proj": hidden + query, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": hidden + query}
+        sizes = {
+            "q_proj": hidden + query,
+            "k_proj": hidden + kv,
+            "v_proj": hidden + kv,
+            "o_proj": hidden + query,
+        }
         sizes |= {"gate_proj": wide, "up_proj": wide, "down_proj": wide}
         ends = {target.rpartition(".")[2] for target in targets}
-        return rank * self.num_layers * sum(size for name, size in sizes.items() if name in ends or "all" in ends)
+        return (
+            rank
+            * self.num_layers
+            * sum(size for name, size in sizes.items() if name in ends or "all" in ends)
+        )
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of one token's keys and values in all layers."""
@@ -60,8 +79,8 @@ class ModelShape:
 
 
 def read_model_shape(model: str) -> ModelShape | None:
-    """The shape of a model, or of an adapter's base model. None if the model isn't on this machine, or its config.json isn't
-    that of a Llama-like model."""
+    """The shape of a model, or of an adapter's base model. None if the model isn't on this machine, or its
+    config.json isn't that of a Llama-like model."""
     try:
         folder = folder_here(base_of_adapter(model) or model)
         content = read_object(folder / "config.json") if folder else {}
@@ -69,7 +88,11 @@ def read_model_shape(model: str) -> ModelShape | None:
         check_sizes("config.json", section)
         shape = _shape(section)
         # A list or null in place of a number raises TypeError here: it is another kind of architecture.
-        return shape if min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length) > 0 else None
+        return (
+            shape
+            if min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length) > 0
+            else None
+        )
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
 

@@ -20,9 +20,9 @@ AnyConfig = AgenticConfig | SFTConfig
 
 
 def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
-    """Where every role of the config runs on this machine. Without `plays` the run trains on given episodes, so that it needs
-    no process to train in while others are played. Raises ConfigError for the first of `contradictions`, or if the machine
-    lacks a device, or its launcher can't run the config."""
+    """Where every role of the config runs on this machine. Without `plays` the run trains on given episodes,
+    so that it needs no process to train in while others are played. Raises ConfigError for the first of
+    `contradictions`, or if the machine lacks a device, or its launcher can't run the config."""
     for problem in contradictions(config):
         raise ConfigError(f"{problem.key}: {problem.message}")
     machine = machine.with_slots(config.num_gpus_per_node)
@@ -41,8 +41,8 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
 
 
 def smallest_machine(config: AnyConfig) -> Machine:
-    """The smallest machine on which a config without contradictions can be placed: it has the devices that the config names,
-    and a launcher if the config can't run without."""
+    """The smallest machine on which a config without contradictions can be placed: it has the devices that
+    the config names, and a launcher if the config can't run without."""
     demand = _Demand.of(config)
     devices = demand.devices(num_launched=1)
     numbers = _union(devices)
@@ -56,7 +56,8 @@ def smallest_machine(config: AnyConfig) -> Machine:
 
 
 def follows(config: AnyConfig, key: str) -> bool:
-    """Whether the placement of the config depends on a key about devices. True for a config with contradictions."""
+    """Whether the placement of the config depends on a key about devices. True for a config with
+    contradictions."""
     if any(contradictions(config)):
         return True
     placement = place(config, smallest_machine(config))
@@ -130,7 +131,8 @@ class _Demand:
 
     @property
     def sharded_policy(self) -> str:
-        """The policy's strategy if it shards the policy, so that a server in its process couldn't read it; else empty."""
+        """The policy's strategy if it shards the policy, so that a server in its process couldn't read it;
+        else empty."""
         strategy = self.main.strategy_args
         return strategy.strategy_name if self.serves and strategy.is_sharded else ""
 
@@ -182,7 +184,10 @@ def _launched_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
         advice = "leave cluster.name out to train in separate processes"
         yield Problem.at("cluster.name", f"{message}; {advice}")
     if demand.main.device_mapping and num_devices == 1:
-        message = "launched can't hold this run: the roles have 1 device, and a launcher starts a process for each of several"
+        message = (
+            "launched can't hold this run: the roles have 1 device, and a launcher starts a process "
+            "for each of several"
+        )
         advice = "leave cluster.name out (auto takes local)"
         yield Problem.at("cluster.name", f"{message}; {advice}")
     if demand.num_servers > 1:
@@ -214,7 +219,8 @@ def _cluster(
     machine: Machine,
     is_ahead: bool,
 ) -> ClusterName:
-    """The kind of processes that train. Raises ConfigError if `cluster.name` asks for another kind than the launcher's."""
+    """The kind of processes that train. Raises ConfigError if `cluster.name` asks for another kind than the
+    launcher's."""
     fitting: ClusterName = "local"
     if is_ahead or demand.sharded_policy or num_devices > 1:
         fitting = "process"
@@ -228,7 +234,8 @@ def _cluster(
     if demand.cluster == "launched":
         reason = "no launcher started this process (torchrun, accelerate)"
     raise ConfigError(
-        f"cluster.name: {demand.cluster} can't hold this run: {reason}; leave cluster.name out (auto takes {fitting})"
+        f"cluster.name: {demand.cluster} can't hold this run: {reason}; leave cluster.name out (auto takes "
+        f"{fitting})"
     )
 
 
@@ -241,7 +248,9 @@ def _require_launchable(
     """Raises ConfigError if the launcher's processes aren't one for each device, or can't run the config."""
     if num_devices != machine.num_launched:
         launched = [*range(machine.num_launched)]
-        keys = [_key(name) for name, role in demand.roles.items() if role.device_mapping not in (None, launched)]
+        keys = [
+            _key(name) for name, role in demand.roles.items() if role.device_mapping not in (None, launched)
+        ]
         raise ConfigError(
             f"the roles have {counted(num_devices, 'device')} with {', '.join(keys)}, "
             f"and the launcher started {counted(machine.num_launched, 'process')}; "
@@ -262,7 +271,8 @@ def _require_launchable(
 
 
 def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> None:
-    """Raises ConfigError if the `device_mapping` of a role, or the number of launched processes, asks for a missing device."""
+    """Raises ConfigError if the `device_mapping` of a role, or the number of launched processes, asks for a
+    missing device."""
     last = max(devices)
     num_devices = machine.num_devices
     if last < num_devices:
@@ -274,7 +284,9 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
         reason = f"the launcher started {num_launched} processes for as many devices"
         fewer = f"start {num_devices} (--num_processes)"
     if machine.accelerator:
-        raise ConfigError(f"{reason}, and this machine has {num_devices} CUDA devices (0 to {num_devices - 1}): {fewer}")
+        raise ConfigError(
+            f"{reason}, and this machine has {num_devices} CUDA devices (0 to {num_devices - 1}): {fewer}"
+        )
     raise ConfigError(
         f"{reason}, and this machine has {counted(num_devices, 'slot')} "
         "(without accelerators a device is a slot of the CPU, one for each core): "
@@ -328,8 +340,9 @@ def _trained(
 
 
 def _server_devices(demand: _Demand, cluster: ClusterName) -> tuple[int, ...]:
-    """The devices of the inference servers; empty if the only server is on the first training device. A server in the
-    trainer's process can't leave the trainer's device, since it may read the trainer's weights."""
+    """The devices of the inference servers; empty if the only server is on the first training device. A
+    server in the trainer's process can't leave the trainer's device, since it may read the trainer's
+    weights."""
     named = tuple(demand.server_devices)
     is_followed = cluster != "local" or len(named) > 1
     return named if is_followed else ()

@@ -30,10 +30,14 @@ def _tags(config: AgenticConfig, split: Split, manager: EnvManager) -> Iterator[
     if split == "val":
         files = config.data.val_files
     if manager.has_rows and ROWS_TAG not in config.custom_envs and not files:
-        yield Problem.at(key, f"{ROWS_TAG!r} is the tag of rows, and there are no data.{split}_files; name some")
+        yield Problem.at(
+            key, f"{ROWS_TAG!r} is the tag of rows, and there are no data.{split}_files; name some"
+        )
     for tag in manager.env_tags:
         if tag not in config.custom_envs:
-            yield Problem.at(key, f"{tag!r} isn't a tag of custom_envs ({tags}).{nearest(tag, config.custom_envs)}")
+            yield Problem.at(
+                key, f"{tag!r} isn't a tag of custom_envs ({tags}).{nearest(tag, config.custom_envs)}"
+            )
 
 
 def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
@@ -53,7 +57,9 @@ def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
             hint = nearest(name, allowed)
             if name in STEP_PLACEHOLDERS:
                 hint = f" {{{name}}} needs mode: step."
-            yield Problem(path, f"{{{name}}} isn't a placeholder of mode {env.mode}; it has {placeholders}.{hint}")
+            yield Problem(
+                path, f"{{{name}}} isn't a placeholder of mode {env.mode}; it has {placeholders}.{hint}"
+            )
 
 
 def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:
@@ -64,16 +70,23 @@ def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:
         yield Problem.at(key, f"{len(parts)} numbers for {len(tags)} tags: {tags}")
     elif tags and sum(parts) != manager.num_env_groups:
         total = " + ".join(str(part) for part in parts)
-        yield Problem.at(key, f"{total} = {sum(parts)}, but num_env_groups is {manager.num_env_groups}; make them equal")
+        yield Problem.at(
+            key, f"{total} = {sum(parts)}, but num_env_groups is {manager.num_env_groups}; make them equal"
+        )
 
 
 def reward_problems(config: AgenticConfig) -> Iterator[Problem]:
     for index, reward in enumerate(config.data.reward):
         if reward.name == "reward_model" and reward.args:
-            yield Problem(("data", "reward", index, "args"), "reward_model takes no args; the section `reward` configures it")
+            yield Problem(
+                ("data", "reward", index, "args"),
+                "reward_model takes no args; the section `reward` configures it",
+            )
     for name, count in Counter(reward.name for reward in config.data.reward).items():
         if count > 1:
-            yield Problem.at("data.reward", f"{name} is listed {count} times; give it once, with the sum of its weights")
+            yield Problem.at(
+                "data.reward", f"{name} is listed {count} times; give it once, with the sum of its weights"
+            )
 
 
 def state_problems(config: AgenticConfig) -> Iterator[Problem]:
@@ -82,7 +95,8 @@ def state_problems(config: AgenticConfig) -> Iterator[Problem]:
     if config.estimator.needs_state_keys and config.train_env_manager.has_rows and agent in ROW_AGENTS:
         yield Problem.at(
             "adv_estimator",
-            f"{config.adv_estimator} compares turns that were taken in the same state, and {agent} sets no Turn.state_key; "
+            f"{config.adv_estimator} compares turns that were taken in the same state, and {agent} sets no "
+            f"Turn.state_key; "
             "take grpo, or name an agent loop of yours that sets it in data.default_agent: module:Class",
         )
 
@@ -101,7 +115,10 @@ def size_problems(config: AgenticConfig) -> Iterator[Problem]:
         near = str(size)
         if groups:
             near = f"{groups * size} or {(groups + 1) * size}"
-        message = f"{batch} trajectories don't split into groups of {size} ({batch} = {groups} × {size} + {remainder})"
+        message = (
+            f"{batch} trajectories don't split into groups of {size} ({batch} = {groups} × {size} + "
+            f"{remainder})"
+        )
         yield Problem.at(key, f"{message}; use {near}, or another {split}_env_manager.group_size")
     if config.is_set("sequence_length"):
         return
@@ -112,7 +129,9 @@ def size_problems(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _half_length(key: str, missing: str) -> Problem:
-    return Problem.at(key, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length")
+    return Problem.at(
+        key, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length"
+    )
 
 
 def room_problems(config: AgenticConfig) -> Iterator[Problem]:

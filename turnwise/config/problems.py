@@ -42,7 +42,10 @@ def config_error(source: str, problems: Sequence[Problem], location: Callable[[P
     headline = f"{source} can't be used: {count}."
     shown = lines
     if len(lines) > MAX_SHOWN:
-        shown = [*lines[:MAX_SHOWN], f"  … and {len(lines) - MAX_SHOWN} more; `turnwise config FILE --all` shows them"]
+        shown = [
+            *lines[:MAX_SHOWN],
+            f"  … and {len(lines) - MAX_SHOWN} more; `turnwise config FILE --all` shows them",
+        ]
     return ConfigError("\n".join([headline, *shown]), complete="\n".join([headline, *lines]))
 
 

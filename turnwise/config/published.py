@@ -1,5 +1,5 @@
-"""Translates the keys of other systems' configs into ours, or answers them with one sentence. "Published files" are configs of
-ROLL. The second system is verl; only a few of its keys are translated."""
+"""Translates the keys of other systems' configs into ours, or answers them with one sentence. "Published
+files" are configs of ROLL. The second system is verl; only a few of its keys are translated."""
 
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -42,12 +42,15 @@ class Translation:
     """Tags of environments that neither manager plays."""
 
     def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """The problems for which the config is refused. A faulty environment that is never played is removed, with a note."""
+        """The problems for which the config is refused. A faulty environment that is never played is removed,
+        with a note."""
         refusing = []
         for problem in problems:
             section, tag = (*map(str, problem.path), "", "")[:2]
             if section == "custom_envs" and tag in self.unplayed:
-                self.notes.append(f"{problem.key}: {problem.message} It is left out, since no manager's tags name it.")
+                self.notes.append(
+                    f"{problem.key}: {problem.message} It is left out, since no manager's tags name it."
+                )
                 self.section(section).pop(tag, None)
             else:
                 refusing.append(problem)
@@ -61,8 +64,9 @@ class Translation:
         return value if isinstance(value, dict) else {}
 
     def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any = None) -> None:
-        """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has another value. The
-        value is lost if a section of the target isn't a mapping, which validation refuses."""
+        """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has
+        another value. The value is lost if a section of the target isn't a mapping, which validation
+        refuses."""
         theirs = self.section(*source[:-1]).pop(source[-1])
         value = theirs if value is None else value
         place = self.raw
@@ -74,14 +78,17 @@ class Translation:
                 return
         here, there = ".".join(source), ".".join(target)
         if place.get(target[-1], value) != value:
-            self.problems.append(Problem(source, f"says {value!r} and {there} says {place[target[-1]]!r}; keep one of them"))
+            self.problems.append(
+                Problem(source, f"says {value!r} and {there} says {place[target[-1]]!r}; keep one of them")
+            )
         else:
             place[target[-1]] = value
             self.notes.append(f"{here} is read as {there}: {value!r}")
 
 
 def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozenset[str]) -> Translation:
-    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` keys that values refer to."""
+    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` keys that
+    values refer to."""
     translation = Translation(raw)
     translation.unplayed = _unplayed(translation)
     _drop_variables(translation, known, interpolated)
@@ -102,7 +109,8 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
 
 
 def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
-    """The paths that a key stands for: `<role>` is every role, and `<env>` every environment whose tag is a string."""
+    """The paths that a key stands for: `<role>` is every role, and `<env>` every environment whose tag is a
+    string."""
     first, *rest = key.split(".")
     heads: list[tuple[str, ...]] = [(first,)]
     if first == "<role>":
@@ -129,7 +137,9 @@ def _rename_values(translation: Translation) -> None:
 
 def _move_keys(translation: Translation) -> None:
     for theirs, ours in vocabulary()["moves"].items():
-        for source, target in zip(_places(translation, theirs), cycle(_places(translation, ours)), strict=False):
+        for source, target in zip(
+            _places(translation, theirs), cycle(_places(translation, ours)), strict=False
+        ):
             section = translation.section(*source[:-1])
             if section.get(source[-1]) is not None:
                 translation.move(source, target)
@@ -141,19 +151,23 @@ def _unplayed(translation: Translation) -> frozenset[str]:
     tags = [_tags(translation, manager) for manager in MANAGERS]
     if tags[0] is None:
         return frozenset()
-    return frozenset(translation.section("custom_envs").keys() - {name for names in tags for name in names or ()})
+    return frozenset(
+        translation.section("custom_envs").keys() - {name for names in tags for name in names or ()}
+    )
 
 
 def _tags(translation: Translation, manager: str) -> list[str] | None:
-    """The tags that a manager names. None if `tags` is missing, or is neither a name nor a list, which validation refuses."""
+    """The tags that a manager names. None if `tags` is missing, or is neither a name nor a list, which
+    validation refuses."""
     names = translation.section(manager).get("tags")
     names = [names] if isinstance(names, str) else names
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
 
 
 def _answer_idle_sections(translation: Translation) -> None:
-    """Removes settings that published files have even where they do nothing, and notes each: `reference` if no KL to it is
-    taken, and a manager's `max_env_num_per_worker` if all its environments have `use_thread_lock`."""
+    """Removes settings that published files have even where they do nothing, and notes each: `reference` if
+    no KL to it is taken, and a manager's `max_env_num_per_worker` if all its environments have
+    `use_thread_lock`."""
     raw = translation.raw
     if "reference" in raw and not raw.get("use_kl_loss") and not raw.get("add_token_level_kl"):
         del raw["reference"]
@@ -166,18 +180,26 @@ def _answer_idle_sections(translation: Translation) -> None:
         are_locked = all(isinstance(envs.get(tag), dict) and envs[tag].get("use_thread_lock") for tag in tags)
         if "max_env_num_per_worker" in section and are_locked:
             del section["max_env_num_per_worker"]
-            message = "nothing to do here: use_thread_lock lets its environments be called one after the other."
+            message = (
+                "nothing to do here: use_thread_lock lets its environments be called one after the other."
+            )
             translation.notes.append(f"{manager}.max_env_num_per_worker: {message}")
 
 
 def _read_grpo_of_plain_scores(translation: Translation) -> None:
-    """Reads `grpo` without normalisation as `reinforce`. In published configs only the normalisation compares siblings."""
+    """Reads `grpo` without normalisation as `reinforce`. In published configs only the normalisation compares
+    siblings."""
     normalization = translation.section("reward_normalization")
     own = any(normalization.get(f"norm_{part}_type") for part in ("mean", "std"))
-    if translation.raw.get("adv_estimator") == "grpo" and normalization.get("method") == "identity" and not own:
+    if (
+        translation.raw.get("adv_estimator") == "grpo"
+        and normalization.get("method") == "identity"
+        and not own
+    ):
         translation.raw |= {"adv_estimator": "reinforce", "reward_placement": "final"}
         translation.notes.append(
-            "adv_estimator grpo with reward_normalization.method identity is read as reinforce with reward_placement final: "
+            "adv_estimator grpo with reward_normalization.method identity is read as reinforce with "
+            "reward_placement final: "
             "scores as they are, on every token"
         )
 
@@ -190,7 +212,9 @@ def _drop_variables(translation: Translation, known: frozenset[str], interpolate
             del translation.raw[key]
         elif key in vocabulary()["variables"]:
             del translation.raw[key]
-            translation.notes.append(f"{key}: nothing to do here: a variable of the published files that nothing refers to.")
+            translation.notes.append(
+                f"{key}: nothing to do here: a variable of the published files that nothing refers to."
+            )
 
 
 def _answer_second_system(translation: Translation) -> None:
@@ -228,12 +252,17 @@ def _translate_manager(translation: Translation, manager: str) -> None:
     batch = translation.raw.get(batch_key)
     if isinstance(num_traj, int) and num_traj > 0 and isinstance(batch, int) and num_traj * num_envs < batch:
         total = f"{num_envs} environments × {num_traj} = {num_traj * num_envs} trajectories"
-        message = f"{total} are less than {batch_key} {batch}; leave it out, environments play as often as the batch needs"
+        message = (
+            f"{total} are less than {batch_key} {batch}; leave it out, environments play as often as "
+            f"the batch needs"
+        )
         translation.problems.append(Problem((manager, "max_traj_per_env"), message))
     for key in Role.model_fields.keys() - {"generating_args"}:
         if key in section:
             del section[key]
-            translation.ineffective.append(Problem((manager, key), "environments run no model, so this has no effect."))
+            translation.ineffective.append(
+                Problem((manager, key), "environments run no model, so this has no effect.")
+            )
 
 
 def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
@@ -259,8 +288,11 @@ def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
         _translate_built_in(translation, path, env, config)
 
 
-def _translate_built_in(translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]) -> None:
-    """Drops `env_config` keys that the framework decides on. The smaller of `env_config.max_steps` and `max_steps` applies."""
+def _translate_built_in(
+    translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """Drops `env_config` keys that the framework decides on. The smaller of `env_config.max_steps` and
+    `max_steps` applies."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:
             translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))
@@ -282,7 +314,10 @@ def _translate_correction(translation: Translation) -> None:
     section = translation.section(*path)
     weight = translation.section(*path, "is_weight")
     if "upper_bound" in weight and weight["upper_bound"] is None and weight.get("enabled", True):
-        message = "null leaves the weights without a bound, and the variance of the loss too; give a number, such as 2.0"
+        message = (
+            "null leaves the weights without a bound, and the variance of the loss too; give a "
+            "number, such as 2.0"
+        )
         translation.problems.append(Problem((*path, "is_weight", "upper_bound"), message))
     bands = section.get("filters")
     for index, band in enumerate(bands if isinstance(bands, list) else ()):
@@ -291,10 +326,17 @@ def _translate_correction(translation: Translation) -> None:
 
 
 def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
-    """Translates a filter. A published one bounds ratios, differences of probabilities, or both; ours bounds only ratios."""
-    given = {key: band.pop(key) for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high") if key in band}
+    """Translates a filter. A published one bounds ratios, differences of probabilities, or both; ours bounds
+    only ratios."""
+    given = {
+        key: band.pop(key)
+        for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high")
+        if key in band
+    }
     if given.get("diff_enabled") and band.get("enabled", True):
-        message = "a filter that bounds exp(old) − exp(sampled) isn't in this version; use ratio_low and ratio_high"
+        message = (
+            "a filter that bounds exp(old) − exp(sampled) isn't in this version; use ratio_low and ratio_high"
+        )
         translation.problems.append(Problem((*path, "diff_enabled"), message))
         return
     for key in ("diff_low", "diff_high"):

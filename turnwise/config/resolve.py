@@ -1,4 +1,5 @@
-"""Fills in settings that the user left unset and that follow from other settings, so that no other code has to derive them."""
+"""Fills in settings that the user left unset and that follow from other settings, so that no other code has
+to derive them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,8 +35,11 @@ def resolve(config: AgenticKeys) -> None:
     config.fill(stream_training=config.plays_ahead and is_known and not any(streaming_obstacles(config)))
 
 
-def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None) -> None:
-    """Fills in a role's model arguments. Copies `trust_remote_code` and `allow_pickle` from a `policy` with the same model."""
+def resolve_model(
+    arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None
+) -> None:
+    """Fills in a role's model arguments. Copies `trust_remote_code` and `allow_pickle` from a `policy` with
+    the same model."""
     arguments.fill(model_name_or_path=path, model_type=model_type, dtype=dtype)
     is_same = policy is not None and policy.model_name_or_path == arguments.model_name_or_path
     for key in ("trust_remote_code", "allow_pickle"):
@@ -52,9 +56,14 @@ def tokens_of_microbatch(sequence_length: int) -> int:
 
 
 def resolve_sequence_length(config: RunKeys, model: str) -> None:
-    """Fills `sequence_length` with the model's context length, at most 4096, or with 4096 if the model's isn't known."""
+    """Fills `sequence_length` with the model's context length, at most 4096, or with 4096 if the model's
+    isn't known."""
     shape = read_model_shape(model)
-    config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
+    config.fill(
+        sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH)
+        if shape
+        else DEFAULT_SEQUENCE_LENGTH
+    )
 
 
 def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
@@ -63,7 +72,9 @@ def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
     strategy = config.actor_train.strategy_args
     if obstacle := strategy.spec.lacks.get("streamed_parts"):
         yield f"{strategy.strategy_name} takes no step in parts: {obstacle}"
-    takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
+    takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {
+        *normalization.statistics
+    }
     if "values" in estimator.needs:
         yield f"adv_estimator {config.adv_estimator} trains a critic"
     if estimator.mixes_groups:
@@ -80,7 +91,8 @@ def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
     if num_steps > 1:
         num_samples = config.max_samples_per_trajectory * config.rollout_batch_size
         yield (
-            f"a batch makes up to {num_steps} optimiser steps (ppo_epochs {config.ppo_epochs} × ⌈{num_samples} samples / "
+            f"a batch makes up to {num_steps} optimiser steps (ppo_epochs {config.ppo_epochs} × "
+            f"⌈{num_samples} samples / "
             f"{config.actor_train.samples_per_optimizer_step}⌉, actor_train's per_device_train_batch_size × "
             "gradient_accumulation_steps), and it must be one"
         )
@@ -91,25 +103,41 @@ def _resolve_algorithm(config: AgenticKeys) -> None:
     config.fill(lambd=0.95 if config.gae_granularity == "turn" else 1.0, loss_agg_mode=variant.aggregation)
     if estimator.reward_placement != "score":
         config.fill(reward_placement=estimator.reward_placement)
-    grouping, method = ("traj_group_id", "identity") if estimator.normalization == "own" else estimator.normalization
+    grouping, method = (
+        ("traj_group_id", "identity") if estimator.normalization == "own" else estimator.normalization
+    )
     config.reward_normalization.fill(grouping=grouping, method=method)
-    object.__setattr__(config, "pg_args", {**variant.parameters, **published_clips(config), **(config.pg_args or {})})
+    object.__setattr__(
+        config, "pg_args", {**variant.parameters, **published_clips(config), **(config.pg_args or {})}
+    )
 
 
 def published_clips(config: AgenticKeys) -> dict[str, Any]:
-    """The `pg_args` that the keys `pg_clip`, … and `dual_clip_loss` set. Leaves out parameters that the loss variant lacks."""
+    """The `pg_args` that the keys `pg_clip`, … and `dual_clip_loss` set. Leaves out parameters that the loss
+    variant lacks."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:
-        asked = {"clip_low": config.pg_clip_low or config.pg_clip, "clip_high": config.pg_clip_high or config.pg_clip}
+        asked = {
+            "clip_low": config.pg_clip_low or config.pg_clip,
+            "clip_high": config.pg_clip_high or config.pg_clip,
+        }
     clips = {name: value for name, value in asked.items() if value is not None and name in variant.parameters}
-    return clips if config.dual_clip_loss or "dual_clip" not in variant.parameters else {**clips, "dual_clip": None}
+    return (
+        clips
+        if config.dual_clip_loss or "dual_clip" not in variant.parameters
+        else {**clips, "dual_clip": None}
+    )
 
 
 def _resolve_roles(config: AgenticKeys) -> None:
     policy = config.actor_train.model_args
     policy.fill(model_name_or_path=config.pretrain, dtype="fp32")
-    paths = {"actor_infer": policy.model_name_or_path, "critic": config.reward_pretrain, "reward": config.reward_pretrain}
+    paths = {
+        "actor_infer": policy.model_name_or_path,
+        "critic": config.reward_pretrain,
+        "reward": config.reward_pretrain,
+    }
     for name, role in config.roles.items():
         judges = name == "reward" and config.has_own_judge
         head = "token_classification" if name in ("critic", "reward") and not judges else "causal_lm"

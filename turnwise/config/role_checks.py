@@ -20,15 +20,24 @@ def role_problems(config: AgenticConfig) -> Iterator[Problem]:
     if sampled != trained:
         yield Problem.at(
             "actor_infer.model_args.model_name_or_path",
-            f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path {trained}; actor_infer "
+            f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path "
+            f"{trained}; actor_infer "
             "samples from the trained weights, so remove it here",
         )
     if config.needs_critic and config.critic_warmup >= max(config.max_steps, 1):
-        message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
-        yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")
+        message = (
+            f"the first {config.critic_warmup} steps train only the critic, and max_steps is "
+            f"{config.max_steps}"
+        )
+        yield Problem.at(
+            "critic_warmup",
+            f"{message}: the actor would never be trained; use at most {config.max_steps - 1}",
+        )
 
 
-def placed_model_problems(prefix: str, role: PlacedModel, kinds: Sequence[str], is_active: bool = True) -> Iterator[Problem]:
+def placed_model_problems(
+    prefix: str, role: PlacedModel, kinds: Sequence[str], is_active: bool = True
+) -> Iterator[Problem]:
     """Problems of one role, whose keys begin with `prefix`. Its strategy must be of one of the `kinds`."""
     strategy = role.strategy_args.strategy_name
     if STRATEGIES[strategy].kind not in kinds:
@@ -40,18 +49,23 @@ def placed_model_problems(prefix: str, role: PlacedModel, kinds: Sequence[str], 
         yield from _adapters(f"{prefix}model_args", role.model_args)
         rate = role.training_args.learning_rate
         if role.training_args.lr_scheduler_type == "polynomial" and rate <= 1e-7:
-            message = f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or take linear"
+            message = (
+                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or "
+                f"take linear"
+            )
             yield Problem.at(f"{prefix}training_args.learning_rate", message)
     if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
         yield Problem.at(
             f"{prefix}device_mapping",
-            f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline parallel "
+            f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline "
+            f"parallel "
             f"{role.model_parallel_size} devices each",
         )
 
 
 def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
-    """LoRA targets that can't have an adapter. If the model's modules aren't known, only the form of names is checked."""
+    """LoRA targets that can't have an adapter. If the model's modules aren't known, only the form of names is
+    checked."""
     targets = model.lora_target
     key = f"{path}.lora_target"
     if targets == []:
@@ -64,7 +78,9 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
             yield Problem.at(key, f"{target!r} isn't the name of a module; write a list: [q_proj, v_proj]")
         elif modules and target.rpartition(".")[2] not in (*modules, "all"):
             names = f"{', '.join(modules)}, or all of them (all).{nearest(target, modules)}"
-            yield Problem.at(key, f"{target!r} isn't a linear module that can get adapters; this model has {names}")
+            yield Problem.at(
+                key, f"{target!r} isn't a linear module that can get adapters; this model has {names}"
+            )
 
 
 def _adaptable_modules(model: ModelArgs) -> Sequence[str]:
@@ -82,10 +98,15 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterato
     elsewhere = STRATEGIES[name].set_elsewhere
     for option in strategy_args.strategy_config:
         if option in elsewhere:
-            message = f"{name} gets it from the run's other settings (model, dtype, batch, length, …); leave it out"
+            message = (
+                f"{name} gets it from the run's other settings (model, dtype, batch, length, …); leave it out"
+            )
             yield Problem.at(f"{section}.{option}", message)
         if options is not None and option not in options and is_active:
-            message = f"{name} has no such option (it has: {', '.join(options) or 'none'}).{nearest(option, options)}"
+            message = (
+                f"{name} has no such option (it has: "
+                f"{', '.join(options) or 'none'}).{nearest(option, options)}"
+            )
             yield Problem.at(f"{section}.{option}", message)
     if name == "sglang":
         yield from _address(section, strategy_args.strategy_config)
@@ -99,7 +120,9 @@ def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:
         others = ", ".join(options.keys() - {"url"})
         yield Problem.at(f"{section}.url", f"that server has its options already; leave out {others}")
     if "port" in options and not _is_port(options["port"]):
-        yield Problem.at(f"{section}.port", f"got {options['port']!r}; a port is a whole number from 1 to 65,535")
+        yield Problem.at(
+            f"{section}.port", f"got {options['port']!r}; a port is a whole number from 1 to 65,535"
+        )
 
 
 def _is_port(value: object) -> bool:
@@ -116,6 +139,7 @@ def cache_problems(config: AgenticConfig) -> Iterator[Problem]:
     if config.kv_cache_bytes < token * length:
         yield Problem.at(
             "actor_infer.strategy_args.strategy_config.kv_cache_bytes",
-            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × sequence_length {length:,} = "
+            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × "
+            f"sequence_length {length:,} = "
             f"{token * length:,}; raise it, or lower sequence_length",
         )

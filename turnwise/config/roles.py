@@ -32,7 +32,8 @@ _FORMS = "a list of ranks such as [0, 1], or a string such as 'list(range(0, 8))
 
 
 def parse_devices(text: str) -> list[int]:
-    """The ranks that a text names by `list(range(…))`, `[…]` or a sum of these, in order. Raises ValueError for other texts.
+    """The ranks that a text names by `list(range(…))`, `[…]` or a sum of these, in order. Raises ValueError
+    for other texts.
 
     >>> parse_devices("list(range(0, 4)) + [6]")
     [0, 1, 2, 3, 6]
@@ -70,7 +71,15 @@ def _devices(value: Any) -> Any:
 
 
 DeviceRanks = Annotated[list[int], BeforeValidator(_devices)]
-Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
+Schedule = Literal[
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ROLES: dict[str, dict[str, Any]] = read_table(__file__, "roles.yaml")
 
@@ -79,16 +88,19 @@ class ModelArgs(Section):
     """The weights that a role starts from, and how they are run."""
 
     model_name_or_path: Name = derived()
-    """Model folder or hub name [`pretrain`; `reward_pretrain` for critic and reward model]. actor_infer always has
-    actor_train's."""
+    """Model folder or hub name [`pretrain`; `reward_pretrain` for critic and reward model]. actor_infer
+    always has actor_train's."""
     model_type: Literal["causal_lm", "token_classification"] = derived()
-    """The head [causal_lm; token_classification, a head with one output, for the critic and a reward model]."""
+    """The head [causal_lm; token_classification, a head with one output, for the critic and a reward
+    model]."""
     dtype: Dtype = derived()
-    """Dtype of the forward passes [fp32 for actor_train; actor_train's for the other roles]. Trained weights stay fp32."""
+    """Dtype of the forward passes [fp32 for actor_train; actor_train's for the other roles]. Trained weights
+    stay fp32."""
     attn_implementation: Literal["sdpa", "fa2", "eager", "auto"] = "auto"
     """Attention kernel; auto picks the fastest that the device supports."""
     disable_gradient_checkpointing: bool = True
-    """Keep activations for the backward pass, which is faster, instead of computing them again, which takes less memory."""
+    """Keep activations for the backward pass, which is faster, instead of computing them again, which takes
+    less memory."""
     lora_rank: PositiveCount | None = None
     """Rank of LoRA adapters; unset = all parameters are trained."""
     lora_alpha: Positive | None = None
@@ -96,15 +108,16 @@ class ModelArgs(Section):
     lora_dropout: BelowOne = 0.0
     """Dropout before the adapters in training passes."""
     lora_target: Names | None = None
-    """Linear modules with adapters, by the last parts of their names, or `all` [all but the vocabulary projection]."""
+    """Linear modules with adapters, by the last parts of their names, or `all` [all but the vocabulary
+    projection]."""
     freeze_module_prefix: Names | None = None
     """Parameters whose names start with one of these are not trained."""
     trust_remote_code: bool = derived()
-    """Run the Python files of the model's folder. They can do whatever you can, so read them first [false; actor_train's for
-    roles with the same model]."""
-    allow_pickle: bool = derived()
-    """Read pickled weights (pytorch_model.bin) if there are no safetensors; they may hold nothing but plain tensors [false;
+    """Run the Python files of the model's folder. They can do whatever you can, so read them first [false;
     actor_train's for roles with the same model]."""
+    allow_pickle: bool = derived()
+    """Read pickled weights (pytorch_model.bin) if there are no safetensors; they may hold nothing but plain
+    tensors [false; actor_train's for roles with the same model]."""
 
     @property
     def trust(self) -> Trust:
@@ -116,7 +129,9 @@ class ModelArgs(Section):
     def _all_linear(cls, targets: Any) -> Any:
         """Reads peft's `all-linear` as `all`."""
         names = [targets] if isinstance(targets, str) else targets
-        return ["all" if name == "all-linear" else name for name in names] if isinstance(names, list) else names
+        return (
+            ["all" if name == "all-linear" else name for name in names] if isinstance(names, list) else names
+        )
 
     @property
     def has_adapter(self) -> bool:
@@ -132,7 +147,8 @@ class TrainingArgs(Section):
     per_device_train_batch_size: PositiveCount = 8
     """Samples of a micro-batch, unless micro-batches are filled by tokens (use_dynamic_batching_in_train)."""
     gradient_accumulation_steps: PositiveCount = 1
-    """The samples of an optimiser step are this × per_device_train_batch_size × the number of data-parallel ranks."""
+    """The samples of an optimiser step are this × per_device_train_batch_size × the number of data-parallel
+    ranks."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     warmup_steps: Count = 0
@@ -149,7 +165,10 @@ class TrainingArgs(Section):
 
 def _one_sequence(value: int) -> int:
     if value != 1:
-        raise ValueError(f"got {value}; a task's siblings come from `group_size` of the environment manager, so this stays 1")
+        raise ValueError(
+            f"got {value}; a task's siblings come from `group_size` of the environment manager, so this "
+            f"stays 1"
+        )
     return value
 
 
@@ -157,11 +176,13 @@ class GeneratingArgs(Section):
     """How tokens are drawn."""
 
     max_new_tokens: PositiveCount | None = None
-    """Maximum tokens per response; the smaller of this and max_tokens_per_step applies [128, at most sequence_length]."""
+    """Maximum tokens per response; the smaller of this and max_tokens_per_step applies [128, at most
+    sequence_length]."""
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy. The trainer's log-probs are at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: draws only from the likeliest tokens, as many as it takes for this total probability; 1 = off."""
+    """Nucleus sampling: draws only from the likeliest tokens, as many as it takes for this total probability;
+    1 = off."""
     top_k: Annotated[Count, BeforeValidator(lambda value: 0 if value == -1 else value)] = 0
     """Draws only from the k likeliest tokens; 0 (or -1) = off."""
     min_p: Fraction = 0.0
@@ -171,7 +192,8 @@ class GeneratingArgs(Section):
     stop_strings: Names = Field(default_factory=list)
     """A response ends with the token that completes one of these strings."""
     repetition_penalty: Positive = 1.0
-    """Divides positive logits of tokens that are in the context already, and multiplies negative ones; 1 = off."""
+    """Divides positive logits of tokens that are in the context already, and multiplies negative ones; 1 =
+    off."""
     do_sample: bool = True
     """False is greedy."""
 
@@ -181,18 +203,20 @@ class GeneratingArgs(Section):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether tokens are drawn from another distribution than the softmax of the logits at this temperature."""
+        """Whether tokens are drawn from another distribution than the softmax of the logits at this
+        temperature."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
 
     @property
     def loses_ids(self) -> bool:
-        """Whether sampling is truncated and servers don't return the candidate ids, so that the log-probs of sampler and
-        trainer can't be compared."""
+        """Whether sampling is truncated and servers don't return the candidate ids, so that the log-probs of
+        sampler and trainer can't be compared."""
         return self.is_truncated and not self.keeps_ids
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether servers return the candidate ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
+        """Whether servers return the candidate ids that each token was drawn from
+        (`SamplingParams.keeps_ids`)."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1
 
 
@@ -200,9 +224,11 @@ class StrategyArgs(Section):
     """The strategy that runs a role: the code or engine that trains, computes log-probs or samples."""
 
     strategy_name: Annotated[str, AfterValidator(OneOf(STRATEGIES))] = derived()
-    """The strategy [torch_train for trained roles, torch_infer for frozen ones, embedded for actor_infer and a judge]."""
+    """The strategy [torch_train for trained roles, torch_infer for frozen ones, embedded for actor_infer and
+    a judge]."""
     strategy_config: dict[str, Any] = Field(default_factory=dict)
-    """The engine's own options, passed to it unchanged (`tp_size`, `gpu_memory_utilization`, a ZeRO stage …)."""
+    """The engine's own options, passed to it unchanged (`tp_size`, `gpu_memory_utilization`, a ZeRO stage
+    …)."""
 
     @field_validator("strategy_config")
     @classmethod
@@ -210,7 +236,10 @@ class StrategyArgs(Section):
         for name in STRATEGIES["embedded"].options or ():
             asked = options.get(name, 1)
             if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-                raise ValueError(f"{name} is {asked!r}; it must be a whole number of at least 1, without quotes or exponent")
+                raise ValueError(
+                    f"{name} is {asked!r}; it must be a whole number of at least 1, without quotes or "
+                    f"exponent"
+                )
         return options
 
     @property
@@ -225,11 +254,13 @@ class StrategyArgs(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds only a share of the trained parameters, so that no server can read them in place."""
+        """Whether each rank holds only a share of the trained parameters, so that no server can read them in
+        place."""
         return self.spec.is_sharded
 
     def degree(self, *names: str) -> int:
-        """The value of the first of these options in `strategy_config`; 1 if there is none, or it isn't a whole number > 0."""
+        """The value of the first of these options in `strategy_config`; 1 if there is none, or it isn't a
+        whole number > 0."""
         value = next((self.strategy_config[name] for name in names if name in self.strategy_config), 1)
         return value if isinstance(value, int) and value > 0 else 1
 
@@ -241,9 +272,11 @@ class PlacedModel(Section):
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
-    """Device ranks or `list(range(0,8))` [one per launched process; critic, reference: actor_train's; servers: the first]."""
+    """Device ranks or `list(range(0,8))` [one per launched process; critic, reference: actor_train's;
+    servers: the first]."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
-    """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least 4096]."""
+    """Maximum tokens of a micro-batch with use_dynamic_batching_in_train [2 × sequence_length, at least
+    4096]."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -268,7 +301,11 @@ class PlacedModel(Section):
     @property
     def samples_per_optimizer_step(self) -> int:
         arguments = self.training_args
-        return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * self.data_parallel_size
+        return (
+            arguments.per_device_train_batch_size
+            * arguments.gradient_accumulation_steps
+            * self.data_parallel_size
+        )
 
 
 class Role(PlacedModel):
@@ -280,7 +317,8 @@ class Role(PlacedModel):
     use_dynamic_batching_in_infer: bool = False
     """Fill the micro-batches of forward passes (no training) by tokens instead of by samples."""
     max_tokens_per_microbatch_in_infer: PositiveCount = derived()
-    """Maximum tokens of a micro-batch with use_dynamic_batching_in_infer [2 × sequence_length, at least 4096]."""
+    """Maximum tokens of a micro-batch with use_dynamic_batching_in_infer [2 × sequence_length, at least
+    4096]."""
     use_sequence_packing: bool = True
     """Concatenate the samples of a micro-batch instead of padding them."""
 

@@ -5,11 +5,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Positive, PositiveCount, Seconds, Section, derived
+from turnwise.config.section import (
+    Count,
+    Name,
+    Names,
+    NonNegative,
+    OneOf,
+    Positive,
+    PositiveCount,
+    Seconds,
+    Section,
+    derived,
+)
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
-"""Maximum bytes of an experiment's name. The name, a time and an ending make a file name, which may have 255 bytes."""
+"""Maximum bytes of an experiment's name. The name, a time and an ending make a file name, which may have 255
+bytes."""
 
 
 def _trackers(names: list[str]) -> list[str]:
@@ -17,9 +29,16 @@ def _trackers(names: list[str]) -> list[str]:
 
 
 def _folder_name(name: str) -> str:
-    if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME:
+    if (
+        not name.isprintable()
+        or "/" in name
+        or "\\" in name
+        or name in ("", ".", "..")
+        or len(name.encode()) > LONGEST_NAME
+    ):
         raise ValueError(
-            f"{reprlib.repr(name)} can't be the name of a folder in output_dir: give 1 to {LONGEST_NAME} bytes of printable "
+            f"{reprlib.repr(name)} can't be the name of a folder in output_dir: give 1 to {LONGEST_NAME} "
+            f"bytes of printable "
             "characters without slashes; output_dir sets where it is"
         )
     return name
@@ -35,7 +54,8 @@ class CheckpointConfig(Section):
 
 
 class Trace(Section):
-    """Traces of trajectories: generate calls, tool calls and environment steps. They aren't in this version."""
+    """Traces of trajectories: generate calls, tool calls and environment steps. They aren't in this
+    version."""
 
     backend: Literal["jsonl", "mlflow"] | None = None
     """Where traces go; unset = nowhere. Other values are refused: this version has no traces."""
@@ -53,9 +73,11 @@ class Deadlines(Section):
     start_s: Seconds = 1800.0
     """Deadline of the start of an inference server with its engine."""
     env_s: Seconds = 600.0
-    """Deadline of code that blocks the event loop, if it has no other, and of the wait for a blocking environment's turn."""
+    """Deadline of code that blocks the event loop, if it has no other, and of the wait for a blocking
+    environment's turn."""
     train_s: Seconds = 3600.0
-    """Deadline of one call of the trainer, reference or critic: a forward pass, an optimiser step, saving, loading."""
+    """Deadline of one call of the trainer, reference or critic: a forward pass, an optimiser step, saving,
+    loading."""
     weights_s: Seconds = 600.0
     """Deadline of one weight update of the inference servers."""
 
@@ -73,8 +95,9 @@ class ClusterArgs(Section):
     """The processes that train."""
 
     name: Literal["auto", "local", "process", "launched", "ray"] = "auto"
-    """`local` = this process; `process` = a process for each device, beside this one; `launched` = the processes that torchrun
-    or accelerate started; `auto` picks one that suits the devices. `ray` is refused: it isn't in this version."""
+    """`local` = this process; `process` = a process for each device, beside this one; `launched` = the
+    processes that torchrun or accelerate started; `auto` picks one that suits the devices. `ray` is refused:
+    it isn't in this version."""
 
 
 class ValidationMetric(Section):
@@ -105,8 +128,8 @@ class RunKeys(Section):
     pretrain: Name
     """Model folder or hub name for every role that names no model of its own."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables that the policy's chat template reads at every render (`enable_thinking: false`, `date_string: "26 Jul 2024"`);
-    a variable that the template never reads is an error."""
+    """Variables that the policy's chat template reads at every render (`enable_thinking: false`,
+    `date_string: "26 Jul 2024"`); a variable that the template never reads is an error."""
     exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
     """Name of the experiment [the config file's name without .yaml; turnwise without a file]."""
     seed: Count = 42
@@ -121,7 +144,8 @@ class RunKeys(Section):
     logging_steps: PositiveCount = 1
     """Print a line of metrics and some samples every so many steps."""
     eval_steps: Count = 0
-    """Validate every so many steps, from step 0 on, and at the end; 0 = never, or for fine-tuning only at the end."""
+    """Validate every so many steps, from step 0 on, and at the end; 0 = never, or for fine-tuning only at the
+    end."""
     save_best: SaveBest | None = None
     early_stopping: EarlyStopping | None = None
     resume_from_checkpoint: bool | str = False
@@ -136,10 +160,13 @@ class RunKeys(Section):
     deterministic: bool = False
     """Make two runs of one config and seed bit-identical, and refuse settings that prevent it."""
 
-    track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
+    track_with: Annotated[Names, AfterValidator(_trackers)] = Field(
+        default_factory=lambda: ["tensorboard", "stdout"]
+    )
     """Where metrics go besides metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments by tracker name (`wandb: {mode: offline}`), or directly if only one tracker accepts any (docs/python.md)."""
+    """Arguments by tracker name (`wandb: {mode: offline}`), or directly if only one tracker accepts any
+    (docs/python.md)."""
     sequence_length: PositiveCount = derived()
     """Maximum tokens of a context [the model's, at most 4096]."""
 
@@ -148,14 +175,17 @@ class LimitKeys(Section):
     """Parity of sampler and trainer, asynchrony, deadlines and traces."""
 
     parity_max_logprob_diff: Positive = derived()
-    """Maximum mean |difference| of the log-probs of sampler and trainer, in nats [1e-3 in fp32, 5e-2 otherwise]."""
+    """Maximum mean |difference| of the log-probs of sampler and trainer, in nats [1e-3 in fp32, 5e-2
+    otherwise]."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
-    """Whether running requests finish before a weight update, are aborted and continue or restart, or pause (`keep`)."""
+    """Whether running requests finish before a weight update, are aborted and continue or restart, or pause
+    (`keep`)."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """What happens to a late group in the last step that may train on it: the step waits (`wait`) or drops it (`drop`)."""
+    """What happens to a late group in the last step that may train on it: the step waits (`wait`) or drops it
+    (`drop`)."""
     stream_training: bool = derived()
-    """Accumulate gradients as each group of a step ends, with one optimiser step after the last [true if training is
-    asynchronous and no setting needs the whole batch]."""
+    """Accumulate gradients as each group of a step ends, with one optimiser step after the last [true if
+    training is asynchronous and no setting needs the whole batch]."""
     cpu_split: CpuSplit = Field(default_factory=CpuSplit)
     trace: Trace = Field(default_factory=Trace)

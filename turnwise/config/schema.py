@@ -9,13 +9,13 @@ from turnwise.config.resolve import resolve
 
 
 class AgenticConfig(AgenticKeys):
-    """One YAML of `turnwise train`, validated and with every default filled in. Contradictions between its keys aren't found
-    here but by `parse_config` and `load_config`.
+    """One YAML of `turnwise train`, validated and with every default filled in. Contradictions between its
+    keys aren't found here but by `parse_config` and `load_config`.
 
     >>> lake = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
     >>> config = AgenticConfig.model_validate({"pretrain": "models/tiny", **lake})
-    >>> config.reward_normalization.method, config.train_env_manager.tags, config.actor_infer.strategy_args.strategy_name
-    ('mean_std', ['Lake'], 'embedded')
+    >>> config.reward_normalization.method, config.train_env_manager.tags,
+    config.actor_infer.strategy_args.strategy_name ('mean_std', ['Lake'], 'embedded')
     """
 
     @model_validator(mode="after")

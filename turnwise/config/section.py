@@ -1,11 +1,20 @@
-"""The base of every section of a config: a strict, frozen pydantic model in which `null` means "not set" for most keys."""
+"""The base of every section of a config: a strict, frozen pydantic model in which `null` means "not set" for
+most keys."""
 
 import sys
 from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
 
 from turnwise.errors import nearest
 
@@ -27,8 +36,13 @@ LONGEST_PART, LONGEST_PATH = 255, 4095
 def _is_named(name: str) -> str:
     if not name.strip():
         raise ValueError("is empty; give it a name, or leave it out")
-    if any(len(part.encode()) > LONGEST_PART for part in name.split("/")) or len(name.encode()) > LONGEST_PATH:
-        raise ValueError(f"is too long: the system takes {LONGEST_PART} bytes between slashes and {LONGEST_PATH:,} in all")
+    if (
+        any(len(part.encode()) > LONGEST_PART for part in name.split("/"))
+        or len(name.encode()) > LONGEST_PATH
+    ):
+        raise ValueError(
+            f"is too long: the system takes {LONGEST_PART} bytes between slashes and {LONGEST_PATH:,} in all"
+        )
     return name
 
 
@@ -40,11 +54,16 @@ Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstanc
 
 
 def is_entry_point(name: str) -> bool:
-    """Whether the name has the form `module:Class` or `module:function`. Raises ValueError for Python's own modules."""
+    """Whether the name has the form `module:Class` or `module:function`. Raises ValueError for Python's own
+    modules."""
     module, _, attribute = name.partition(":")
     if attribute and module.split(".")[0] in sys.stdlib_module_names:
-        raise ValueError(f"{name!r} names a module of Python itself; your own plug-in needs a module with another name")
-    return all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])  # an attribute may be Class.method
+        raise ValueError(
+            f"{name!r} names a module of Python itself; your own plug-in needs a module with another name"
+        )
+    return all(
+        part.isidentifier() for part in [*module.split("."), *attribute.split(".")]
+    )  # an attribute may be Class.method
 
 
 def aliased(names: Mapping[str, str]) -> BeforeValidator:
@@ -58,7 +77,8 @@ def derived() -> Any:
 
 
 class OneOf:
-    """A validator that accepts the given names and, if `own` is set, a user's entry point, of the form that `own` shows."""
+    """A validator that accepts the given names and, if `own` is set, a user's entry point, of the form that
+    `own` shows."""
 
     def __init__(self, names: Iterable[str], *, own: str = "") -> None:
         self.names = tuple(names)
@@ -74,7 +94,8 @@ class OneOf:
 
 
 class Section(BaseModel):
-    """Base of all sections. Unknown keys and wrong types are errors. `null` means the default, unless the type allows None."""
+    """Base of all sections. Unknown keys and wrong types are errors. `null` means the default, unless the
+    type allows None."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     _derived: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -85,7 +106,9 @@ class Section(BaseModel):
     def _null_is_unset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        strict = {key for key, field in cls.model_fields.items() if NoneType not in get_args(field.annotation)}
+        strict = {
+            key for key, field in cls.model_fields.items() if NoneType not in get_args(field.annotation)
+        }
         return {key: value for key, value in data.items() if value is not None or key not in strict}
 
     def fill(self, **values: Any) -> None:
@@ -96,7 +119,8 @@ class Section(BaseModel):
                 object.__setattr__(self, name, value)
 
     def is_set(self, key: str) -> bool:
-        """Whether the user set the dotted `key` of this section. Keys in a plain mapping count as set if the mapping is set."""
+        """Whether the user set the dotted `key` of this section. Keys in a plain mapping count as set if the
+        mapping is set."""
         first, _, rest = key.partition(".")
         if first not in self.model_fields_set:
             return False
@@ -104,12 +128,15 @@ class Section(BaseModel):
         return value.is_set(rest) if rest and isinstance(value, Section) else True
 
     def departs(self, key: str) -> bool:
-        """Whether the user gave the dotted `key`, or a key below it, a value that differs from its default or derived value."""
+        """Whether the user gave the dotted `key`, or a key below it, a value that differs from its default or
+        derived value."""
         first, _, rest = key.partition(".")
         if first not in self.model_fields_set:
             return False
         value = self.__dict__[first]
-        default = self._derived.get(first, type(self).model_fields[first].get_default(call_default_factory=True))
+        default = self._derived.get(
+            first, type(self).model_fields[first].get_default(call_default_factory=True)
+        )
         if isinstance(value, Section) and rest:
             return value.departs(rest)
         if isinstance(value, Section) and default is not None:

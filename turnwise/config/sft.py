@@ -13,10 +13,12 @@ from turnwise.config.section import Names, Positive, PositiveCount
 
 
 class SFTConfig(PlacedModel, RunKeys):
-    """One YAML of `turnwise sft`, which trains on files of conversations, with the loss on the assistant's messages only."""
+    """One YAML of `turnwise sft`, which trains on files of conversations, with the loss on the assistant's
+    messages only."""
 
     train_files: Names
-    """Rows `{"messages": [...]}`: JSON, CSV or Parquet files, folders saved by the datasets library, or names on the hub."""
+    """Rows `{"messages": [...]}`: JSON, CSV or Parquet files, folders saved by the datasets library, or names
+    on the hub."""
     val_files: Names | None = None
     """Rows in the same forms, on which the loss is measured every eval_steps and at the end."""
     data: RowShape = Field(default_factory=RowShape)

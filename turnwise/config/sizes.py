@@ -12,14 +12,18 @@ _SHORTEST_RESPONSE = 8  # in tokens; a shorter one holds no answer
 
 
 def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
-    """Advice on faster steps: a smaller model and, where this config allows them, overrides that about halve a step's time."""
+    """Advice on faster steps: a smaller model and, where this config allows them, overrides that about halve
+    a step's time."""
     changes = _smaller_sft(config) if isinstance(config, SFTConfig) else _smaller(config)
     tried = f"smaller sizes to try: {' '.join(changes)}, or" if changes else "try"
     return f"{tried} a smaller model (docs/how_long.md has measured times)"
 
 
 def _smaller_sft(config: SFTConfig) -> list[str]:
-    sizes, keys = config.training_args.__dict__, ("gradient_accumulation_steps", "per_device_train_batch_size")
+    sizes, keys = (
+        config.training_args.__dict__,
+        ("gradient_accumulation_steps", "per_device_train_batch_size"),
+    )
     return [f"training_args.{key}={sizes[key] // 2}" for key in keys if sizes[key] > 1][:1]
 
 
@@ -54,8 +58,9 @@ def _trained(arguments: ModelArgs, shape: ModelShape, num_parameters: int) -> Tr
 
 
 def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
-    """A text: the size of one checkpoint, and the space on the disk that all kept checkpoints and a new one need together.
-    Counts fp32 weights and Adam's two moments, of each trained model or, if it has an adapter, of the adapter only."""
+    """A text: the size of one checkpoint, and the space on the disk that all kept checkpoints and a new one
+    need together. Counts fp32 weights and Adam's two moments, of each trained model or, if it has an adapter,
+    of the adapter only."""
     size = _trained(config.actor_train.model_args, shape, shape.num_parameters).checkpoint_bytes
     if config.needs_critic:
         critic = _critic_shape(config, shape)
@@ -72,8 +77,9 @@ def episodes_at_once(config: AgenticConfig) -> int:
 
 
 def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> str:
-    """A run's estimated memory as a text, without activations. A server reads the trainer's weights instead of keeping a copy
-    if it is in the trainer's process, can do so in fp32, gets every update, and the policy has no adapter."""
+    """A run's estimated memory as a text, without activations. A server reads the trainer's weights instead
+    of keeping a copy if it is in the trainer's process, can do so in fp32, gets every update, and the policy
+    has no adapter."""
     num_servers = placement.num_servers
     are_apart = "actor_train" not in placement.neighbours("actor_infer")
     copy = bytes_text(WEIGHT_BYTES * shape.num_parameters)
@@ -82,7 +88,10 @@ def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> st
     if config.needs_critic:
         critic_shape = _critic_shape(config, shape)
         critic = _trained(config.critic.model_args, critic_shape, critic_shape.num_value_parameters)
-        parts.append(f"{bytes_text(critic.frozen_bytes + critic.trained_bytes)} critic{_ranks(config, placement, 'critic')}")
+        parts.append(
+            f"{bytes_text(critic.frozen_bytes + critic.trained_bytes)} "
+            f"critic{_ranks(config, placement, 'critic')}"
+        )
     if config.needs_reference and not config.is_reference_in_policy:
         parts.append(f"{copy} reference{_ranks(config, placement, 'reference')}")
     dtype = config.actor_infer.model_args.dtype
@@ -95,7 +104,9 @@ def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> st
     if are_apart:
         parts.append(f"{copy} on the way between processes")
     parts.append(_cache(config, shape, sampler))
-    is_packed = strategy.packs_weights and dtype == "fp32" and BYTES[dtype] * shape.num_parameters <= MAX_PACKED_BYTES
+    is_packed = (
+        strategy.packs_weights and dtype == "fp32" and BYTES[dtype] * shape.num_parameters <= MAX_PACKED_BYTES
+    )
     if is_packed:
         parts.append(f"on a CPU about {bytes_text(sampler.weight_bytes)} weights packed for its kernels")
     return ", ".join(parts) + " (estimated; activations come on top)"

@@ -1,4 +1,5 @@
-"""Reads the files that a config's section `agent` names: tools, simulated users, agent loops. Their form is verl's."""
+"""Reads the files that a config's section `agent` names: tools, simulated users, agent loops. Their form is
+verl's."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +19,8 @@ S = TypeVar("S", bound=Section)
 
 
 def _entry_point(known: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
-    """A known name or the one that an alias stands for; else the name as `module:Class`, even if written `module.Class`."""
+    """A known name or the one that an alias stands for; else the name as `module:Class`, even if written
+    `module.Class`."""
     if not isinstance(name, str) or name in known:
         return name
     if name in aliases:
@@ -48,7 +50,8 @@ class _ToolFile(Section):
 
 
 class InteractionEntry(Section):
-    """One simulated user of an interaction file: the name by which rows choose it, its class, and the class's config."""
+    """One simulated user of an interaction file: the name by which rows choose it, its class, and the class's
+    config."""
 
     name: Name
     class_name: Annotated[Name, BeforeValidator(partial(_entry_point, INTERACTIONS, INTERACTION_ALIASES))]
@@ -60,7 +63,8 @@ class _InteractionFile(Section):
 
 
 class LoopEntry(Section):
-    """One of the user's own agent loops: the name by which rows choose it, its class, and the class's arguments."""
+    """One of the user's own agent loops: the name by which rows choose it, its class, and the class's
+    arguments."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -73,19 +77,27 @@ class _LoopFile(Section):
 
 
 def read_tool_file(path: str) -> list[ToolEntry]:
-    """Reads the tools of the file `agent.tool_config_path`. Raises ConfigError, which names file and key, for a wrong file."""
-    return _read("tool_config_path", path, _ToolFile, "tools, a list of {class_name, config, tool_schema}").tools
+    """Reads the tools of the file `agent.tool_config_path`. Raises ConfigError, which names file and key, for
+    a wrong file."""
+    return _read(
+        "tool_config_path", path, _ToolFile, "tools, a list of {class_name, config, tool_schema}"
+    ).tools
 
 
 def read_interaction_file(path: str) -> list[InteractionEntry]:
-    """The simulated users of the file that `agent.interaction_config_path` names. Raises ConfigError like `read_tool_file`."""
+    """The simulated users of the file that `agent.interaction_config_path` names. Raises ConfigError like
+    `read_tool_file`."""
     form = "interaction, a list of {name, class_name, config}"
     return _read("interaction_config_path", path, _InteractionFile, form).interaction
 
 
 def read_loop_file(path: str) -> dict[str, LoopEntry]:
-    """The loops of the file that `agent.agent_config_path` names, by name. Raises ConfigError like `read_tool_file`."""
-    return {loop.name: loop for loop in _read("agent_config_path", path, _LoopFile, "a list of {name, _target_}").loops}
+    """The loops of the file that `agent.agent_config_path` names, by name. Raises ConfigError like
+    `read_tool_file`."""
+    return {
+        loop.name: loop
+        for loop in _read("agent_config_path", path, _LoopFile, "a list of {name, _target_}").loops
+    }
 
 
 def _read(key: str, path: str, kind: type[S], form: str) -> S:
@@ -109,7 +121,8 @@ _MCP_FORM = "{class_name: mcp, config: {command: [program, word]}}, or config: {
 
 
 def _mcp_key(content: Any) -> str:
-    """The first key of a tool file, or of one of its entries, under which other programs keep MCP servers; "" if none."""
+    """The first key of a tool file, or of one of its entries, under which other programs keep MCP servers; ""
+    if none."""
     entries = content.get("tools") if isinstance(content, dict) else None
     for section in [content, *(entries if isinstance(entries, list) else ())]:
         for key in section if isinstance(section, dict) else ():
@@ -122,5 +135,9 @@ def _sentence(kind: type[Section], item: ErrorDetails) -> str:
     if item["type"] != "extra_forbidden":
         return item["msg"].removeprefix("Value error, ")
     [entries] = kind.model_fields.values()
-    known = list(get_args(entries.annotation)[0].model_fields) if len(item["loc"]) > 1 else list(kind.model_fields)
+    known = (
+        list(get_args(entries.annotation)[0].model_fields)
+        if len(item["loc"]) > 1
+        else list(kind.model_fields)
+    )
     return f"unknown key; the known ones are {', '.join(known)}.{nearest(str(item['loc'][-1]), known)}"

@@ -10,7 +10,8 @@ from turnwise.config.section import Section
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Bounds of the absolute value of some keys, far beyond published runs, and what happens below and above them."""
+    """Bounds of the absolute value of some keys, far beyond published runs, and what happens below and above
+    them."""
 
     keys: tuple[str, ...]
     range: str
@@ -131,8 +132,8 @@ _OF_KEY = {key: row for row in USUAL for key in row.keys}
 
 
 def unusual(section: Section, idle: Collection[Path], path: Path = ()) -> Iterator[Problem]:
-    """A problem for each setting that the user set outside its usual bounds, in a section at `path` and the sections in it.
-    Settings in `idle`, which have no effect, and values of 0 (off) are never reported."""
+    """A problem for each setting that the user set outside its usual bounds, in a section at `path` and the
+    sections in it. Settings in `idle`, which have no effect, and values of 0 (off) are never reported."""
     for key in type(section).model_fields:
         value = section.__dict__[key]
         key_path = (*path, key)

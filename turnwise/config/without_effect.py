@@ -1,4 +1,5 @@
-"""Finds keys whose value isn't the default and has no effect. They give warnings, or errors under `--strict`."""
+"""Finds keys whose value isn't the default and has no effect. They give warnings, or errors under
+`--strict`."""
 
 from collections.abc import Iterator
 
@@ -30,11 +31,14 @@ ROLE_REQUIREMENTS = {role: _requirements(role) for role in UNREAD}
 def never_works(key: str) -> bool:
     """Whether a dotted key, such as `actor_infer.training_args`, is one that its role never reads."""
     role, _, inner = key.partition(".")
-    return any(f"{inner}.".startswith(f"{name}.") for names in UNREAD.get(role, {}).values() for name in names)
+    return any(
+        f"{inner}.".startswith(f"{name}.") for names in UNREAD.get(role, {}).values() for name in names
+    )
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """A problem for each key that has no effect, or defeats another key. A section without effect gets a single problem."""
+    """A problem for each key that has no effect, or defeats another key. A section without effect gets a
+    single problem."""
     if isinstance(config, SFTConfig):
         return list(without_effect(SFT_REQUIREMENTS, config))
     problems = list(without_effect(REQUIREMENTS, config))
@@ -43,7 +47,9 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     for name, requirements in ROLE_REQUIREMENTS.items():
         problems += without_effect(requirements, config.roles[name], name)
     paths = {problem.path for problem in problems}
-    return [problem for problem in problems if not any(section in paths for section in _sections(problem.path))]
+    return [
+        problem for problem in problems if not any(section in paths for section in _sections(problem.path))
+    ]
 
 
 def _sections(path: Path) -> Iterator[Path]:
@@ -61,7 +67,9 @@ def _clip_keys(config: AgenticConfig) -> Iterator[Problem]:
     for name, clip in published_clips(config).items():
         value = config.pg_args[name]
         if value != clip:
-            message = f"{value} takes the place of {clip}: the published clip key has no effect; keep one of them."
+            message = (
+                f"{value} takes the place of {clip}: the published clip key has no effect; keep one of them."
+            )
             yield Problem(("pg_args", name), message)
 
 
@@ -74,23 +82,38 @@ def _corrections(config: AgenticConfig) -> Iterator[Problem]:
     for index, band in enumerate(correction.filters):
         for key in ("agg_type", "ratio_low", "ratio_high"):
             if not band.enabled and band.departs(key):
-                yield Problem(("train_infer_correction", "filters", index, key), "has no effect: enabled is false.")
+                yield Problem(
+                    ("train_infer_correction", "filters", index, key), "has no effect: enabled is false."
+                )
 
 
 def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
-    """Finds estimators that give each turn its own credit, under a loss that averages advantages over several turns."""
+    """Finds estimators that give each turn its own credit, under a loss that averages advantages over several
+    turns."""
     estimator = config.estimator
     granularities = config.variant.granularities
     by_sequence = granularities[:1] == ("geometric",) and config.ratio_type != "segment"
-    if not by_sequence or estimator.is_own or estimator.reward_placement != "turn" or config.reward_placement == "final":
+    if (
+        not by_sequence
+        or estimator.is_own
+        or estimator.reward_placement != "turn"
+        or config.reward_placement == "final"
+    ):
         return
     tags = [tag for tag in config.train_env_manager.tags if tag in config.custom_envs]
-    long = [tag for tag in tags if config.custom_envs[tag].mode == "trajectory" and config.custom_envs[tag].max_steps > 1]
+    long = [
+        tag
+        for tag in tags
+        if config.custom_envs[tag].mode == "trajectory" and config.custom_envs[tag].max_steps > 1
+    ]
     if long:
         message = (
-            f"{config.pg_variant} gives all tokens of a sequence the mean of their advantages, and in mode trajectory the "
-            f"turns of an episode ({', '.join(long)}) are one sequence, so the credit that {config.adv_estimator} gives single "
-            "turns is averaged away; set ratio_type: segment, or mode: step in the environment, or pg_variant: ppo."
+            f"{config.pg_variant} gives all tokens of a sequence the mean of their advantages, and in mode "
+            f"trajectory the "
+            f"turns of an episode ({', '.join(long)}) are one sequence, so the credit that "
+            f"{config.adv_estimator} gives single "
+            "turns is averaged away; set ratio_type: segment, or mode: step in the environment, or "
+            "pg_variant: ppo."
         )
         yield Problem.at("pg_variant", message)
 
@@ -104,7 +127,10 @@ def _long_warmups(config: AgenticConfig) -> Iterator[Problem]:
         steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
         if training.warmup_steps > steps > 0:
             end = training.learning_rate * steps / training.warmup_steps
-            message = f"{training.warmup_steps} is more than the {steps} optimiser steps of the run, so the learning rate"
+            message = (
+                f"{training.warmup_steps} is more than the {steps} optimiser steps of the run, so the "
+                f"learning rate"
+            )
             path = (name, "training_args", "warmup_steps")
             yield Problem(path, f"{message} ends at {end:.1g} and never reaches {training.learning_rate:g}.")
 

@@ -1,4 +1,5 @@
-"""Reads YAML files as UTF-8, limits their size after anchors and interpolations are expanded, and finds the lines of keys."""
+"""Reads YAML files as UTF-8, limits their size after anchors and interpolations are expanded, and finds the
+lines of keys."""
 
 import os
 import re
@@ -25,7 +26,8 @@ _REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\.*)([^${}:\s]+)\s*\}")
 
 
 def read_yaml(file: Path, name: str = "") -> str:
-    """The text of a YAML file, called `name` in messages. Raises ConfigError if it can't be read, is too long or not UTF-8."""
+    """The text of a YAML file, called `name` in messages. Raises ConfigError if it can't be read, is too long
+    or not UTF-8."""
     name = name or str(file)
     try:
         if file.exists() and not file.is_file():  # reading a pipe would wait
@@ -40,18 +42,20 @@ def read_yaml(file: Path, name: str = "") -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as fault:
         line = data.count(b"\n", 0, fault.start) + 1
-        raise ConfigError(f"{name}:{line} isn't UTF-8 (byte 0x{data[fault.start]:02x}); save the file as UTF-8") from fault
+        raise ConfigError(
+            f"{name}:{line} isn't UTF-8 (byte 0x{data[fault.start]:02x}); save the file as UTF-8"
+        ) from fault
     return text
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text, whose words mean what they mean in a config (`1e-3` is a number). Raises ConfigError if
-    `require_bounded` does, or a mapping has a key twice.
+    """The value of a YAML text, whose words mean what they mean in a config (`1e-3` is a number). Raises
+    ConfigError if `require_bounded` does, or a mapping has a key twice.
 
     >>> load_yaml("a: &a {b: *a}", "own.yaml")
     Traceback (most recent call last):
-    ...
-    turnwise.errors.ConfigError: own.yaml:1: the alias *a stands inside its own anchor; write out what it should hold
+    ... turnwise.errors.ConfigError: own.yaml:1: the alias *a stands inside its own anchor; write out what it
+    should hold
     """
     require_bounded(text, name)
     try:
@@ -61,7 +65,8 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 def require_bounded(text: str, name: str) -> None:
-    """Raises ConfigError if the text isn't YAML, or is too large, too deep or endless once its anchors are expanded."""
+    """Raises ConfigError if the text isn't YAML, or is too large, too deep or endless once its anchors are
+    expanded."""
     anchored: dict[str, tuple[int, int]] = {}
     sections: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     line = 1
@@ -81,7 +86,10 @@ def require_bounded(text: str, name: str) -> None:
                 anchor, size = event.anchor, 1 + len(event.value) // _TEXT_UNIT
             elif isinstance(event, yaml.AliasEvent):
                 if any(event.anchor == opened for opened, _, _ in sections):
-                    what = f"the alias *{event.anchor} stands inside its own anchor; write out what it should hold"
+                    what = (
+                        f"the alias *{event.anchor} stands inside its own anchor; write out what it "
+                        f"should hold"
+                    )
                     raise ConfigError(f"{name}:{line}: {what}")
                 size, depth = anchored.get(event.anchor or "", (1, 0))
             else:
@@ -100,7 +108,9 @@ def require_bounded(text: str, name: str) -> None:
         before = text[: fault.start] if isinstance(fault, UnicodeEncodeError) else ""
         if isinstance(fault, yaml.reader.ReaderError):  # libyaml counts bytes, and names no encoding
             before = (
-                text.encode()[: fault.position].decode(errors="replace") if fault.encoding == "?" else text[: fault.position]
+                text.encode()[: fault.position].decode(errors="replace")
+                if fault.encoding == "?"
+                else text[: fault.position]
             )
         line = len(f"{before}.".splitlines())
         raise ConfigError(f"{name}:{line} can't be read: {str(fault).splitlines()[0]}") from fault
@@ -128,7 +138,9 @@ def require_bounded_references(values: Any, name: str) -> None:
                     sizes[path] += size_at(*_target(values, path, match))
             if path and sizes[path] > MAX_SIZE:
                 key = ".".join(str(part) for part in path)
-                raise ConfigError(f"{name}: {key} has over {MAX_SIZE:,} values once its ${{...}} are resolved; use fewer")
+                raise ConfigError(
+                    f"{name}: {key} has over {MAX_SIZE:,} values once its ${{...}} are resolved; use fewer"
+                )
         return sizes[path]
 
     size_at((), values)
@@ -145,7 +157,10 @@ def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, 
     """Path and value of an interpolation's target, or of another interpolation that is on the way to it."""
     dots, rest = match.groups()
     found: KeyPath = ()
-    names = [*(path[: len(path) - len(dots)] if dots else ()), *(part for part in re.split(r"[.\[\]]", rest) if part)]
+    names = [
+        *(path[: len(path) - len(dots)] if dots else ()),
+        *(part for part in re.split(r"[.\[\]]", rest) if part),
+    ]
     for name in names:
         inner = {str(key): (key, item) for key, item in _children(values)}
         if str(name) not in inner:
@@ -159,7 +174,9 @@ def _require(depth: int, size: int, name: str, line: int) -> None:
     if depth > MAX_DEPTH + 1:
         raise ConfigError(f"{name}:{line}: more than {MAX_DEPTH} nested sections; a config has a few")
     if size > MAX_SIZE:
-        raise ConfigError(f"{name}:{line}: more than {MAX_SIZE:,} values once its anchors are expanded; use fewer")
+        raise ConfigError(
+            f"{name}:{line}: more than {MAX_SIZE:,} values once its anchors are expanded; use fewer"
+        )
 
 
 MAX_LINKS = 16
@@ -174,7 +191,8 @@ def display(path: Path) -> str:
 
 
 class KeyLocations:
-    """Places of keys in YAML files and overrides, for messages. Later files win over earlier ones, overrides over files."""
+    """Places of keys in YAML files and overrides, for messages. Later files win over earlier ones, overrides
+    over files."""
 
     def __init__(self, files: Sequence[Path], overrides: Sequence[str] = ()) -> None:
         self._file = display(files[-1]) if files else ""
@@ -182,7 +200,9 @@ class KeyLocations:
         self._links: dict[KeyPath, KeyPath] = {}
         for file in files:
             with suppress(yaml.YAMLError, UnicodeDecodeError):
-                self._walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=YAML_LOADER), (), display(file))
+                self._walk(
+                    yaml.compose(file.read_text(encoding="utf-8"), Loader=YAML_LOADER), (), display(file)
+                )
         for override in overrides:
             key, place = tuple(override.lstrip("+~").partition("=")[0].split(".")), f"override {override!r}"
             for length in range(1, len(key)):
@@ -190,7 +210,8 @@ class KeyLocations:
             self._places[key] = place
 
     def of(self, key: KeyPath) -> str:
-        """The place of a key, of what it interpolates, or of the nearest section around it; else the last file, if any."""
+        """The place of a key, of what it interpolates, or of the nearest section around it; else the last
+        file, if any."""
         for _ in range(MAX_LINKS):
             length = next((n for n in range(len(key), 0, -1) if key[:n] in self._places), 0)
             head, tail = key[:length], key[length:]

@@ -1,6 +1,7 @@
 """Which words of a YAML text are numbers: the same for every file that the project reads or writes.
 
-OmegaConf, which reads configs, differs from PyYAML in two points: `1e-3` and `1e6` are numbers, and a date is a text."""
+OmegaConf, which reads configs, differs from PyYAML in two points: `1e-3` and `1e6` are numbers, and a date is
+a text."""
 
 import re
 from typing import Any
@@ -11,7 +12,9 @@ from turnwise.spec.package_tables import YAML_LOADER
 
 FLOAT, TIMESTAMP = "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"
 _MERGE = "tag:yaml.org,2002:merge"
-_EXPONENT = re.compile(r"[-+]?\d+(_\d+)*[eE][-+]?\d+|[-+]?\d+(_\d+)*\.[\d_]*[eE]\d+|\.\d+(_\d+)*([eE][-+]\d+)?")
+_EXPONENT = re.compile(
+    r"[-+]?\d+(_\d+)*[eE][-+]?\d+|[-+]?\d+(_\d+)*\.[\d_]*[eE]\d+|\.\d+(_\d+)*([eE][-+]\d+)?"
+)
 
 
 class _Exactly:
@@ -25,7 +28,9 @@ def with_words_of_configs(kind: Any) -> Any:
     """Decorates a loader or dumper class, so that it takes words as OmegaConf does."""
     resolvers: dict[str, list[tuple[str, Any]]] = {
         first: [(tag, pattern) for tag, pattern in pairs if tag != TIMESTAMP]
-        for first, pairs in vars(kind).get("yaml_implicit_resolvers", kind.mro()[1].yaml_implicit_resolvers).items()
+        for first, pairs in vars(kind)
+        .get("yaml_implicit_resolvers", kind.mro()[1].yaml_implicit_resolvers)
+        .items()
     }
     for first in "-+.0123456789":
         resolvers.setdefault(first, []).append((FLOAT, _Exactly(_EXPONENT)))
@@ -44,6 +49,8 @@ class WordLoader(YAML_LOADER):
                 continue
             if key.value in seen:
                 where = key.start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value} stands here twice", where)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value} stands here twice", where
+                )
             seen.add(key.value)
         return dict(super().construct_mapping(node, deep=deep))

@@ -1,5 +1,6 @@
-"""The one model of a run's costs, as pure functions of counts: `turnwise config` shows its bytes, a strategy the size of its
-checkpoint, the display of a run its time left, and `turnwise tool` its estimate. Nothing here reads a clock or a file."""
+"""The one model of a run's costs, as pure functions of counts: `turnwise config` shows its bytes, a strategy
+the size of its checkpoint, the display of a run its time left, and `turnwise tool` its estimate. Nothing here
+reads a clock or a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model by its number of parameters. With `num_adapter` only that many parameters of adapters are trained."""
+    """A model by its number of parameters. With `num_adapter` only that many parameters of adapters are
+    trained."""
 
     num_parameters: int
     num_adapter: int | None = None
@@ -67,14 +69,15 @@ class Sampler:
         return self.num_servers * BYTES[self.dtype] * self.num_parameters
 
     def cache_bytes(self, context_bytes: int, limit: int | None) -> int:
-        """Maximum memory of keys and values. `context_bytes` are those of all contexts, `limit` is that of one server."""
+        """Maximum memory of keys and values. `context_bytes` are those of all contexts, `limit` is that of
+        one server."""
         return context_bytes if limit is None else min(context_bytes, self.num_servers * limit)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """What is computed for each token of a training. A parameter costs 6 operations a token to train, forward and backward, and
-    2 in any other pass."""
+    """What is computed for each token of a training. A parameter costs 6 operations a token to train, forward
+    and backward, and 2 in any other pass."""
 
     is_sampled: bool
     has_reference: bool = False
@@ -114,7 +117,8 @@ def training_seconds(work: TokenWork, num_parameters: int, num_tokens: int, oper
 
 
 def share_done(num_done: int, total: int, num_tokens: int = 0, most_tokens: int = 0) -> float:
-    """The share of a work that is done, by its units or its tokens, whichever is further. 0 where totals are unknown."""
+    """The share of a work that is done, by its units or its tokens, whichever is further. 0 where totals are
+    unknown."""
     by_units = num_done / total if total else 0.0
     by_tokens = num_tokens / most_tokens if most_tokens else 0.0
     return max(by_units, by_tokens)
@@ -126,7 +130,8 @@ def work_left_s(elapsed_s: float, share: float) -> float:
 
 
 def steps_left_s(ends: Sequence[float], num_left: int, now: float) -> float:
-    """Seconds left of `num_left` steps, from the mean interval between the `ends` of two or more recent ones."""
+    """Seconds left of `num_left` steps, from the mean interval between the `ends` of two or more recent
+    ones."""
     mean_s = (ends[-1] - ends[0]) / (len(ends) - 1)
     return max(mean_s * num_left - (now - ends[-1]), 0.0)
 

@@ -1,4 +1,5 @@
-"""Finds the answer that a text states, and compares it with the true one. All rewards for answers read both in this way."""
+"""Finds the answer that a text states, and compares it with the true one. All rewards for answers read both
+in this way."""
 
 import re
 from collections.abc import Iterator
@@ -20,9 +21,13 @@ _STATES = re.compile(rf"(?:{_MARKER.pattern})\s*+(?:is\b)?+[\s:：=,*]*+\S|\\(?:
 _DIGIT = re.compile(r"\d")
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"[\s$,;]*(?:\\text\s*\{)?\s*(?:and|or)?\s*\}?[\s$,;]*(?:[A-Za-z]\s*=\s*)?\$?")
-_SECOND_ANSWER = re.compile(r"[\s$]*(?:\\text\s*\{\s*)?\b(?:or\b\s*\}?([^\n.]*\d[^\n.]*)|and\b\s*\}?\s*(\$?-?\d[^\n.]*))")
+_SECOND_ANSWER = re.compile(
+    r"[\s$]*(?:\\text\s*\{\s*)?\b(?:or\b\s*\}?([^\n.]*\d[^\n.]*)|and\b\s*\}?\s*(\$?-?\d[^\n.]*))"
+)
 _FACTOR_BEFORE = re.compile(r"(?:(?<![\w}])-|\d|\d\\(?:cdot|times) ?|\\sqrt\{|(?<![A-Za-z\\])[A-Za-z])$")
-_FACTOR_AFTER = re.compile(r"[\^_!A-Za-z0-9]|\((?![A-Za-z]{2})|\\?%|\s?\\(?:sqrt|frac|pi|cdot|times|div|pm)\b")
+_FACTOR_AFTER = re.compile(
+    r"[\^_!A-Za-z0-9]|\((?![A-Za-z]{2})|\\?%|\s?\\(?:sqrt|frac|pi|cdot|times|div|pm)\b"
+)
 _UNIT_AFTER = re.compile(r"\s*(?:\\text\s*\{)?\s*([A-Za-z]+)\s*\}?\s*(?:and\s+|,\s*)?(?:\\boxed\s*\{\s*)?\d")
 _EDGE = re.compile(r"[\s$]")
 _FIRST_ANSWER = re.compile(r"(\S*\d\S*)\s+or\s+[$\s]*(?:[A-Za-z]\s*=\s*)?$")
@@ -40,8 +45,10 @@ _JOINTS = ("and", "or")
 _ALTERNATIVES = {"or", "to", "through", "versus", "vs", "plus", "minus", "times"}
 _FILLERS = {"and", "also", "then", "another", "about", "an", "a", "the", "additional"}
 _BOUNDS = re.compile(
-    r"\b(?:than|least|most|over|under|above|below|exceeds?|between|not|isn't|except|without|up to|beyond|never|nor|excluding|"
-    r"square root of|root of|half of|twice|double|triple|thrice|negative|minus|plus|times|log of|power of)(?: \w+)?\W*$",
+    r"\b(?:than|least|most|over|under|above|below|exceeds?|between|not|isn't|except|without|up "
+    r"to|beyond|never|nor|excluding|"
+    r"square root of|root of|half of|twice|double|triple|thrice|negative|minus|plus|times|log of|power "
+    r"of)(?: \w+)?\W*$",
     re.IGNORECASE,
 )
 """Words that make something else of the number after them."""
@@ -53,12 +60,12 @@ class _Statement(NamedTuple):
 
 
 def stated_answer(text: str) -> str | None:
-    """The answer that a text states: the content of its last `\\boxed{}`, else the rest of the line after the last
-    `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their Chinese form. After a box only `Final Answer:` and
-    `####` count, with nothing but an answer. None if it states none.
+    """The answer that a text states: the content of its last `\\boxed{}`, else the rest of the line after the
+    last `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their Chinese form. After a box
+    only `Final Answer:` and `####` count, with nothing but an answer. None if it states none.
 
-    >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7"), stated_answer(r"\\boxed{5}. Therefore, we are done.")
-    ('3 + 4 = 7', '5')
+    >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7"), stated_answer(r"\\boxed{5}.
+    Therefore, we are done.") ('3 + 4 = 7', '5')
     """
     statement = _statement(text)
     return None if statement is None else statement.text
@@ -70,17 +77,18 @@ def states_answer(text: str) -> bool:
 
 
 def answer_of(text: str) -> Quantity | None:
-    """The number in the answer that a text states, or in the last line with a digit if it states none. None if this isn't one
-    number."""
+    """The number in the answer that a text states, or in the last line with a digit if it states none. None
+    if this isn't one number."""
     numbers = (number_of(candidate) for candidate in _candidates(text))
     return next((number for number in numbers if number is not None), None)
 
 
 def is_correct(completion: str, truth: object) -> bool:
-    """Whether the completion's answer equals the true one: by value if both are one number, else as a whole expression.
+    """Whether the completion's answer equals the true one: by value if both are one number, else as a whole
+    expression.
 
-    >>> is_correct("Final Answer: 3 + 4 = 7", "7"), is_correct("It is 1,000 dollars", 1000), is_correct("#### 3", "7")
-    (True, True, False)
+    >>> is_correct("Final Answer: 3 + 4 = 7", "7"), is_correct("It is 1,000 dollars", 1000), is_correct("####
+    3", "7") (True, True, False)
     """
     text = true_answer(truth)
     return any(same_answer(candidate, text) for candidate in _candidates(completion))
@@ -93,7 +101,8 @@ def true_answer(truth: object) -> str:
 
 
 def equals_number(text: str, truth: object) -> bool:
-    """Whether a whole text is the number of a numeric column, written with or without separators and decimal places."""
+    """Whether a whole text is the number of a numeric column, written with or without separators and decimal
+    places."""
     number, right = read_quantity(plain_math(text), has_unit=False), read_quantity(str(truth), has_unit=False)
     if number is None or right is None or number.is_percent or number.unit:
         return False
@@ -101,7 +110,8 @@ def equals_number(text: str, truth: object) -> bool:
 
 
 def answer_key(text: str) -> float | str:
-    """What equal answers share, for counting them: the number of a text's answer, else its spelling; "" if it states none."""
+    """What equal answers share, for counting them: the number of a text's answer, else its spelling; "" if it
+    states none."""
     number = answer_of(text)
     return number.value if number is not None else canonical(plain_math(stated_answer(text) or ""))
 
@@ -137,14 +147,15 @@ def _statement(text: str) -> _Statement | None:
 
 
 def _marked(text: str, begin: int, is_firm: bool) -> str | None:
-    """The rest of the line after the last marker with something after it; with `is_firm`, after a firm one. `Therefore` counts
-    before an earlier marker only with a digit after it."""
+    """The rest of the line after the last marker with something after it; with `is_firm`, after a firm one.
+    `Therefore` counts before an earlier marker only with a digit after it."""
     without_digit, end = None, len(text)
     for match in reversed(list(_MARKER.finditer(text, begin))):
         start = match.end()
         start = _AFTER_MARKER.match(text, start, end).end()  # type: ignore[union-attr]
         newline = text.find("\n", start, end)
-        # Each marker is judged by what stands before the next one, so that many markers in a line cost no more than one.
+        # Each marker is judged by what stands before the next one, so that many markers in a line cost no
+        # more than one.
         part = text[start : end if newline < 0 else newline].partition("</answer>")[0]
         end = match.start()
         if not part.strip() or (is_firm and not match["firm"]):
@@ -162,7 +173,8 @@ def _rest_of_line(text: str, start: int) -> str:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """`(start, end, content)` of every closed `\\boxed{}` that stands in no other one and isn't empty, from left to right."""
+    """`(start, end, content)` of every closed `\\boxed{}` that stands in no other one and isn't empty, from
+    left to right."""
     first = text.find("\\boxed")
     first = text.find("\\fbox") if first < 0 else first
     if first < 0:
@@ -187,11 +199,16 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _boxed(text: str, boxes: list[tuple[int, int, str]]) -> str:
-    """The content of the last box, with that of boxes directly before it, and with a second answer beside it."""
+    """The content of the last box, with that of boxes directly before it, and with a second answer beside
+    it."""
     start, end, content = boxes[-1]
     contents = [content]
     for box_start, box_end, before in reversed(boxes[:-1]):
-        if start - box_end > _NEARBY or not _BETWEEN_BOXES.fullmatch(text, box_end, start) or len(contents) > 20:
+        if (
+            start - box_end > _NEARBY
+            or not _BETWEEN_BOXES.fullmatch(text, box_end, start)
+            or len(contents) > 20
+        ):
             break
         start = box_start
         if before != content:
@@ -207,7 +224,8 @@ def _boxed(text: str, boxes: list[tuple[int, int, str]]) -> str:
 
 
 def _around(text: str, start: int, end: int) -> str | None:
-    """What stands around a box, with the box in it, if it is part of a larger expression: a factor, a root, a sum of units."""
+    """What stands around a box, with the box in it, if it is part of a larger expression: a factor, a root, a
+    sum of units."""
     before, after = text[max(0, start - _NEARBY) : start], text[end : end + _NEARBY]
     unit = _UNIT_AFTER.match(after)
     if unit and unit[1] in UNITS:
@@ -218,7 +236,8 @@ def _around(text: str, start: int, end: int) -> str | None:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """The plain texts that may be a completion's answer: what it states as a whole and, in a sentence, its last expression."""
+    """The plain texts that may be a completion's answer: what it states as a whole and, in a sentence, its
+    last expression."""
     statement = _statement(text)
     if statement is None:
         text = text.partition("\\boxed{")[0]  # an answer in a box that isn't closed was cut off
@@ -236,7 +255,8 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def _of_sentence(plain: str, is_last: bool) -> Iterator[str]:
-    """The answer in the first (or last) sentence with a number: the whole sentence, or its last expression."""
+    """The answer in the first (or last) sentence with a number: the whole sentence, or its last
+    expression."""
     if len(plain) > MAX_LENGTH or not _PROSE.search(plain):
         return
     sentences = _SENTENCE_END.split(plain)
@@ -251,11 +271,12 @@ def _of_sentence(plain: str, is_last: bool) -> Iterator[str]:
 
 
 def _last_expression(words: list[str]) -> str | None:
-    """The last expression of a sentence with the unit after it. None if something beside it changes its meaning: a bound
-    (`more than 5`), a second answer (`3 or 5`), a part of a sum (`3 feet 2`)."""
+    """The last expression of a sentence with the unit after it. None if something beside it changes its
+    meaning: a bound (`more than 5`), a second answer (`3 or 5`), a part of a sum (`3 feet 2`)."""
     is_maths = [_is_maths(word) for word in words]
     is_maths = [
-        is_it or (word in _JOINTS and 0 < number < len(words) - 1 and is_maths[number - 1] and is_maths[number + 1])
+        is_it
+        or (word in _JOINTS and 0 < number < len(words) - 1 and is_maths[number - 1] and is_maths[number + 1])
         for number, (word, is_it) in enumerate(zip(words, is_maths, strict=True))
     ]
     ends = [number for number, is_it in enumerate(is_maths) if is_it]
@@ -266,7 +287,9 @@ def _last_expression(words: list[str]) -> str | None:
         start -= 1
     expression = " ".join(words[start : end + 1]).strip(" =:").rstrip(".,;:?")
     before, after = words[:start], words[end + 1 :]
-    if _BOUNDS.search(" ".join(before[-4:])) or ("=" not in expression and _is_joined(before, is_maths[:start])):
+    if _BOUNDS.search(" ".join(before[-4:])) or (
+        "=" not in expression and _is_joined(before, is_maths[:start])
+    ):
         return None
     next_word = after[0].rstrip(".,;:!?") if after else ""
     if NOT_UNITS.search(" ".join(after[:4])) or (_PRODUCT.fullmatch(next_word) and next_word not in UNITS):

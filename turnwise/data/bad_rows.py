@@ -23,17 +23,23 @@ class BadRows:
     def refuse(self, hint: str = SKIP_HINT) -> None:
         """Raises DataError if there is any, with their number and at most `MOST_SHOWN` of them."""
         if self.sentences:
-            raise DataError(self._message(f"{counted(len(self.sentences), 'row')} of the wrong shape ({hint})"))
+            raise DataError(
+                self._message(f"{counted(len(self.sentences), 'row')} of the wrong shape ({hint})")
+            )
 
     def leave_out(self, what: str, num_rows: int) -> None:
-        """Warns that the rows are left out of the `num_rows` rows of `what`. Raises DataError if none would be left."""
+        """Warns that the rows are left out of the `num_rows` rows of `what`. Raises DataError if none would
+        be left."""
         if not self.sentences:
             return
         number = len(self.sentences)
         if number >= num_rows:
             raise DataError(self._message(f"{what}: none of {counted(num_rows, 'row')} has the right shape"))
         logger.warning(
-            "%s", self._message(f"{what}: {number} of {num_rows} rows are left out, since they have the wrong shape")
+            "%s",
+            self._message(
+                f"{what}: {number} of {num_rows} rows are left out, since they have the wrong shape"
+            ),
         )
 
     def _message(self, head: str) -> str:

@@ -29,7 +29,8 @@ _GROUP_S = 30.0
 
 
 def check_checker(checker: str) -> None:
-    """Raises ConfigError if there is no such checker, and NotAvailableError if its package isn't installed."""
+    """Raises ConfigError if there is no such checker, and NotAvailableError if its package isn't
+    installed."""
     if checker not in ("text", "math_verify"):
         raise ConfigError(f"checker {checker!r}: it is text or math_verify")
     if checker == "math_verify" and find_spec("math_verify") is None:
@@ -37,7 +38,8 @@ def check_checker(checker: str) -> None:
 
 
 def are_correct(completions: Sequence[str], truths: Sequence[Any], checker: str = "text") -> list[bool]:
-    """Whether each completion's answer is the true one by the text reader or, with the checker `math_verify`, by one of both.
+    """Whether each completion's answer is the true one by the text reader or, with the checker `math_verify`,
+    by one of both.
 
     >>> are_correct(["#### 3", "#### 4"], ["3", "3"])
     [True, False]
@@ -47,7 +49,9 @@ def are_correct(completions: Sequence[str], truths: Sequence[Any], checker: str 
     if checker == "text" or all(by_text):
         return by_text
     pairs = [
-        None if is_right else (_as_formula(text, text[-_MAX_LENGTH:]), _as_formula(str(truth), _boxed(str(truth))))
+        None
+        if is_right
+        else (_as_formula(text, text[-_MAX_LENGTH:]), _as_formula(str(truth), _boxed(str(truth))))
         for is_right, text, truth in zip(by_text, completions, truths, strict=True)
     ]
     return _MATH_VERIFY.verdicts(pairs)
@@ -64,7 +68,8 @@ def _boxed(answer: str) -> str:
 
 
 class _MathVerify:
-    """A process that compares answers, started at the first one. It is ended and started anew if an answer takes too long."""
+    """A process that compares answers, started at the first one. It is ended and started anew if an answer
+    takes too long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,8 +78,8 @@ class _MathVerify:
         self.num_too_long = 0
 
     def verdicts(self, pairs: Sequence[tuple[str, str] | None]) -> list[bool]:
-        """Whether the answers of the pairs `(answer, truth)` are right; None stands for one that is known to be. An answer that
-        takes too long is wrong, and a warning counts them."""
+        """Whether the answers of the pairs `(answer, truth)` are right; None stands for one that is known to
+        be. An answer that takes too long is wrong, and a warning counts them."""
         verdicts: dict[tuple[str, str], bool] = {}
         with self._lock:
             end = time.monotonic() + _GROUP_S
@@ -103,7 +108,8 @@ class _MathVerify:
         self.num_too_long += 1
         if f"{self.num_too_long}".strip("0") == "1":  # the 1st, 10th, 100th, …
             logger.warning(
-                "checker math_verify: %d answers so far took more than %g s, or their group more than %g s, and count as "
+                "checker math_verify: %d answers so far took more than %g s, or their group more than %g s, "
+                "and count as "
                 "wrong; the last one is %.80r",
                 *(self.num_too_long, _ANSWER_S, _GROUP_S, pair[0]),
             )
@@ -120,7 +126,9 @@ class _MathVerify:
         )
         # In its own session, since only this process may get a terminal's Ctrl-C.
         command = [sys.executable, "-c", code]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        )
         theirs.close()
         try:
             if self._connection.poll(_START_S) and self._connection.recv_bytes():
@@ -129,7 +137,8 @@ class _MathVerify:
             pass  # the message says so
         self._end()
         raise NotAvailableError(
-            "checker math_verify: the package math-verify can't be imported; the message above says why. Install it with "
+            "checker math_verify: the package math-verify can't be imported; the message above says why. "
+            "Install it with "
             f"{install_hint('math')}"
         )
 

@@ -1,4 +1,5 @@
-"""Demonstrations for supervised fine-tuning: rows `{"messages": [...]}`, with `tools` if messages call any."""
+"""Demonstrations for supervised fine-tuning: rows `{"messages": [...]}`, with `tools` if messages call
+any."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,17 @@ from turnwise.data.tables import TableRow, read_tables
 from turnwise.errors import DataError
 from turnwise.types import Message
 
-_FORM = 'a row is a line of JSON: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+_FORM = (
+    'a row is a line of JSON: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", '
+    '"content": "..."}]}'
+)
 _CALL = '{"type": "function", "function": {"name", %s}}'
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 class DemonstrationRow(NamedTuple):
-    """One row: its file and line, its messages, the schemas of the tools that the messages may call, and all its columns."""
+    """One row: its file and line, its messages, the schemas of the tools that the messages may call, and all
+    its columns."""
 
     place: str
     messages: list[Message]
@@ -30,10 +35,12 @@ class DemonstrationRow(NamedTuple):
 def read_rows(
     paths: Sequence[str | Path], key: str = "train_files", form: str | None = None, bad: BadRows | None = None
 ) -> Iterator[DemonstrationRow]:
-    """Yields the rows of all sources in order; `read_tables` says what a source may be. Nulls with which tables pad objects are
-    left out. `form` is one of `turnwise.data.forms.COLUMNS`; None = `messages`. Wrong rows are added to `bad` and left out.
+    """Yields the rows of all sources in order; `read_tables` says what a source may be. Nulls with which
+    tables pad objects are left out. `form` is one of `turnwise.data.forms.COLUMNS`; None = `messages`. Wrong
+    rows are added to `bad` and left out.
 
-    Raises DataError if a source is missing, empty or unreadable, or, without `bad`, if rows are wrong; it names the lines."""
+    Raises DataError if a source is missing, empty or unreadable, or, without `bad`, if rows are wrong; it
+    names the lines."""
     found = BadRows() if bad is None else bad
     rows = []
     for row in read_tables([str(path) for path in paths], key, found):
@@ -68,7 +75,10 @@ def _problem(messages: Any, tools: Any) -> str:
     if not isinstance(messages, list) or not messages:
         return f"has `messages` {str(messages)[:40]!r}"
     if not isinstance(tools, list) or not all(map(_is_named, tools)):
-        return f"has `tools` {str(tools)[:40]!r}, which must be a list of schemas {_CALL % 'description, parameters'}"
+        return (
+            f"has `tools` {str(tools)[:40]!r}, which must be a list of schemas "
+            f"{_CALL % 'description, parameters'}"
+        )
     return next(filter(None, (message_problem(index, message) for index, message in enumerate(messages))), "")
 
 
@@ -77,10 +87,15 @@ def message_problem(index: int, message: Any) -> str:
     if not isinstance(message, dict):
         return f"message {index} is {str(message)[:40]!r}; it must be an object"
     if message.get("role") not in _ROLES:
-        return f"message {index} has the role {str(message.get('role'))[:40]!r}; allowed are {', '.join(_ROLES)}"
+        return (
+            f"message {index} has the role {str(message.get('role'))[:40]!r}; allowed are {', '.join(_ROLES)}"
+        )
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(map(_is_named, calls)) or not all(map(_has_arguments, calls)):
-        return f"message {index} has the tool_calls {str(calls)[:40]!r}; it must be a list of {_CALL % 'arguments'}"
+        return (
+            f"message {index} has the tool_calls {str(calls)[:40]!r}; it must be a list of "
+            f"{_CALL % 'arguments'}"
+        )
     content = "" if calls and message.get("content") is None else message.get("content")
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):

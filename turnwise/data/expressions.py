@@ -1,4 +1,5 @@
-"""Compares answers that were brought to a plain spelling: as numbers where both are one number, else as whole expressions."""
+"""Compares answers that were brought to a plain spelling: as numbers where both are one number, else as whole
+expressions."""
 
 import re
 from fractions import Fraction
@@ -10,9 +11,12 @@ from turnwise.data.terms import in_order
 _PAIRS = {"(": ")", "[": "]", "⦃": "⦄", "{": "}", "⟦": "⟧"}
 _OPENING = set(_PAIRS)
 _CLOSING = set(_PAIRS.values())
-_LEFT_SIDE = re.compile(r"\s*(\\?(?:[A-Za-z]|alpha|beta|gamma|theta|lambda|mu|phi))\s*(?:=|\bin\b)(?![^=]*=)\s*(.+)", re.DOTALL)
+_LEFT_SIDE = re.compile(
+    r"\s*(\\?(?:[A-Za-z]|alpha|beta|gamma|theta|lambda|mu|phi))\s*(?:=|\bin\b)(?![^=]*=)\s*(.+)", re.DOTALL
+)
 _OPTION = re.compile(
-    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(([A-Ja-j])\)|([A-Ja-j]))(?:[.:)]?|(?<=\))\s+(.*)|[.:)]\s+(.*))", re.I
+    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(([A-Ja-j])\)|([A-Ja-j]))(?:[.:)]?|(?<=\))\s+(.*)|[.:)]\s+(.*))",
+    re.I,
 )
 _OTHER_OPTION = re.compile(r"\b(?:and|or|not)\b|\([A-Ja-j]\)")
 _RELATION = re.compile(r"(<=|>=|<|>)")
@@ -32,11 +36,12 @@ _CALCULATION_ERROR = Fraction(1, 100)
 
 
 def same_answer(answer: str, truth: str, depth: int = 0) -> bool:
-    """Whether two plain texts (`math_text.plain_math`) are one answer. Numbers are compared by value, lists element by element,
-    anything else as a whole expression. A left side of one letter counts if both have one; that of the truth may be left out.
+    """Whether two plain texts (`math_text.plain_math`) are one answer. Numbers are compared by value, lists
+    element by element, anything else as a whole expression. A left side of one letter counts if both have
+    one; that of the truth may be left out.
 
-    >>> same_answer("5", "x = 5"), same_answer("x = 5", "y = 5"), same_answer("(1/2, 3)", "(0.5,3)"), same_answer("2", "2pi")
-    (True, False, True, False)
+    >>> same_answer("5", "x = 5"), same_answer("x = 5", "y = 5"), same_answer("(1/2, 3)", "(0.5,3)"),
+    same_answer("2", "2pi") (True, False, True, False)
     """
     if max(len(answer), len(truth)) > MAX_LENGTH:
         return answer.casefold() == truth.casefold()
@@ -58,7 +63,8 @@ def same_answer(answer: str, truth: str, depth: int = 0) -> bool:
 
 
 def number_of(plain: str) -> Quantity | None:
-    """The number that a plain text is, also as the result of a calculation (`3 + 4 = 7`) whose sides are equal."""
+    """The number that a plain text is, also as the result of a calculation (`3 + 4 = 7`) whose sides are
+    equal."""
     if len(plain) > MAX_LENGTH:
         return None
     plain = plain.strip().removeprefix("=")
@@ -76,7 +82,8 @@ def number_of(plain: str) -> Quantity | None:
 
 
 def option_of(plain: str, may_have_text: bool = False) -> str | None:
-    """The letter of a multiple choice, `A` to `J`, that a plain text is; with `may_have_text`, also `(A) 5` and `A. five`."""
+    """The letter of a multiple choice, `A` to `J`, that a plain text is; with `may_have_text`, also `(A) 5`
+    and `A. five`."""
     match = _OPTION.fullmatch(plain.strip().rstrip(".").strip("\"'`"))
     if match is None:
         return None
@@ -87,8 +94,8 @@ def option_of(plain: str, may_have_text: bool = False) -> str | None:
 
 
 def canonical(plain: str) -> str:
-    """A spelling that equal expressions share: without blanks (but between digits), product signs and outer parentheses, and
-    with terms and factors in one order."""
+    """A spelling that equal expressions share: without blanks (but between digits), product signs and outer
+    parentheses, and with terms and factors in one order."""
     text = plain.strip().strip("\"'`").rstrip(".,;:").strip()
     text = re.sub(r"\*\*\s*(\d+|[A-Za-z])", r"^(\1)", text.replace("\\", "").replace("¤", ""))
     text = _DAYTIME.sub(r"\1m", text)
@@ -135,7 +142,9 @@ def _same_list(answer: str, truth: str, depth: int) -> bool:
         true_bracket = bracket
     if len(elements) != len(true_elements) or len(elements) < 2 or bracket != true_bracket:
         return False
-    is_of_alternatives = has_both_signs or _OR.search(answer + truth) is not None or _has_one_unknown(true_elements)
+    is_of_alternatives = (
+        has_both_signs or _OR.search(answer + truth) is not None or _has_one_unknown(true_elements)
+    )
     is_of_solutions = all(_are_equations(every) or _are_tuples(every) for every in (elements, true_elements))
     if not (is_set or is_of_alternatives or is_of_solutions):
         return all(same_answer(a, t, depth + 1) for a, t in zip(elements, true_elements, strict=True))
@@ -173,7 +182,8 @@ def _are_tuples(elements: list[str]) -> bool:
 
 
 def _elements(plain: str) -> tuple[str, list[str]]:
-    """The brackets around a list ("" for none), and its elements, which commas, semicolons, `and` or `or` separate."""
+    """The brackets around a list ("" for none), and its elements, which commas, semicolons, `and` or `or`
+    separate."""
     text, brackets = plain.strip().rstrip(".").strip(), ""
     if text[:1] in _OPENING and _closing_place(text) == len(text) - 1:
         brackets, text = text[0] + text[-1], text[1:-1]
@@ -194,7 +204,8 @@ def _elements(plain: str) -> tuple[str, list[str]]:
 
 
 def _closing_place(text: str) -> int:
-    """Where the bracket that opens the text is closed, by any bracket, since those of an interval may differ; -1 if nowhere."""
+    """Where the bracket that opens the text is closed, by any bracket, since those of an interval may differ;
+    -1 if nowhere."""
     depth = 0
     for place, letter in enumerate(text):
         if letter in _OPENING:
@@ -207,7 +218,12 @@ def _closing_place(text: str) -> int:
 
 
 def _without_outer_parentheses(text: str) -> str:
-    while text.startswith("(") and text.endswith(")") and _closing_place(text) == len(text) - 1 and "," not in text:
+    while (
+        text.startswith("(")
+        and text.endswith(")")
+        and _closing_place(text) == len(text) - 1
+        and "," not in text
+    ):
         text = text[1:-1]
     return text
 

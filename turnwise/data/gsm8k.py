@@ -1,4 +1,5 @@
-"""Grade-school word problems: finds GSM8K's files, converts its rows, and generates problems in its format."""
+"""Grade-school word problems: finds GSM8K's files, converts its rows, and generates problems in its
+format."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ _TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
-    """Files of a split in `folder`, by default in `./gsm8k` or, if that has none, in `./data/gsm8k`. Returns all that match the
-    first fitting pattern of `_FILES` (`main/train-00000-of-00001.parquet` as on the hub, `train.jsonl`, …), else []."""
+    """Files of a split in `folder`, by default in `./gsm8k` or, if that has none, in `./data/gsm8k`. Returns
+    all that match the first fitting pattern of `_FILES` (`main/train-00000-of-00001.parquet` as on the hub,
+    `train.jsonl`, …), else []."""
     folders = _FOLDERS if folder is None else (folder,)
     found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
     return [str(file) for file in next(filter(None, found), [])]
@@ -32,32 +34,43 @@ def prompt_of(question: str) -> str:
 
 
 def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes a demonstration from a row's `messages` (and `tools`) as they are, else from `question` and `answer`, else from
-    `prompt` and `completion`. Raises DataError if the row has none of these."""
+    """Makes a demonstration from a row's `messages` (and `tools`) as they are, else from `question` and
+    `answer`, else from `prompt` and `completion`. Raises DataError if the row has none of these."""
     if "messages" in row:
-        return {name: row[name] for name in ("messages", "tools") if row.get(name) is not None or name == "messages"}
+        return {
+            name: row[name]
+            for name in ("messages", "tools")
+            if row.get(name) is not None or name == "messages"
+        }
     if {"question", "answer"} <= row.keys():
         rationale, _, final = str(row["answer"]).rpartition("####")
-        prompt, completion = prompt_of(row["question"]), f"{rationale.strip()}\nFinal Answer: {final.strip()}".strip()
+        prompt, completion = (
+            prompt_of(row["question"]),
+            f"{rationale.strip()}\nFinal Answer: {final.strip()}".strip(),
+        )
     elif {"prompt", "completion"} <= row.keys():
         prompt, completion = row["prompt"], row["completion"]
     else:
         raise DataError(
-            f"{place} has the columns {', '.join(row)}; sft needs question and answer, prompt and completion, or messages"
+            f"{place} has the columns {', '.join(row)}; sft needs question and answer, prompt and "
+            f"completion, or messages"
         )
     asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
     return {"messages": [*asked, {"role": "assistant", "content": completion}]}
 
 
 def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes `prompt` and `ground_truth` from `question` and `answer`. A row without these but with a `prompt` stays as it is.
-    Raises DataError for any other row."""
+    """Makes `prompt` and `ground_truth` from `question` and `answer`. A row without these but with a `prompt`
+    stays as it is. Raises DataError for any other row."""
     if {"question", "answer"} <= row.keys():
         more = {"question": row["question"], "full_answer": row["answer"]}
         truth = stated_answer(str(row["answer"])) or str(row["answer"])
         return {"prompt": prompt_of(row["question"]), "ground_truth": truth, **more}
     if "prompt" not in row:
-        raise DataError(f"{place} has the columns {', '.join(row)}; rl needs question and answer, or prompt and ground_truth")
+        raise DataError(
+            f"{place} has the columns {', '.join(row)}; rl needs question and answer, or prompt and "
+            f"ground_truth"
+        )
     return dict(row)
 
 
@@ -69,9 +82,10 @@ def generate_problems(
     largest: int = 20,
     operations: str = "+-",
 ) -> list[dict[str, str]]:
-    """`number` different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. Problem i has
-    `steps[i % len(steps)]` steps, each of which adds or takes away (`operations`) a number up to `largest`. No training problem
-    has a step on the first two numbers of a test problem, in either order. Raises DataError if it finds fewer problems."""
+    """`number` different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`.
+    Problem i has `steps[i % len(steps)]` steps, each of which adds or takes away (`operations`) a number up
+    to `largest`. No training problem has a step on the first two numbers of a test problem, in either order.
+    Raises DataError if it finds fewer problems."""
     drawn = random.Random(derive_seed("gsm8k", split, seed))
     found: dict[str, dict[str, str]] = {}
     for _ in range(50 * number + 1000):
@@ -81,13 +95,17 @@ def generate_problems(
         if problem is not None:
             found.setdefault(problem["question"], problem)
     if len(found) < number:
-        raise DataError(f"only {len(found)} of {number} different problems of numbers up to {largest}; ask for fewer")
+        raise DataError(
+            f"only {len(found)} of {number} different problems of numbers up to {largest}; ask for fewer"
+        )
     return list(found.values())
 
 
-def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """A random problem. None if a training problem would have a step on held-out operands, the first step of a test problem
-    would have operands that aren't held out, or no operation is possible."""
+def _problem(
+    drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool
+) -> dict[str, str] | None:
+    """A random problem. None if a training problem would have a step on held-out operands, the first step of
+    a test problem would have operands that aren't held out, or no operation is possible."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):

@@ -24,7 +24,8 @@ _TRUTHS = ("ground_truth", "answer")
 
 
 def num_steps(text: str) -> int:
-    """Number of steps in a text: its non-blank lines before the last line that states an answer, or all if no line does.
+    """Number of steps in a text: its non-blank lines before the last line that states an answer, or all if no
+    line does.
 
     >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
     2
@@ -42,9 +43,10 @@ def has_format(text: str) -> bool:
 def accuracy(
     completions: Sequence[str], ground_truth: Any = None, answer: Any = None, *, checker: Checker = "text"
 ) -> list[float]:
-    """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or, without this column,
-    of `answer`. `checker` says who compares them: the text reader (`data.answers`), or also the package math-verify. Raises
-    ConfigError if the rows have neither column, NotAvailableError if the package isn't installed."""
+    """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or,
+    without this column, of `answer`. `checker` says who compares them: the text reader (`data.answers`), or
+    also the package math-verify. Raises ConfigError if the rows have neither column, NotAvailableError if the
+    package isn't installed."""
     truths = given_truths(ground_truth, answer)
     return [float(is_right) for is_right in are_correct(completions, truths, checker)]
 
@@ -63,11 +65,14 @@ def length_penalty(
     floor: float | None = None,
     checker: Checker = "text",
 ) -> list[float]:
-    """r = r_acc − penalty_weight·max(0, l − max_length), where r_acc is the `accuracy` and l the length in characters, or in
-    tokens of the model folder `tokenizer`. With `only_if_correct` a wrong answer has no penalty. No reward is below `floor`."""
+    """r = r_acc − penalty_weight·max(0, l − max_length), where r_acc is the `accuracy` and l the length in
+    characters, or in tokens of the model folder `tokenizer`. With `only_if_correct` a wrong answer has no
+    penalty. No reward is below `floor`."""
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
     more = [-penalty_weight * max(0, length - max_length) for length in lengths]
-    return _extended(accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor)
+    return _extended(
+        accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor
+    )
 
 
 @needs_truth(*_TRUTHS)
@@ -82,14 +87,18 @@ def step(
     floor: float | None = None,
     checker: Checker = "text",
 ) -> list[float]:
-    """r = r_acc + step_bonus·min(s, max_steps), where r_acc is the `accuracy` and s the number of steps (`num_steps`). With
-    `only_if_correct` a wrong answer gets no bonus. No reward is below `floor`."""
+    """r = r_acc + step_bonus·min(s, max_steps), where r_acc is the `accuracy` and s the number of steps
+    (`num_steps`). With `only_if_correct` a wrong answer gets no bonus. No reward is below `floor`."""
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
-    return _extended(accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor)
+    return _extended(
+        accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor
+    )
 
 
-def _extended(right: Sequence[float], more: Sequence[float], only_if_correct: bool, floor: float | None) -> list[float]:
+def _extended(
+    right: Sequence[float], more: Sequence[float], only_if_correct: bool, floor: float | None
+) -> list[float]:
     rewards = [r + (m if r or not only_if_correct else 0.0) for r, m in zip(right, more, strict=True)]
     return rewards if floor is None else [max(floor, reward) for reward in rewards]
 
@@ -107,8 +116,9 @@ def combined(
     weights: Mapping[str, float] | None = None,
     **arguments: Any,
 ) -> list[float]:
-    """r = Σ w_i·r_i over the rewards in `weights`, by default accuracy 1, length_penalty 0.5, step 0.3. Each reward gets the
-    `arguments` that it has parameters for. Raises ConfigError if `weights` names an unknown reward."""
+    """r = Σ w_i·r_i over the rewards in `weights`, by default accuracy 1, length_penalty 0.5, step 0.3. Each
+    reward gets the `arguments` that it has parameters for. Raises ConfigError if `weights` names an unknown
+    reward."""
     total = [0.0] * len(completions)
     for name, weight in (weights or {"accuracy": 1.0, "length_penalty": 0.5, "step": 0.3}).items():
         if name not in PARTS:
@@ -116,7 +126,9 @@ def combined(
         part = PARTS[name]
         given = {key: value for key, value in arguments.items() if key in (part.__kwdefaults__ or ())}
         columns = (ground_truth, answer) if part is not format_reward else ()
-        total = [sum_ + weight * r for sum_, r in zip(total, part(completions, *columns, **given), strict=True)]
+        total = [
+            sum_ + weight * r for sum_, r in zip(total, part(completions, *columns, **given), strict=True)
+        ]
     return total
 
 
@@ -127,9 +139,15 @@ PARTS: dict[str, Callable[..., list[float]]] = {
     "format": format_reward,
 }
 """The rewards that `combined` can add up, by their registered names."""
-_OPTIONS = {p.name: p for part in PARTS.values() for p in signature(part).parameters.values() if p.kind is p.KEYWORD_ONLY}
+_OPTIONS = {
+    p.name: p
+    for part in PARTS.values()
+    for p in signature(part).parameters.values()
+    if p.kind is p.KEYWORD_ONLY
+}
 _OWN = [p for p in signature(combined).parameters.values() if p.kind is not p.VAR_KEYWORD]
-# Gives `combined` the parameters of its parts, so that callers can refuse wrong arguments and pass no other columns.
+# Gives `combined` the parameters of its parts, so that callers can refuse wrong arguments and pass no other
+# columns.
 combined.__signature__ = Signature([*_OWN, *_OPTIONS.values()])  # type: ignore[attr-defined]
 
 
@@ -147,7 +165,9 @@ def _length(text: str, unit: str, tokenizer: str | None) -> int:
     if unit == "characters":
         return len(text)
     if unit != "tokens" or tokenizer is None:
-        raise ConfigError(f"length_unit {unit!r}: it is characters, or tokens with `tokenizer`, the folder of a model")
+        raise ConfigError(
+            f"length_unit {unit!r}: it is characters, or tokens with `tokenizer`, the folder of a model"
+        )
     return len(_tokenizer(tokenizer)(text, add_special_tokens=False)["input_ids"])
 
 

@@ -1,9 +1,11 @@
-"""Brings the text of an answer, in LaTeX, Markdown or plain, to one plain spelling: `\\dfrac12` and `½` become `1/2`."""
+"""Brings the text of an answer, in LaTeX, Markdown or plain, to one plain spelling: `\\dfrac12` and `½`
+become `1/2`."""
 
 import re
 
 MAX_LENGTH = 2000
-"""Characters of an answer that is read. A longer one is compared as it is, so that reading stays linear in the text."""
+"""Characters of an answer that is read. A longer one is compared as it is, so that reading stays linear in
+the text."""
 _MAX_DEPTH = 40
 
 _FRACTIONS = [f" {over}/{under} " for over, under in zip("112131234151357", "233445555668888", strict=True)]
@@ -20,9 +22,10 @@ _LETTERS: dict[str, str] = {
     **dict.fromkeys("\u200b\u2060\ufeff∴", ""),
     **{chr(ord("０") + digit): str(digit) for digit in range(10)},
     **dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", _FRACTIONS, strict=True)),
-    "≠": "!=", "≈": "~=", "π": " pi ", "∞": " inf ", "∪": " cup ", "∩": " cap ", "∈": " in ", "∅": " emptyset ",
-    "％": "%", "，": ",", "：": ":", "；": ";", "（": "(", "）": ")", "＝": "=", "＋": "+", "。": ".", "θ": r" \theta ",
-    "α": r" \alpha ", "β": r" \beta ", "ℝ": " R ",
+    "≠": "!=", "≈": "~=", "π": " pi ", "∞": " inf ", "∪": " cup ", "∩": " cap ",
+    "∈": " in ", "∅": " emptyset ", "％": "%", "，": ",", "：": ":", "；": ";",
+    "（": "(", "）": ")", "＝": "=", "＋": "+", "。": ".",
+    "θ": r" \theta ", "α": r" \alpha ", "β": r" \beta ", "ℝ": " R ",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_LETTERS)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
@@ -45,8 +48,34 @@ _PLAIN_ROOT = re.compile(r"sqrt\s*(?=[\d(A-Za-z{])")
 _SIGNED_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 _WRAPPERS = {
-    *("text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mathrm", "mathbf", "mathit", "mathsf", "mathbb"),
-    *("mathcal", "mbox", "operatorname", "emph", "bm", "boldsymbol", "boxed", "fbox", "underline", "hbox", "rm", "bf"),
+    *(
+        "text",
+        "textbf",
+        "textit",
+        "textrm",
+        "textsf",
+        "texttt",
+        "textnormal",
+        "mathrm",
+        "mathbf",
+        "mathit",
+        "mathsf",
+        "mathbb",
+    ),
+    *(
+        "mathcal",
+        "mbox",
+        "operatorname",
+        "emph",
+        "bm",
+        "boldsymbol",
+        "boxed",
+        "fbox",
+        "underline",
+        "hbox",
+        "rm",
+        "bf",
+    ),
 }
 _SYMBOLS: dict[str, str] = {
     **dict.fromkeys(("cdot", "times", "ast"), "*"),
@@ -79,8 +108,9 @@ _ATOM = re.compile(r"[A-Za-z]|\d+(?:\.\d+)?|[A-Za-z]{2,}")
 
 
 def plain_math(text: str) -> str:
-    """The text in one plain spelling: without markup, with `a/b`, `sqrt(a)`, `a^(b)`, ` pi `, `<=` and ` degrees `. Sets are in
-    `⦃⦄` and rows of a matrix end with `¦`. A text of more than `MAX_LENGTH` characters stays as it is.
+    """The text in one plain spelling: without markup, with `a/b`, `sqrt(a)`, `a^(b)`, ` pi `, `<=` and `
+    degrees `. Sets are in `⦃⦄` and rows of a matrix end with `¦`. A text of more than `MAX_LENGTH` characters
+    stays as it is.
 
     >>> plain_math(r"$\\left(\\dfrac12,\\ 3\\sqrt{x}\\right)$"), plain_math("**12,\\\\!345** cm²")
     ('(1/2, 3sqrt(x))', '12,345 cm^(2)')
@@ -109,7 +139,8 @@ class _Reader:
         self.depth = 0
 
     def read(self, closing: str = "") -> str:
-        """The plain form of what comes before `closing`, which is read over; of the rest of the text where it is missing."""
+        """The plain form of what comes before `closing`, which is read over; of the rest of the text where it
+        is missing."""
         parts: list[str] = []
         while self.place < len(self.text):
             if self.text[self.place] == closing:
@@ -156,7 +187,9 @@ class _Reader:
             return ""
         self.place = match.end()
         if match[1] is None:
-            return {"!": "", "{": "⦃", "}": "⦄", "(": " ", ")": " ", "[": " ", "]": " ", "|": "||"}.get(match[2], " ")
+            return {"!": "", "{": "⦃", "}": "⦄", "(": " ", ")": " ", "[": " ", "]": " ", "|": "||"}.get(
+                match[2], " "
+            )
         return self._named(match[1], before)
 
     def _named(self, name: str, before: list[str]) -> str:
@@ -184,7 +217,8 @@ class _Reader:
         return _SYMBOLS.get(name, f" \\{name} ")
 
     def _argument(self, is_plain: bool = False) -> str:
-        """What a command applies to: a group or one token. With `is_plain`, also a whole number or what is in parentheses."""
+        """What a command applies to: a group or one token. With `is_plain`, also a whole number or what is in
+        parentheses."""
         while self.text.startswith(" ", self.place):
             self.place += 1
         if self.place >= len(self.text):
@@ -205,7 +239,9 @@ class _Reader:
 
 def _grouped(content: str) -> str:
     content = content.strip()
-    is_single = not content or _ATOM.fullmatch(content) is not None or content in (":", "=", "+", "-", ".", "/")
+    is_single = (
+        not content or _ATOM.fullmatch(content) is not None or content in (":", "=", "+", "-", ".", "/")
+    )
     return content if is_single else f"({content})"
 
 

@@ -1,4 +1,5 @@
-"""The process in which math-verify compares answers. It imports nothing else of turnwise: whoever asks ends it if it hangs."""
+"""The process in which math-verify compares answers. It imports nothing else of turnwise: whoever asks ends
+it if it hangs."""
 
 import json
 import logging
@@ -7,12 +8,14 @@ import sys
 from multiprocessing.connection import Connection
 
 _MAX_CPU_S = 20
-"""Seconds of one comparison after which the system ends this process, also if nobody waits for it any more."""
+"""Seconds of one comparison after which the system ends this process, also if nobody waits for it any
+more."""
 _MAX_BYTES = 8 << 30
 
 
 def main(descriptor: int) -> None:
-    """Answers each request, the JSON list `[answer, truth]`, with `1` or `0`, until the other end is closed."""
+    """Answers each request, the JSON list `[answer, truth]`, with `1` or `0`, until the other end is
+    closed."""
     connection = Connection(descriptor)
     sys.stdout = sys.stderr
     logging.disable(logging.WARNING)

@@ -1,5 +1,6 @@
-"""Removes the nulls with which tables (Arrow, Parquet, `datasets`) pad objects: a table gives each object every key that the
-same object has in any other row. A null key counts as absent, unless a schema says that null is a value."""
+"""Removes the nulls with which tables (Arrow, Parquet, `datasets`) pad objects: a table gives each object
+every key that the same object has in any other row. A null key counts as absent, unless a schema says that
+null is a value."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ _MAX_DEPTH = 64
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without keys that are null, at any depth. Nulls that are entries of lists stay, since no table adds those.
+    """The value without keys that are null, at any depth. Nulls that are entries of lists stay, since no
+    table adds those.
 
     >>> without_nulls({"a": 1, "b": None, "c": [{"d": None}, None]})
     {'a': 1, 'c': [{}, None]}
@@ -26,7 +28,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def plain_schema(schema: Any) -> Any:
-    """A tool's schema without padding, at any depth. A `default` that is null stays where its own schema allows null.
+    """A tool's schema without padding, at any depth. A `default` that is null stays where its own schema
+    allows null.
 
     >>> plain_schema({"properties": {"city": {"type": "string"}, "a": None}, "required": None})
     {'properties': {'city': {'type': 'string'}}}
@@ -52,7 +55,8 @@ def plain_schema(schema: Any) -> Any:
 
 
 def plain_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments without padding. A null stays where the tool's plain schema of parameters allows null.
+    """A call's arguments without padding. A null stays where the tool's plain schema of parameters allows
+    null.
 
     >>> parameters = {"properties": {"city": {"type": "string"}, "unit": {"type": ["string", "null"]}}}
     >>> plain_arguments({"city": "Oslo", "unit": None, "a": None}, parameters)
@@ -62,8 +66,9 @@ def plain_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> 
 
 
 def without_padding(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
-    """The messages without padding: null keys are left out at any depth, except `content`, and what the schema of a called tool
-    allows to be null. `tools` are plain schemas. Calls without a `content` get a null one, as in tables."""
+    """The messages without padding: null keys are left out at any depth, except `content`, and what the
+    schema of a called tool allows to be null. `tools` are plain schemas. Calls without a `content` get a null
+    one, as in tables."""
     parameters = dict(_parameters_by_name(tools))
     return [_plain_message(message, parameters) for message in messages]
 
@@ -85,7 +90,9 @@ def _plain_call(call: Any, parameters: Mapping[str, Any]) -> Any:
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     plain = without_nulls(call)
     if isinstance(function, Mapping) and isinstance(arguments, Mapping):
-        plain["function"]["arguments"] = plain_arguments(arguments, parameters.get(str(function.get("name")), {}))
+        plain["function"]["arguments"] = plain_arguments(
+            arguments, parameters.get(str(function.get("name")), {})
+        )
     return plain
 
 

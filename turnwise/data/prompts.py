@@ -8,12 +8,15 @@ from turnwise.data.padding import plain_schema, without_padding
 from turnwise.types import Message
 
 
-def prompt_of(columns: Mapping[str, Any], prompt_key: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
-    """The messages of a row's prompt; a string is one user message. `tools` are schemas of tools that the messages may call,
-    beside those in the row's column `tools`.
+def prompt_of(
+    columns: Mapping[str, Any], prompt_key: str, tools: Sequence[Mapping[str, Any]] = ()
+) -> list[Message]:
+    """The messages of a row's prompt; a string is one user message. `tools` are schemas of tools that the
+    messages may call, beside those in the row's column `tools`.
 
-    Keys with null are left out, at any depth, because tables pad objects with nulls; `content` stays, and so does an argument
-    that the called tool's schema allows to be null. A call's arguments that are JSON text become an object.
+    Keys with null are left out, at any depth, because tables pad objects with nulls; `content` stays, and so
+    does an argument that the called tool's schema allows to be null. A call's arguments that are JSON text
+    become an object.
     """
     prompt = columns[prompt_key]
     if isinstance(prompt, str):
@@ -33,18 +36,25 @@ def has_calls(columns: Mapping[str, Any]) -> bool:
     return any(message.get("tool_calls") for message in messages)
 
 
-def with_plain_messages(columns: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def with_plain_messages(
+    columns: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """The columns with every list of messages as `prompt_of` reads it."""
-    return {name: prompt_of(columns, name, tools) if _are_messages(value) else value for name, value in columns.items()}
+    return {
+        name: prompt_of(columns, name, tools) if _are_messages(value) else value
+        for name, value in columns.items()
+    }
 
 
 def _are_messages(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+    )
 
 
 def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The schemas in a row's column `tools`, a list or JSON text of one, without padding. [] if the column holds anything else,
-    as rows of reinforcement learning may."""
+    """The schemas in a row's column `tools`, a list or JSON text of one, without padding. [] if the column
+    holds anything else, as rows of reinforcement learning may."""
     tools = read_tools(columns.get("tools"))
     if not isinstance(tools, list):
         return []
@@ -52,8 +62,8 @@ def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_tools(value: Any) -> Any:
-    """The schemas in a column `tools`: a list or JSON text of one. An entry that is a function's schema alone, as in ShareGPT's
-    rows, gets the object around it that other rows write."""
+    """The schemas in a column `tools`: a list or JSON text of one. An entry that is a function's schema
+    alone, as in ShareGPT's rows, gets the object around it that other rows write."""
     tools = read_list(value)
     if not isinstance(tools, list):
         return tools
@@ -64,11 +74,15 @@ def _with_type(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     is_named = tool.get("function") is None and isinstance(tool.get("name"), str)
     if not is_named or not isinstance(tool.get("parameters"), Mapping):
         return tool
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key not in ("type", "function")}}
+    return {
+        "type": "function",
+        "function": {key: value for key, value in tool.items() if key not in ("type", "function")},
+    }
 
 
 def read_list(value: Any) -> Any:
-    """The list that a text holds as JSON; every other value as it is. Files that can't nest objects hold lists as JSON text."""
+    """The list that a text holds as JSON; every other value as it is. Files that can't nest objects hold
+    lists as JSON text."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -78,7 +92,8 @@ def read_list(value: Any) -> Any:
 
 
 def _with_objects(message: Message) -> Message:
-    """The message with the arguments of its calls as objects: OpenAI writes JSON text, while chat templates read an object."""
+    """The message with the arguments of its calls as objects: OpenAI writes JSON text, while chat templates
+    read an object."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message

@@ -1,11 +1,13 @@
-"""Reads one number, with its sign, separators, percent sign, currency and unit, off the plain text of an answer."""
+"""Reads one number, with its sign, separators, percent sign, currency and unit, off the plain text of an
+answer."""
 
 import re
 from fractions import Fraction
 from typing import NamedTuple
 
 TOLERANCE = 1e-4
-"""Decimal numbers that differ by less than this, or than this share of a number below 1, are the same answer."""
+"""Decimal numbers that differ by less than this, or than this share of a number below 1, are the same
+answer."""
 ROUNDING = Fraction(1, 10**12)
 """What a float's arithmetic may add to a number that is exact."""
 _MAX_DIGITS = 300
@@ -21,7 +23,8 @@ _DECIMAL = (
 )
 _CURRENCY = r"(?:US|C|A)?[¤$€£¥₹]|USD|EUR|GBP|INR|Rs\.?"
 _NUMBER = re.compile(
-    rf"(?P<sign>[-+])?\s*(?P<currency>{_CURRENCY})?\s*(?P<sign2>[-+])?\s*(?:(?P<whole>\d{{1,9}}) +(?=\d+ ?/))?"
+    rf"(?P<sign>[-+])?\s*(?P<currency>{_CURRENCY})?\s*(?P<sign2>[-+])?\s*(?:(?P<whole>\d{{1,9}}) +(?=\d+ "
+    rf"?/))?"
     rf"(?P<number>{_DECIMAL})"
     r"(?:[eE](?P<exponent>[-+]?\d{1,4})|\s*[*x]\s*10\s*\^\s*\(?\s*(?P<power>[-+]?\d{1,4})\s*\)?)?"
     r"(?:\s*/\s*(?P<under>-?\d+(?:\.\d+)?))?"
@@ -70,7 +73,8 @@ UNITS: dict[str, str] = {
     }.items()
     for word in words.split()
 }
-"""Words for the units that exclude each other. Other words (apples) say nothing: they may be left out, or differ."""
+"""Words for the units that exclude each other. Other words (apples) say nothing: they may be left out, or
+differ."""
 _LENGTHS = ("m", "cm", "mm", "km", "ft", "yd", "mile")
 _TIMES = ("s", "min", "h")
 _RATE = re.compile(r"([A-Za-z]+)(?:/| per | an? )([A-Za-z]+)")
@@ -79,7 +83,8 @@ _CURRENCIES = {"¤": "dollars", "$": "dollars", "€": "euros", "£": "lb", "USD
 """The pound has the unit of the word `pounds`, of money as of weight."""
 
 NOT_UNITS = re.compile(
-    r"\b(?:or|and|plus|minus|times (?:the|as)|mod|modulo|choose|factorial|squared|cubed|pi|sqrt|root|inf|infinity|sin|cos|tan"
+    r"\b(?:or|and|plus|minus|times "
+    r"(?:the|as)|mod|modulo|choose|factorial|squared|cubed|pi|sqrt|root|inf|infinity|sin|cos|tan"
     r"|log|ln|exp|cup|cap|hal(?:f|ves)|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?"
     r"|dozens?|scores?|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty"
     r"|more than|less than|out of|of the|at least|at most|not|isn't|matrix|cases|remainder"
@@ -91,7 +96,8 @@ _WORD = r"[A-Za-z][A-Za-z'/-]+(?:\^\([23]\))?"
 _UNIT_WORDS = re.compile(rf"(?:{_WORD}|[mgshlL]\b(?:\^\([23]\))?)(?:[\s,.]+(?:{_WORD}|a\b)){{0,12}}")
 _ASIDE = re.compile(
     r"(?P<unit>[A-Za-z][A-Za-z' -]{1,40}?) "
-    r"(?:in|for|after|per|within|during|over|every|each|from|on|at) (?:each of |all |the |these )*\d[\w ,.]{0,60}"
+    r"(?:in|for|after|per|within|during|over|every|each|from|on|at) (?:each of |all |the |these )*\d[\w "
+    r",.]{0,60}"
 )
 """A unit and what it holds for: `apples in 3 days`, `dollars for each of the 3 friends`."""
 
@@ -114,9 +120,9 @@ class Quantity(NamedTuple):
         return "%" if self.is_percent else self.unit
 
     def equals(self, other: "Quantity") -> bool:
-        """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within `TOLERANCE`. If only
-        one of the two is a percentage, 50% counts as 50 and as 0.5. Two different known units, or one and a percentage, are
-        two answers."""
+        """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within
+        `TOLERANCE`. If only one of the two is a percentage, 50% counts as 50 and as 0.5. Two different known
+        units, or one and a percentage, are two answers."""
         if self._kind and other._kind and self._kind != other._kind:
             return False
         if self.is_percent == other.is_percent:
@@ -135,8 +141,8 @@ class Quantity(NamedTuple):
 
 
 def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
-    """The number that the plain text (`math_text.plain_math`) is. None if it is anything else: a root, a list, a mixed unit, an
-    inequality. Without `has_unit`, no word may stand beside the number.
+    """The number that the plain text (`math_text.plain_math`) is. None if it is anything else: a root, a
+    list, a mixed unit, an inequality. Without `has_unit`, no word may stand beside the number.
 
     >>> read_quantity("-¤1,234.50").value, read_quantity("3 1/2").value, read_quantity("50%").is_percent
     (-1234.5, 3.5, True)
@@ -170,7 +176,8 @@ def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
 
 
 def _unquoted(text: str) -> str:
-    """The text without quotation marks around it. A mark at its end alone is a prime: minutes, feet, or a derivative."""
+    """The text without quotation marks around it. A mark at its end alone is a prime: minutes, feet, or a
+    derivative."""
     while len(text) > 1 and text[0] == text[-1] and text[0] in "\"'`":
         text = text[1:-1].strip().rstrip(".;,")
     return text
@@ -234,7 +241,8 @@ def _unit_of(rest: str, has_unit: bool) -> str | None:
 
 
 def _rate_of(words: str) -> str:
-    """The unit of a speed, such as `mile/h`; "" for other words. Other things per time (dollars per hour) are counted alone."""
+    """The unit of a speed, such as `mile/h`; "" for other words. Other things per time (dollars per hour) are
+    counted alone."""
     rate = _RATE.match(words)
     if rate is None:
         return ""
@@ -247,7 +255,8 @@ def _is_word(letters: str) -> bool:
 
 
 def value_of_calculation(text: str) -> Fraction | None:
-    """The value of a sum, product, quotient or power of plain numbers, in parentheses or not; None for anything else.
+    """The value of a sum, product, quotient or power of plain numbers, in parentheses or not; None for
+    anything else.
 
     >>> value_of_calculation("2*(3 + 4)/7"), value_of_calculation("3^(2)"), value_of_calculation("2x")
     (Fraction(2, 1), Fraction(9, 1), None)

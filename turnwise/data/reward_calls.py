@@ -1,4 +1,5 @@
-"""Calls a user's reward: coroutine functions on the event loop, others in a thread. What it raises becomes a RewardFault."""
+"""Calls a user's reward: coroutine functions on the event loop, others in a thread. What it raises becomes a
+RewardFault."""
 
 import asyncio
 import inspect
@@ -22,8 +23,10 @@ logger = logging.getLogger(__name__)
 _OF_SIGNALS = (signal.__file__, signal_watch.__file__)
 """Files whose lines say nothing about where a reward goes wrong."""
 _NO_SIGNALS = (
-    "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or switch its own time limit "
-    "off (math_verify: parsing_timeout=None, timeout_seconds=None), since data.reward_timeout_s bounds each call"
+    "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or switch "
+    "its own time limit "
+    "off (math_verify: parsing_timeout=None, timeout_seconds=None), since data.reward_timeout_s bounds each "
+    "call"
 )
 
 
@@ -33,12 +36,14 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def parameters_of(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
-    """The parameters of the reward `name`. Raises ConfigError if Python doesn't know them, as for parts of C libraries."""
+    """The parameters of the reward `name`. Raises ConfigError if Python doesn't know them, as for parts of C
+    libraries."""
     try:
         return inspect.signature(function).parameters
     except (ValueError, TypeError) as fault:
         raise ConfigError(
-            f"data.reward {name}: Python doesn't know the parameters of this {type(function).__name__} ({fault}); give a "
+            f"data.reward {name}: Python doesn't know the parameters of this {type(function).__name__} "
+            f"({fault}); give a "
             "function (completions, **columns) instead"
         ) from fault
 
@@ -57,15 +62,16 @@ async def call_reward(
     pool: DaemonPool,
     remedies: Mapping[str, str] | None = None,
 ) -> Any:
-    """What the reward `name` returns for the task. Raises RewardFault if it raises an exception; `remedies` has a sentence for
-    exceptions whose text matches a pattern."""
+    """What the reward `name` returns for the task. Raises RewardFault if it raises an exception; `remedies`
+    has a sentence for exceptions whose text matches a pattern."""
 
     def call() -> Any:
         with SignalWatch() as signals, Foreign(f"data.reward {name}", task_id):
             result = function(**arguments)
         if signals.num_refused:
             warn_once(
-                f"data.reward {name} tried to set a signal handler and caught the error: its scores may be wrong; {_NO_SIGNALS}"
+                f"data.reward {name} tried to set a signal handler and caught the error: its scores may be "
+                f"wrong; {_NO_SIGNALS}"
             )
         return result
 
@@ -84,7 +90,9 @@ async def call_reward(
         # No log or file can hold half of a character.
         text = text.encode(errors="replace").decode()
         advice = _advice(text, remedies or {})
-        raise RewardFault(f"data.reward {name} raised {text} ({place.filename}, line {place.lineno}); {advice}") from fault
+        raise RewardFault(
+            f"data.reward {name} raised {text} ({place.filename}, line {place.lineno}); {advice}"
+        ) from fault
 
 
 def _advice(text: str, remedies: Mapping[str, str]) -> str:

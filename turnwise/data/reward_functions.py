@@ -1,4 +1,5 @@
-"""Reward functions as people write them: over completions and columns (turnwise, TRL), or one call per completion (verl)."""
+"""Reward functions as people write them: over completions and columns (turnwise, TRL), or one call per
+completion (verl)."""
 
 import asyncio
 import inspect
@@ -22,26 +23,30 @@ CompletionForm = Literal["text", "messages"]
 _PER_RUN = ("completions", "completion_ids", "messages", "prompts")
 _COLLECTORS = ("log_metric", "log_extra")
 GIVEN = (*_PER_RUN, *_COLLECTORS)
-"""Arguments of a reward function that come from the run, not from columns. Those of `_PER_RUN` have one value per rollout
-(`runs_of`); the `_COLLECTORS` are functions, as TRL passes them."""
+"""Arguments of a reward function that come from the run, not from columns. Those of `_PER_RUN` have one value
+per rollout (`runs_of`); the `_COLLECTORS` are functions, as TRL passes them."""
 _NOT_GIVEN = ("trainer_state", "environments")
 """Arguments that TRL passes and a run here doesn't."""
 _ONE_TEXT = "solution_str"
 """The parameter by which verl's functions are known: they are called once per completion."""
 _FORMS = (
-    "a reward is called as (completions, **columns), or as verl's functions, (data_source, solution_str, ground_truth, "
+    "a reward is called as (completions, **columns), or as verl's functions, (data_source, solution_str, "
+    "ground_truth, "
     "extra_info)"
 )
 _OF_OTHERS = {
     "queries": "OpenRLHF's `queries` are prompt and response in one text: take `prompts` and `completions`",
-    "labels": "OpenRLHF's `labels` are the true answers: name the parameter as the column, such as `ground_truth`",
-    "solution_strs": "verl's batch form isn't called here: take `completions`, or `solution_str` for one at a time",
+    "labels": "OpenRLHF's `labels` are the true answers: name the parameter as the column, such as "
+    "`ground_truth`",
+    "solution_strs": "verl's batch form isn't called here: take `completions`, or `solution_str` for one at "
+    "a time",
     "self": "it is a method of a class: give an object that has `__call__`, or a function",
 }
 """Names of parameters that no column has → what to use here."""
 _FOR_WRAPPERS = {
     "got an unexpected keyword argument": (
-        "a function with **kwargs gets prompts, completion_ids and all columns; a decorator with functools.wraps shows the "
+        "a function with **kwargs gets prompts, completion_ids and all columns; a decorator with "
+        "functools.wraps shows the "
         "parameters of the function that it decorates, which then gets no others"
     )
 }
@@ -54,16 +59,18 @@ _FOR_TEXTS = _FOR_WRAPPERS | {
 _FOR_MESSAGES = _FOR_WRAPPERS | {
     r"'(list|dict)' object has no attribute|expected string or bytes-like object, got '(list|dict)'|"
     r"list indices must be integers|(can only|must be) \w* ?(concatenate )?str": (
-        "completions are lists of messages (`form: messages`); a function that takes strings needs `form: text`"
+        "completions are lists of messages (`form: messages`); a function that takes strings needs `form: "
+        "text`"
     )
 }
 
 
 @dataclass(slots=True)
 class FunctionReward:
-    """A function `(completions, **columns) -> list[float | None]`, one number per completion; None where it doesn't apply. Or
-    verl's `(data_source, solution_str, ground_truth, extra_info) -> float | dict`, called once per completion. A coroutine
-    function is awaited; any other function runs in a thread, so that only its group waits for it."""
+    """A function `(completions, **columns) -> list[float | None]`, one number per completion; None where it
+    doesn't apply. Or verl's `(data_source, solution_str, ground_truth, extra_info) -> float | dict`, called
+    once per completion. A coroutine function is awaited; any other function runs in a thread, so that only
+    its group waits for it."""
 
     name: str
     function: Callable[..., Any]
@@ -104,16 +111,23 @@ class FunctionReward:
         other.completion = completion
         return other
 
-    def _check_parameters(self, named: Mapping[str, inspect.Parameter], takes_all: bool, positional: Sequence[str]) -> None:
-        """Raises ConfigError if the function can't be called with the names that a run has, or `args` don't fit."""
+    def _check_parameters(
+        self, named: Mapping[str, inspect.Parameter], takes_all: bool, positional: Sequence[str]
+    ) -> None:
+        """Raises ConfigError if the function can't be called with the names that a run has, or `args` don't
+        fit."""
         what = f"data.reward {self.name}"
         shown = ", ".join(named) or "no parameters that have names"
         if not takes_all and not {*named, *positional} & {*_PER_RUN, _ONE_TEXT}:
             raise ConfigError(f"{what}: it has no parameter `completions`; {_FORMS}. It has {shown}")
         if positional:
-            raise ConfigError(f"{what}: its parameter {positional[0]} can't be passed by name; {_FORMS}, by names")
+            raise ConfigError(
+                f"{what}: its parameter {positional[0]} can't be passed by name; {_FORMS}, by names"
+            )
         if _ONE_TEXT in named and self.form == "messages":
-            raise ConfigError(f"{what}: `form: messages` is for functions of `completions`; {_ONE_TEXT} is a text")
+            raise ConfigError(
+                f"{what}: `form: messages` is for functions of `completions`; {_ONE_TEXT} is a text"
+            )
         for name in self.arguments:
             if name not in named and not takes_all:
                 raise ConfigError(f"{what}: args.{name} isn't a parameter; it has {shown}")
@@ -121,11 +135,16 @@ class FunctionReward:
             if name not in named or name in self.arguments:
                 continue
             if named[name].default is inspect.Parameter.empty:
-                raise ConfigError(f"{what}: a run here has no {name} for its parameter of that name; give it a default")
-            warn_once(f"{what}: a run here has no {name} for its parameter of that name, which keeps its default")
+                raise ConfigError(
+                    f"{what}: a run here has no {name} for its parameter of that name; give it a default"
+                )
+            warn_once(
+                f"{what}: a run here has no {name} for its parameter of that name, which keeps its default"
+            )
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises DataError if a row lacks a required column, `function.check_row` refuses it, or an argument hides a column."""
+        """Raises DataError if a row lacks a required column, `function.check_row` refuses it, or an argument
+        hides a column."""
         try:
             self.wanted.check(rows, f"data.reward {self.name}")
         except DataError as fault:
@@ -137,14 +156,17 @@ class FunctionReward:
                 columns = {**self.wanted.choose(row.columns), **self.arguments}
                 row.check(f"data.reward {self.name}", function, columns)
         named = {
-            name: "from the run" for name in parameters_of(self.function, self.name) if name in self._given - {"extra_info"}
+            name: "from the run"
+            for name in parameters_of(self.function, self.name)
+            if name in self._given - {"extra_info"}
         }
         named.pop(self.prompt_key, None)
         named |= dict.fromkeys(self.arguments, "from its args in the config")
         for row in rows:
             for path in (path for path, _ in leaves(row.columns) if path[-1] in named):
                 raise DataError(
-                    f"{row.place}: data.reward {self.name} gets `{path[-1]}` {named[path[-1]]}, which would hide the column "
+                    f"{row.place}: data.reward {self.name} gets `{path[-1]}` {named[path[-1]]}, which would "
+                    f"hide the column "
                     f"{'.'.join(path)!r}; rename the column, or the function's parameter"
                 )
 
@@ -155,7 +177,10 @@ class FunctionReward:
         collected = Collected(self.name, len(runs))
         columns = self.wanted.choose(group.task.payload)
         columns = {name: value for name, value in columns.items() if name not in (*_PER_RUN, *self.arguments)}
-        given = self._per_run(group, runs) | {"log_metric": collected.log_metric, "log_extra": collected.log_extra}
+        given = self._per_run(group, runs) | {
+            "log_metric": collected.log_metric,
+            "log_extra": collected.log_extra,
+        }
         repeated = {name: [value] * len(runs) for name, value in columns.items()}
         arguments = {
             **{name: value for name, value in given.items() if name in self._given},
@@ -168,7 +193,8 @@ class FunctionReward:
         return RewardResult(read_scores(values, len(runs), self.name), metrics=collected.per_run)
 
     def _per_run(self, group: Group, runs: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
-        """The arguments with one value per run. Raises RewardFault if token ids are asked for by name and there are none."""
+        """The arguments with one value per run. Raises RewardFault if token ids are asked for by name and
+        there are none."""
         prompts = [group.task.payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
         given: dict[str, Any] = {"prompts": prompts}
         if self.form == "messages":
@@ -181,7 +207,8 @@ class FunctionReward:
             given["completion_ids"] = [turn.response_ids.tolist() for turn in turns]
             if self._needs_ids and any(turn.text and not len(turn.response_ids) for turn in turns):
                 raise RewardFault(
-                    f"data.reward {self.name} asks for completion_ids, and a model behind a URL gives texts without token "
+                    f"data.reward {self.name} asks for completion_ids, and a model behind a URL gives texts "
+                    f"without token "
                     "ids; take `completions`"
                 )
         if "messages" in self._given:
@@ -203,9 +230,14 @@ class FunctionReward:
             columns["extra_info"] = group.task.payload.get("extra_info") or {}
         texts = [self.completion(run[-1]) for run in runs]
         arguments = {"texts": texts, "columns": columns}
-        values = await call_reward(_one_by_one(self.function), self.name, group.task.id, arguments, self._pool)
+        values = await call_reward(
+            _one_by_one(self.function), self.name, group.task.id, arguments, self._pool
+        )
         read = [_read_one(value, self.name) for value in values]
-        return RewardResult(read_scores([score for score, _ in read], len(runs), self.name), metrics=[more for _, more in read])
+        return RewardResult(
+            read_scores([score for score, _ in read], len(runs), self.name),
+            metrics=[more for _, more in read],
+        )
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,12 +253,14 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_one(value: Any, name: str) -> tuple[Any, dict[str, float]]:
-    """The score and the metrics that verl's function returned: a number, or a mapping with `score` and more."""
+    """The score and the metrics that verl's function returned: a number, or a mapping with `score` and
+    more."""
     if not isinstance(value, Mapping):
         return value, {}
     if "score" not in value:
         raise RewardFault(
-            f"data.reward {name} returned a dict with {', '.join(map(str, value)) or 'nothing'}; it needs `score`"
+            f"data.reward {name} returned a dict with {', '.join(map(str, value)) or 'nothing'}; it needs "
+            f"`score`"
         )
     metrics: dict[str, float] = {}
     for key, number in value.items():
@@ -236,7 +270,8 @@ def _read_one(value: Any, name: str) -> tuple[Any, dict[str, float]]:
             metrics[str(key)] = read_metric(number, str(key), name)
         elif number is not None:
             warn_once(
-                f"data.reward {name} returns `{key}`, a {type(number).__name__}, which is left out: only numbers are metrics"
+                f"data.reward {name} returns `{key}`, a {type(number).__name__}, which is left out: only "
+                f"numbers are metrics"
             )
     return value["score"], metrics
 
@@ -262,5 +297,6 @@ class Collected:
             else:
                 kind = type(value).__name__
                 warn_once(
-                    f"data.reward {self._name}: log_extra got a {kind} for {column!r}, which is left out; numbers are kept"
+                    f"data.reward {self._name}: log_extra got a {kind} for {column!r}, which is left out; "
+                    f"numbers are kept"
                 )

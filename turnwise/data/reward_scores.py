@@ -17,8 +17,9 @@ class RewardFault(EnvironmentFault):
 
 
 def read_scores(values: Any, num_wanted: int, name: str, may_be_none: bool = True) -> list[float | None]:
-    """The scores that the reward `name` returned for `num_wanted` completions. None stays None if it `may_be_none`: the reward
-    doesn't apply to that completion. Raises RewardFault, or EnvironmentFault if reading a value raises an exception."""
+    """The scores that the reward `name` returned for `num_wanted` completions. None stays None if it
+    `may_be_none`: the reward doesn't apply to that completion. Raises RewardFault, or EnvironmentFault if
+    reading a value raises an exception."""
     what = f"data.reward {name} returned"
     form = f"return one finite number for each of the {num_wanted} completions"
     if may_be_none:
@@ -30,7 +31,9 @@ def read_scores(values: Any, num_wanted: int, name: str, may_be_none: bool = Tru
         listed = list(values)
         if len(listed) != num_wanted:
             raise RewardFault(f"{what} {len(listed)} values; {form}")
-        return [None if value is None and may_be_none else _number(value, listed, what, form) for value in listed]
+        return [
+            None if value is None and may_be_none else _number(value, listed, what, form) for value in listed
+        ]
 
 
 def read_numbers(values: Any, num_wanted: int, name: str) -> list[float]:
@@ -39,7 +42,8 @@ def read_numbers(values: Any, num_wanted: int, name: str) -> list[float]:
 
 
 def read_metric(value: Any, metric: str, name: str) -> float:
-    """The number under the name `metric` that the reward `name` reports. Raises RewardFault if it isn't one."""
+    """The number under the name `metric` that the reward `name` reports. Raises RewardFault if it isn't
+    one."""
     what = f"data.reward {name} reports {metric}:"
     with Foreign(f"data.reward {name}: reading {metric}", are_faults=True):
         return _number(value, [value], what, "a metric is one finite number")
@@ -59,7 +63,8 @@ def is_number(value: Any) -> bool:
 
 
 def _number(value: Any, listed: Sequence[Any], what: str, form: str) -> float:
-    # Numpy's texts are Python's texts too, and float() would read "1" as 1 and drop the imaginary part of numpy's numbers.
+    # Numpy's texts are Python's texts too, and float() would read "1" as 1 and drop the imaginary part of
+    # numpy's numbers.
     is_complex = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
     if isinstance(value, _TEXTS) or is_complex:
         raise RewardFault(f"{what} {reprlib.repr(value)}, a {type(value).__name__}; {form}")

@@ -25,8 +25,8 @@ DecodeCompletion = Callable[[Trajectory], str]
 
 
 def runs_of(group: Group) -> list[list[Trajectory]]:
-    """The trajectories of each rollout of the group: siblings in their order, the greedy one last. Rollouts that failed are
-    left out."""
+    """The trajectories of each rollout of the group: siblings in their order, the greedy one last. Rollouts
+    that failed are left out."""
     runs: dict[int, list[Trajectory]] = {}
     for trajectory in group.trajectories:
         runs.setdefault(trajectory.sibling, []).append(trajectory)
@@ -35,23 +35,28 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
-    """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is left out. A turn
-    without recorded messages becomes its observation (in a row's first turn, the prompt) as a user's message, and its text."""
+    """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is
+    left out. A turn without recorded messages becomes its observation (in a row's first turn, the prompt) as
+    a user's message, and its text."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         said = list(turn.messages)
         if not said:
             is_prompt = number == 0 and trajectory.task.row is not None
-            said = prompt_of(trajectory.task.payload if is_prompt else {prompt_key: turn.observation}, prompt_key)
+            said = prompt_of(
+                trajectory.task.payload if is_prompt else {prompt_key: turn.observation}, prompt_key
+            )
             said.append({"role": "assistant", "content": turn.text})
-        messages += [dict(message) for message in said if message["role"] != "system" or message not in messages]
+        messages += [
+            dict(message) for message in said if message["role"] != "system" or message not in messages
+        ]
     return messages
 
 
 @dataclass(slots=True)
 class GroupReward:
-    """A user's own `Reward`: a function or coroutine function that takes a group. It returns one number for each rollout of
-    `runs_of(group)`, or a RewardResult."""
+    """A user's own `Reward`: a function or coroutine function that takes a group. It returns one number for
+    each rollout of `runs_of(group)`, or a RewardResult."""
 
     name: str
     reward: Callable[[Group], Any]
@@ -65,9 +70,13 @@ class GroupReward:
         if result.turn_rewards is None:
             return RewardResult(scores)
         if not isinstance(result.turn_rewards, Collection) or len(result.turn_rewards) != num_runs:
-            raise RewardFault(f"data.reward {self.name}: turn_rewards must be a list for each of {num_runs} runs")
+            raise RewardFault(
+                f"data.reward {self.name}: turn_rewards must be a list for each of {num_runs} runs"
+            )
         turns = [sum(len(t.turns) for t in run) for run in runs_of(group)]
-        per_turn = [read_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)]
+        per_turn = [
+            read_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)
+        ]
         return RewardResult(scores, per_turn)
 
 
@@ -82,9 +91,10 @@ class WeightedReward:
 
 @dataclass(frozen=True, slots=True)
 class RewardManager:
-    """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to `metrics`. A reward that is
-    None for an episode adds nothing to it. If a trajectory of a data set's row has no metric `success`, sets this metric: 1 if
-    the first reward that isn't None is more than ½, else 0."""
+    """Adds the rewards of a group to its trajectories: weighted to `outcome_rewards`, unweighted to
+    `metrics`. A reward that is None for an episode adds nothing to it. If a trajectory of a data set's row
+    has no metric `success`, sets this metric: 1 if the first reward that isn't None is more than ½, else
+    0."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float
@@ -92,7 +102,8 @@ class RewardManager:
     _warned: set[str] = field(default_factory=set)
 
     async def __call__(self, group: Group) -> list[Trajectory]:
-        """Returns the trajectories that fail now because a reward broke: none, or all that hadn't failed before."""
+        """Returns the trajectories that fail now because a reward broke: none, or all that hadn't failed
+        before."""
         runs = runs_of(group)
         if not runs:
             return []
@@ -116,20 +127,24 @@ class RewardManager:
         return []
 
     def _check_that_some_apply(self, results: Sequence[RewardResult], group: Group, num_runs: int) -> None:
-        """Raises RewardFault if no reward applies to an episode of a row. An environment has rewards of its own."""
+        """Raises RewardFault if no reward applies to an episode of a row. An environment has rewards of its
+        own."""
         if group.task.row is None:
             return
         for number in range(num_runs):
             if all(result.scores[number] is None for result in results):
                 names = ", ".join(weighted.name for weighted in self.rewards)
                 raise RewardFault(
-                    f"data.reward {names}: each returned None, so none applies to this row; return a number in one of them, or "
+                    f"data.reward {names}: each returned None, so none applies to this row; return a number "
+                    f"in one of them, or "
                     "leave the row out"
                 )
 
     async def _result(self, weighted: WeightedReward, group: Group) -> RewardResult:
         what = f"data.reward {weighted.name}"
-        async with self.watchdog.waiting(group.task.id, what, self.timeout_s, "data.reward_timeout_s", RewardFault):
+        async with self.watchdog.waiting(
+            group.task.id, what, self.timeout_s, "data.reward_timeout_s", RewardFault
+        ):
             return await weighted.reward(group)
 
 
@@ -153,7 +168,8 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
 def exact_match(
     completions: Sequence[str], answer: Sequence[Any] | None = None, ground_truth: Sequence[Any] | None = None
 ) -> list[float]:
-    """1 if the completion is the row's `answer` or, without this column, its `ground_truth`, apart from spaces around it, else
+    """1 if the completion is the row's `answer` or, without this column, its `ground_truth`, apart from
+    spaces around it, else
     0. In a column of numbers `72` is 72.0; texts, such as zip codes, are compared letter by letter.
 
     >>> exact_match(["4 ", "5", "72", "2134"], ["4", "4", 72.0, "02134"])
@@ -173,8 +189,8 @@ def _matches(text: str, right: object) -> bool:
 def gsm8k(
     completions: Sequence[str], ground_truth: Sequence[Any] | None = None, answer: Sequence[Any] | None = None
 ) -> list[float]:
-    """1 if the last answer that follows `####` is the row's `ground_truth`, also one nested in another column, or without it
-    its `answer`; else 0.
+    """1 if the last answer that follows `####` is the row's `ground_truth`, also one nested in another
+    column, or without it its `answer`; else 0.
 
     >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", 72.0])
     [1.0, 0.0]

@@ -1,4 +1,5 @@
-"""Reads files of rows that are text: JSON (a line or an array entry per row) and CSV, also compressed by gzip."""
+"""Reads files of rows that are text: JSON (a line or an array entry per row) and CSV, also compressed by
+gzip."""
 
 import csv
 import gzip
@@ -41,7 +42,8 @@ def suffix_of(path: Path) -> str:
 
 
 def read_row_file(path: Path) -> Iterator[Row]:
-    """Yields the rows of a file whose `suffix_of` is one of `SUFFIXES`. Raises DataError if the file can't be read."""
+    """Yields the rows of a file whose `suffix_of` is one of `SUFFIXES`. Raises DataError if the file can't be
+    read."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a JSONL file in it")
     try:
@@ -54,7 +56,9 @@ def read_row_file(path: Path) -> Iterator[Row]:
     except FileNotFoundError as fault:
         raise DataError(f"{path}: no such file") from fault
     except (EOFError, zlib.error, gzip.BadGzipFile) as fault:
-        raise DataError(f"{path} isn't whole: gzip can't decompress it ({fault}); write or download it again") from fault
+        raise DataError(
+            f"{path} isn't whole: gzip can't decompress it ({fault}); write or download it again"
+        ) from fault
     except OSError as fault:
         raise DataError(f"{path} can't be read: {fault.strerror}") from fault
 
@@ -125,7 +129,9 @@ def _json_hint(file: BinaryIO, path: Path) -> str:
         value = _parsed(file.read(), str(path))
     except DataError:
         return f"{form[0].upper()}{form[1:]}"
-    lists = [key for key, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
+    lists = (
+        [key for key, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
+    )
     where = f", and its rows seem to be in `{lists[0]}`: save that list alone" if lists else ""
     return f"The whole file is one object over several lines{where}; {form}"
 
@@ -137,11 +143,15 @@ def _parsed(text: bytes, place: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeDecodeError as fault:
-        raise DataError(f"{place} isn't UTF-8 (byte 0x{text[fault.start]:02x}); save the file as UTF-8") from fault
+        raise DataError(
+            f"{place} isn't UTF-8 (byte 0x{text[fault.start]:02x}); save the file as UTF-8"
+        ) from fault
     except UnicodeEncodeError as fault:
         raise DataError(f"{place} {half_character(fault)}") from fault
     except _DoubledKeyError as fault:
-        raise DataError(f"{place} has the key {fault.args[0]!r} twice in one object; keep one of them") from fault
+        raise DataError(
+            f"{place} has the key {fault.args[0]!r} twice in one object; keep one of them"
+        ) from fault
     except (ValueError, RecursionError) as fault:
         raise DataError(f"{place} isn't JSON ({fault})") from fault
 
@@ -165,16 +175,21 @@ def _row(value: Any, place: str, what: str) -> Mapping[str, Any] | DataError:
 
 
 def _of_table(file: BinaryIO, path: Path) -> Iterator[Row]:
-    """The rows of a table, whose first line has the names of the columns. An empty cell is null; every other cell is text."""
+    """The rows of a table, whose first line has the names of the columns. An empty cell is null; every other
+    cell is text."""
     separator = TABLES[suffix_of(path)]
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=separator, strict=True)
+    reader = csv.reader(
+        io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=separator, strict=True
+    )
     try:
         names = next(reader, [])
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{path}, line 1 names the column {doubled[0]!r} twice; rename one of them")
         if len(names) == 1 and any(other in names[0] for other in ";\t|"):
-            raise DataError(f"{path}, line 1 has no {separator!r}, which separates columns; save the table with it")
+            raise DataError(
+                f"{path}, line 1 has no {separator!r}, which separates columns; save the table with it"
+            )
         while True:
             line_number = reader.line_num + 1
             cells = next(reader, None)
@@ -184,10 +199,15 @@ def _of_table(file: BinaryIO, path: Path) -> Iterator[Row]:
             if len(cells) == len(names):
                 yield place, {name: cell or None for name, cell in zip(names, cells, strict=True)}
             elif cells:
-                yield place, DataError(f"{place} has {len(cells)} cells, and line 1 names {len(names)} columns")
+                yield (
+                    place,
+                    DataError(f"{place} has {len(cells)} cells, and line 1 names {len(names)} columns"),
+                )
     except UnicodeDecodeError as fault:
         line_number = reader.line_num + 1
         byte = fault.object[fault.start]
-        raise DataError(f"{path}, near line {line_number}, isn't UTF-8 (byte 0x{byte:02x}); save the file as UTF-8") from fault
+        raise DataError(
+            f"{path}, near line {line_number}, isn't UTF-8 (byte 0x{byte:02x}); save the file as UTF-8"
+        ) from fault
     except csv.Error as fault:
         raise DataError(f"{path}, line {reader.line_num}, isn't a line of a table ({fault})") from fault

@@ -1,4 +1,5 @@
-"""Rows of data sets (JSON, CSV, Parquet, `datasets`, the hub, Python), and the columns that rewards ask for."""
+"""Rows of data sets (JSON, CSV, Parquet, `datasets`, the hub, Python), and the columns that rewards ask
+for."""
 
 import inspect
 import json
@@ -37,7 +38,8 @@ class TableRow(NamedTuple):
     """Why the row can't be read, with its place; "" if it can. A row that can't has no columns."""
 
     def check(self, what: str, checks: ChecksRows, columns: Mapping[str, Any]) -> None:
-        """Raises DataError, which names the row and `what`, if `checks.check_row` refuses these columns of the row."""
+        """Raises DataError, which names the row and `what`, if `checks.check_row` refuses these columns of
+        the row."""
         try:
             with Foreign(f"{what}.check_row", are_faults=True):
                 checks.check_row(columns)
@@ -46,14 +48,14 @@ class TableRow(NamedTuple):
 
 
 def read_tables(names: Sequence[str], key: str, bad: BadRows | None = None) -> list[TableRow]:
-    """All rows of the sources, in their order. `key` is the setting that names them. Rows that can't be read are added to `bad`
-    and left out.
+    """All rows of the sources, in their order. `key` is the setting that names them. Rows that can't be read
+    are added to `bad` and left out.
 
-    A source is a file (`.jsonl` or `.ndjson`; `.json`, also an array; `.csv`, `.tsv`; these also with `.gz`; `.parquet`), a
-    folder that the datasets library saved, a name of the hub (`owner/name`, `owner/name:split` for another split than train,
-    `owner/name:subset:split`), or `module:object` for rows in Python. Raises DataError, which names the source or row, if a
-    source is missing, is empty or can't be read, or if without `bad` a row can't; NotAvailableError if it needs a library that
-    isn't installed."""
+    A source is a file (`.jsonl` or `.ndjson`; `.json`, also an array; `.csv`, `.tsv`; these also with `.gz`;
+    `.parquet`), a folder that the datasets library saved, a name of the hub (`owner/name`, `owner/name:split`
+    for another split than train, `owner/name:subset:split`), or `module:object` for rows in Python. Raises
+    DataError, which names the source or row, if a source is missing, is empty or can't be read, or if without
+    `bad` a row can't; NotAvailableError if it needs a library that isn't installed."""
     found = BadRows() if bad is None else bad
     rows = []
     for name in names:
@@ -69,7 +71,9 @@ def read_tables(names: Sequence[str], key: str, bad: BadRows | None = None) -> l
 
 def _read(name: str, key: str) -> Sequence[TableRow]:
     shown = f"the {name.rpartition(':')[2]} given in Python" if name.startswith(OBJECT_PREFIX) else name
-    rows = [_table_row(place, columns) for place, columns in noting(_rows(name, key, shown), f"reading {shown}")]
+    rows = [
+        _table_row(place, columns) for place, columns in noting(_rows(name, key, shown), f"reading {shown}")
+    ]
     if not rows:
         raise DataError(f"{key} {shown} has no rows (it is empty); give at least one, or leave it out")
     return rows
@@ -85,10 +89,15 @@ def _table_row(place: str, columns: Mapping[str, Any] | DataError) -> TableRow:
 
 
 def _without_padding(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns without nulls in objects. Lists of messages stay, because calls in them may have nulls that a tool allows."""
+    """The columns without nulls in objects. Lists of messages stay, because calls in them may have nulls that
+    a tool allows."""
     plain = {}
     for name, value in columns.items():
-        is_of_messages = isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+        is_of_messages = (
+            isinstance(value, list)
+            and bool(value)
+            and all(isinstance(m, Mapping) and "role" in m for m in value)
+        )
         if name == "tools":
             plain[name] = plain_schema(value)
         else:
@@ -110,30 +119,37 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
     if ":" in name and not path.exists():
         rows = listed(load_object(name, key, DataError))
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping | Iterator):
-            raise DataError(f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
+            raise DataError(
+                f"{key} {shown} is a {type(rows).__name__}; rows are a list of mappings, or a Dataset"
+            )
         return _numbered(rows, shown)
     reason = "has another form" if path.exists() else "there is no such file"
     raise DataError(
-        f"{key} {name}: {reason}; rows are read from .jsonl, .json, .csv and .parquet files (text also as .gz), folders of the "
+        f"{key} {name}: {reason}; rows are read from .jsonl, .json, .csv and .parquet files (text also as "
+        f".gz), folders of the "
         "datasets library, names of the hub (owner/name) and Python objects (module:name)"
     )
 
 
 def python_rows(rows: Iterable[Any], name: str) -> list[TableRow]:
-    """The rows of a sequence in Python, read as those of a file: a row that is no mapping, or that JSON can't hold, has a
-    `fault`."""
+    """The rows of a sequence in Python, read as those of a file: a row that is no mapping, or that JSON can't
+    hold, has a `fault`."""
     return [_table_row(place, columns) for place, columns in _numbered(rows, name)]
 
 
 def listed(rows: Any) -> Any:
-    """The rows of a pyarrow.Table, which iterates over its columns, as a list; anything else as it is. Raises DataError for a
-    data frame, whose rows can be of several forms, and for a dict, such as a DatasetDict or a single row."""
+    """The rows of a pyarrow.Table, which iterates over its columns, as a list; anything else as it is. Raises
+    DataError for a data frame, whose rows can be of several forms, and for a dict, such as a DatasetDict or a
+    single row."""
     if type(rows).__name__ == "DataFrame":
-        raise DataError("rows are a data frame; give datasets.Dataset.from_pandas(rows), or rows.to_dict('records')")
+        raise DataError(
+            "rows are a data frame; give datasets.Dataset.from_pandas(rows), or rows.to_dict('records')"
+        )
     if isinstance(rows, Mapping):
         keys = ", ".join(map(str, rows)) or "nothing"
         raise DataError(
-            f"rows are one list or Dataset, and got a {type(rows).__name__} with {keys}; give one of its data sets, or "
+            f"rows are one list or Dataset, and got a {type(rows).__name__} with {keys}; give one of its "
+            f"data sets, or "
             "the row in a list, [row]"
         )
     arrow = sys.modules.get("pyarrow")  # whoever has a table has imported it
@@ -147,7 +163,9 @@ def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as fault:
-        raise NotAvailableError(f"{path}: Parquet files need pyarrow, which isn't installed; {_INSTALL}") from fault
+        raise NotAvailableError(
+            f"{path}: Parquet files need pyarrow, which isn't installed; {_INSTALL}"
+        ) from fault
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
@@ -160,7 +178,9 @@ def _datasets(what: str) -> Any:
     try:
         import datasets
     except ImportError as fault:
-        raise NotAvailableError(f"{what} needs the datasets library, which isn't installed; {_INSTALL}") from fault
+        raise NotAvailableError(
+            f"{what} needs the datasets library, which isn't installed; {_INSTALL}"
+        ) from fault
     return datasets
 
 
@@ -170,7 +190,8 @@ def _saved_dataset(path: Path, key: str) -> Any:
         found = datasets.load_from_disk(str(path))
     except (FileNotFoundError, ValueError, OSError) as fault:
         raise DataError(
-            f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the datasets library can't "
+            f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the "
+            f"datasets library can't "
             f"load this folder ({fault})"
         ) from fault
     if isinstance(found, datasets.DatasetDict) and len(found) == 1:
@@ -188,13 +209,15 @@ def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as fault:
         line = next(iter(str(fault).strip().splitlines()), type(fault).__name__)
         raise DataError(
-            f"{key} {name}: the hub doesn't give its split {split} ({line}); without network, download it where there is one, "
+            f"{key} {name}: the hub doesn't give its split {split} ({line}); without network, download it "
+            f"where there is one, "
             f"`hf download --repo-type dataset {name}`, and name its files"
         ) from fault
 
 
 def numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields `(place, row)` of each row; the place is `NAME, row N`. Raises DataError for a row that isn't a mapping."""
+    """Yields `(place, row)` of each row; the place is `NAME, row N`. Raises DataError for a row that isn't a
+    mapping."""
     for place, columns in _numbered(rows, name):
         if isinstance(columns, DataError):
             raise columns
@@ -207,21 +230,28 @@ def _numbered(rows: Iterable[Any], name: str) -> Iterator[Row]:
         if isinstance(columns, Mapping):
             yield place, columns
         else:
-            yield place, DataError(f"{place} is of type {type(columns).__name__}; a row is a mapping of columns")
+            yield (
+                place,
+                DataError(f"{place} is of type {type(columns).__name__}; a row is a mapping of columns"),
+            )
 
 
 def plain_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The columns as a dict. Raises DataError for a name or value that JSON, in which runs save their rows, can't hold."""
+    """The columns as a dict. Raises DataError for a name or value that JSON, in which runs save their rows,
+    can't hold."""
     for name, value in columns.items():
         if not isinstance(name, str):
-            raise DataError(f"{place}: the column name {name!r} is of type {type(name).__name__}; it must be a string")
+            raise DataError(
+                f"{place}: the column name {name!r} is of type {type(name).__name__}; it must be a string"
+            )
         try:
             json.dumps({name: value}, sort_keys=True, ensure_ascii=False).encode()
         except UnicodeEncodeError as fault:
             raise DataError(f"{place}: column {name!r} {half_character(fault)}") from fault
         except (TypeError, ValueError, RecursionError) as fault:
             raise DataError(
-                f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold ({fault}); make it a string or "
+                f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold ({fault}); "
+                f"make it a string or "
                 "number, or leave the column out"
             ) from fault
     return dict(columns)
@@ -239,9 +269,9 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of every entry of a mapping in it, however deep (but none inside `tools_kwargs` and
-    `interaction_kwargs`, which are for tools and simulated users). Nested nulls are left out: Parquet gives a row a null for a
-    nested key that only other rows have."""
+    """`(path, value)` of every column, and of every entry of a mapping in it, however deep (but none inside
+    `tools_kwargs` and `interaction_kwargs`, which are for tools and simulated users). Nested nulls are left
+    out: Parquet gives a row a null for a nested key that only other rows have."""
     for name, value in columns.items():
         if path and value is None:
             continue
@@ -251,8 +281,8 @@ def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's columns and nested values by name, as arguments for functions. A column hides nested values of its name. If only
-    nested values share a name, and they differ, none of them is an argument.
+    """A row's columns and nested values by name, as arguments for functions. A column hides nested values of
+    its name. If only nested values share a name, and they differ, none of them is an argument.
 
     >>> arguments_of({"prompt": "2+2", "reward_model": {"ground_truth": "4"}})["ground_truth"]
     '4'
@@ -275,7 +305,11 @@ def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
     places: dict[str, list[tuple[str, Any]]] = {}
     for path, value in leaves(columns):
         places.setdefault(path[-1], []).append((".".join(path), value))
-    return {name: [path for path, _ in of_name] for name, of_name in places.items() if _differ([v for _, v in of_name])}
+    return {
+        name: [path for path, _ in of_name]
+        for name, of_name in places.items()
+        if _differ([v for _, v in of_name])
+    }
 
 
 def _differ(values: Sequence[Any]) -> bool:
@@ -284,8 +318,8 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """What equal values share: the text of a number, `72` as well as 72 and 72.0. True equals 1, and a reward tells them
-    apart."""
+    """What equal values share: the text of a number, `72` as well as 72 and 72.0. True equals 1, and a reward
+    tells them apart."""
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, float) and value.is_integer():
@@ -306,7 +340,11 @@ class Wanted:
     def by(cls, function: Callable[..., Any], given: Sequence[str]) -> "Wanted":
         """The columns for the function's parameters, except for those `given` in another way."""
         parameters = inspect.signature(function).parameters.values()
-        named = [p for p in parameters if p.name not in given and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        named = [
+            p
+            for p in parameters
+            if p.name not in given and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
         return cls(
             tuple(p.name for p in named if p.default is p.empty),
             tuple(p.name for p in named if p.default is not p.empty),
@@ -317,13 +355,19 @@ class Wanted:
         """The arguments for one row. If a column is null, a parameter that has a default keeps it."""
         found = arguments_of(columns)
         names = found if self.takes_all else (*self.required, *self.optional)
-        return {name: found[name] for name in names if name in found and (found[name] is not None or name not in self.optional)}
+        return {
+            name: found[name]
+            for name in names
+            if name in found and (found[name] is not None or name not in self.optional)
+        }
 
     def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises DataError, which names the row, if a required column is missing, null or NaN, or a row has a wanted name
-        twice."""
+        """Raises DataError, which names the row, if a required column is missing, null or NaN, or a row has a
+        wanted name twice."""
         for row in rows:
-            found = {name: value for name, value in arguments_of(row.columns).items() if not _is_missing(value)}
+            found = {
+                name: value for name, value in arguments_of(row.columns).items() if not _is_missing(value)
+            }
             doubled = clashes(row.columns)
             for name in [*self.required, *self.optional]:
                 if name in doubled:
@@ -335,6 +379,7 @@ class Wanted:
                 if name not in found:
                     known = ", ".join(sorted(found)) or "none"
                     raise DataError(
-                        f"{row.place}: {what} needs the column {name!r}, and the row has {known} (null and NaN are none); add "
+                        f"{row.place}: {what} needs the column {name!r}, and the row has {known} (null and "
+                        f"NaN are none); add "
                         f"it, or give the parameter a default.{nearest(name, found)}"
                     )

@@ -1,4 +1,5 @@
-"""Brings sums and products to one order, so that `2 + 5sqrt(3)` and `5sqrt(3) + 2` are spelt alike. Nothing is calculated."""
+"""Brings sums and products to one order, so that `2 + 5sqrt(3)` and `5sqrt(3) + 2` are spelt alike. Nothing
+is calculated."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +7,21 @@ from fractions import Fraction
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|[A-Za-z]+|[-+*/^()]")
 _RELATIONS = re.compile(r"(<=|>=|!=|~=|<|>|=)")
-_FUNCTIONS = ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan")
+_FUNCTIONS = (
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "log",
+    "ln",
+    "exp",
+    "arcsin",
+    "arccos",
+    "arctan",
+)
 _NAMES = ("pi", "alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega")
 _UNBRACKETED = re.compile(rf"({'|'.join(_FUNCTIONS[1:])})([A-Za-z]|{'|'.join(_NAMES)})")
 """A function and the letter that it applies to, without the blank between them."""
@@ -16,11 +31,11 @@ _MAX_DEPTH = 20
 
 
 def in_order(text: str) -> str:
-    """A canonical text (`expressions.canonical`) with the terms of its sums and the factors of its products in one order, on
-    each side of its relations. What isn't made of such terms stays as it is.
+    """A canonical text (`expressions.canonical`) with the terms of its sums and the factors of its products
+    in one order, on each side of its relations. What isn't made of such terms stays as it is.
 
-    >>> in_order("2+5sqrt(3)") == in_order("5sqrt(3)+2"), in_order("3/2sqrt(2)") == in_order("3sqrt(2)/2"), in_order("new")
-    (True, True, 'new')
+    >>> in_order("2+5sqrt(3)") == in_order("5sqrt(3)+2"), in_order("3/2sqrt(2)") == in_order("3sqrt(2)/2"),
+    in_order("new") (True, True, 'new')
     """
     parts = _RELATIONS.split(text)
     parts[::2] = [_ordered_side(side) for side in parts[::2]]
@@ -42,7 +57,8 @@ def _ordered_side(side: str) -> str:
 
 
 class _Terms:
-    """Reads a sum off its tokens, once from left to right. Raises ValueError or IndexError for anything else."""
+    """Reads a sum off its tokens, once from left to right. Raises ValueError or IndexError for anything
+    else."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self.tokens = [*tokens, ""]
@@ -99,7 +115,8 @@ class _Terms:
         return f"{sign}{quotient}/{'*'.join(sorted(below))}" if below else f"{sign}{quotient}"
 
     def _factor(self) -> tuple[str, list[str], list[str]]:
-        """The sign of a factor, and its factors above and below the line: a sum of one term in parentheses is a product."""
+        """The sign of a factor, and its factors above and below the line: a sum of one term in parentheses is
+        a product."""
         token = self.tokens[self.place]
         self.place += 1
         if token == "(":

@@ -10,8 +10,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def needs_truth(*columns: str) -> Callable[[F], F]:
-    """A decorator of a reward function that compares with the first of these columns that a row has: each row must have a
-    number or a text there (`check_truth`). It sets the function's `check_row` (`protocols.ChecksRows`).
+    """A decorator of a reward function that compares with the first of these columns that a row has: each row
+    must have a number or a text there (`check_truth`). It sets the function's `check_row`
+    (`protocols.ChecksRows`).
 
     >>> @needs_truth("answer")
     ... def score(completions, answer): ...
@@ -30,17 +31,24 @@ def given_truths(*columns: Sequence[Any] | None) -> Sequence[Any]:
     for column in columns:
         if column is not None:
             return column
-    raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
+    raise ConfigError(
+        "the rows have no column ground_truth or answer, with which this reward compares; add one"
+    )
 
 
 def check_truth(row: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Raises DataError if the row has none of the columns, or one of them isn't a finite number or a text that isn't blank."""
+    """Raises DataError if the row has none of the columns, or one of them isn't a finite number or a text
+    that isn't blank."""
     there = [column for column in columns if row.get(column) is not None]
     if not there:
-        raise DataError(f"the row has no column {' or '.join(columns)} to compare with (null is none); add one")
+        raise DataError(
+            f"the row has no column {' or '.join(columns)} to compare with (null is none); add one"
+        )
     for column in there:
         if problem := _problem(row[column]):
-            raise DataError(f"the column {column!r} is {problem}; this reward compares with a number or a text")
+            raise DataError(
+                f"the column {column!r} is {problem}; this reward compares with a number or a text"
+            )
 
 
 def _problem(truth: Any) -> str:

@@ -1,1 +1,2 @@
-"""Environments: gymnasium's contract over text and images, without tokens. Wrong arguments raise EnvironmentFault."""
+"""Environments: gymnasium's contract over text and images, without tokens. Wrong arguments raise
+EnvironmentFault."""

@@ -1,4 +1,5 @@
-"""Argument checks for constructors of environments. Each raises EnvironmentFault, which names the value and what is allowed."""
+"""Argument checks for constructors of environments. Each raises EnvironmentFault, which names the value and
+what is allowed."""
 
 import math
 import numbers
@@ -10,11 +11,14 @@ from turnwise.errors import EnvironmentFault
 
 def check_choice(env_name: str, name: str, value: object, allowed: Sequence[object]) -> None:
     if value not in allowed:
-        raise EnvironmentFault(f"{env_name}: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}")
+        raise EnvironmentFault(
+            f"{env_name}: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}"
+        )
 
 
 def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
-    """Refuses a value that isn't of the type `allowed`, which `meaning` names in words. A bool isn't a number.
+    """Refuses a value that isn't of the type `allowed`, which `meaning` names in words. A bool isn't a
+    number.
 
     >>> check_type("gymnasium", "id", 5, str, "a string")
     Traceback (most recent call last):
@@ -39,17 +43,24 @@ def check_format_penalty(value: float) -> None:
 
 def check_rows(name: str, rows: object, letters: str) -> None:
     """Refuses rows of a grid that aren't strings of equal length, made of `letters`."""
-    if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
+    if (
+        isinstance(rows, str)
+        or not isinstance(rows, Sequence)
+        or not all(isinstance(row, str) for row in rows)
+    ):
         raise EnvironmentFault(f"{name} {rows!r} must be a list of strings, one per row")
     if not any(rows) or len({len(row) for row in rows}) != 1 or set("".join(rows)) - set(letters):
-        raise EnvironmentFault(f"{name} {list(rows)!r} must be rows of equal length, made of the letters {letters!r}")
+        raise EnvironmentFault(
+            f"{name} {list(rows)!r} must be rows of equal length, made of the letters {letters!r}"
+        )
 
 
 def words_by_number(
     name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
 ) -> tuple[str, ...]:
-    """The stripped words of `lookup`, in the order of `numbers`. Keys of `lookup` are numbers, or numbers as text. Each number
-    must have its own word; words that differ in case alone count as the same unless `is_case_sensitive`.
+    """The stripped words of `lookup`, in the order of `numbers`. Keys of `lookup` are numbers, or numbers as
+    text. Each number must have its own word; words that differ in case alone count as the same unless
+    `is_case_sensitive`.
 
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))
     ('Up', 'Down')
@@ -59,5 +70,7 @@ def words_by_number(
     words = {str(number): str(word).strip() for number, word in lookup.items()}
     told_apart = {word if is_case_sensitive else word.lower() for word in words.values()} - {""}
     if set(words) != {str(number) for number in numbers} or len(told_apart) != len(numbers):
-        raise EnvironmentFault(f"{name} {dict(lookup)!r} must give each of {', '.join(map(str, numbers))} its own word")
+        raise EnvironmentFault(
+            f"{name} {dict(lookup)!r} must give each of {', '.join(map(str, numbers))} its own word"
+        )
     return tuple(words[str(number)] for number in numbers)

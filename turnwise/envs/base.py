@@ -11,23 +11,27 @@ Step = tuple[str | Observation, float, bool, bool, dict[str, Any]]
 
 
 class TextEnv(ABC):
-    """A synchronous environment. A subclass defines `reset` and `step`, and `state_key()` (a hashable key of the state) if
-    observations don't show the whole state. Any other class with the members of `protocols.Env` is an environment, too."""
+    """A synchronous environment. A subclass defines `reset` and `step`, and `state_key()` (a hashable key of
+    the state) if observations don't show the whole state. Any other class with the members of `protocols.Env`
+    is an environment, too."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False
-    """Whether observations hold text that others wrote (a web page, a data set, a player's words). Special tokens spelt out in
-    observations then stay ordinary text, unless the config sets `encode_special_tokens: true`."""
+    """Whether observations hold text that others wrote (a web page, a data set, a player's words). Special
+    tokens spelt out in observations then stay ordinary text, unless the config sets `encode_special_tokens:
+    true`."""
     shows_pictures: bool = False
     """Whether this environment's observations hold pictures, which a text model can't see."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Starts an episode and returns `(observation, info)`. Everything random in the episode follows from `seed`."""
+        """Starts an episode and returns `(observation, info)`. Everything random in the episode follows from
+        `seed`."""
 
     @abstractmethod
     def step(self, action: str) -> Step:
-        """Plays an action; "" means that none could be parsed. Returns `(observation, reward, terminated, truncated, info)`."""
+        """Plays an action; "" means that none could be parsed. Returns `(observation, reward, terminated,
+        truncated, info)`."""
 
     def render(self) -> Any:
         """What people see: a picture (uint8 [H, W, 3]), a string, or None."""

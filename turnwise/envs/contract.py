@@ -38,23 +38,30 @@ class StepResult(NamedTuple):
 def check_shape(env: Env) -> None:
     """Raises EnvironmentFault if a required member is missing, or `metric_reductions` isn't valid."""
     name = type(env).__name__
-    missing = [member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)]
+    missing = [
+        member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)
+    ]
     if missing:
         raise EnvironmentFault(
-            f"{name} isn't an environment, as it has no {', '.join(missing)}; subclass turnwise.envs.base:TextEnv, or see the "
+            f"{name} isn't an environment, as it has no {', '.join(missing)}; subclass "
+            f"turnwise.envs.base:TextEnv, or see the "
             "contract in docs/environments.md"
         )
     if not isinstance(env.metric_reductions, Mapping):
-        raise EnvironmentFault(f"{name}.metric_reductions is {_shape(env.metric_reductions)}; it must be a dict")
+        raise EnvironmentFault(
+            f"{name}.metric_reductions is {_shape(env.metric_reductions)}; it must be a dict"
+        )
     for metric, reduction in env.metric_reductions.items():
         if reduction not in get_args(Reduction):
             raise EnvironmentFault(
-                f"{name}: metric {metric!r} has reduction {reduction!r}; allowed: {', '.join(get_args(Reduction))}"
+                f"{name}: metric {metric!r} has reduction {reduction!r}; allowed: "
+                f"{', '.join(get_args(Reduction))}"
             )
 
 
 def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, Any]]:
-    """Checks and returns the `(observation, info)` of a `reset`. Raises EnvironmentFault if it breaks the contract."""
+    """Checks and returns the `(observation, info)` of a `reset`. Raises EnvironmentFault if it breaks the
+    contract."""
     where = f"environment {env_name}, reset"
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentFault(f"{where}: got {_shape(result)}; reset returns the tuple (observation, info)")
@@ -62,11 +69,13 @@ def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, An
 
 
 def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Reduction]) -> StepResult:
-    """Checks what `step` returned in turn `turn` (from 1). Raises EnvironmentFault if it breaks the contract."""
+    """Checks what `step` returned in turn `turn` (from 1). Raises EnvironmentFault if it breaks the
+    contract."""
     where = f"environment {env_name}, turn {turn}"
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentFault(
-            f"{where}: got {_shape(result)}; step returns the tuple (observation, reward, terminated, truncated, info)"
+            f"{where}: got {_shape(result)}; step returns the tuple (observation, reward, terminated, "
+            f"truncated, info)"
         )
     observation, reward, terminated, truncated, info = result
     for name, value in (("terminated", terminated), ("truncated", truncated)):
@@ -94,7 +103,9 @@ def ask_state_key(env: HasStateKey) -> Hashable:
     try:
         hash(key)
     except TypeError as error:
-        raise EnvironmentFault(f"{type(env).__name__}: state_key() gave {key!r}; it must be hashable ({error})") from error
+        raise EnvironmentFault(
+            f"{type(env).__name__}: state_key() gave {key!r}; it must be hashable ({error})"
+        ) from error
     return key
 
 
@@ -104,11 +115,13 @@ def is_picture(value: Any) -> bool:
 
 
 def check_numbers(trajectory: Trajectory, where: str) -> None:
-    """Turns a trajectory's rewards and metrics into floats. Raises EnvironmentFault unless all are numbers up to ±`MAX_ABS`."""
+    """Turns a trajectory's rewards and metrics into floats. Raises EnvironmentFault unless all are numbers up
+    to ±`MAX_ABS`."""
     for number, turn in enumerate(trajectory.turns, start=1):
         turn.reward = _number(turn.reward, f"{where}, turn {number}: the reward")
         turn.metrics = {
-            name: _number(value, f"{where}, turn {number}: metric {name!r}") for name, value in turn.metrics.items()
+            name: _number(value, f"{where}, turn {number}: metric {name!r}")
+            for name, value in turn.metrics.items()
         }
     for part in (trajectory.outcome_rewards, trajectory.metrics):
         part.update({name: _number(value, f"{where}: {name!r}") for name, value in part.items()})
@@ -127,12 +140,15 @@ def _observation(value: Any, where: str) -> Observation:
     if isinstance(value, str):
         value = Observation(value)
     if not isinstance(value, Observation):
-        raise EnvironmentFault(f"{where}: the observation is {_shape(value)}; it must be a str or a turnwise.types.Observation")
+        raise EnvironmentFault(
+            f"{where}: the observation is {_shape(value)}; it must be a str or a turnwise.types.Observation"
+        )
     _check_text(value.text, f"{where}: the observation's text")
     for media in value.media:
         if not isinstance(media, Media) or not is_picture(media.data):
             raise EnvironmentFault(
-                f"{where}: the observation's media hold {_shape(media.data if isinstance(media, Media) else media)}; "
+                f"{where}: the observation's media hold "
+                f"{_shape(media.data if isinstance(media, Media) else media)}; "
                 "each must be a turnwise.types.Media with a uint8 array [H, W, 3]"
             )
     return value
@@ -154,7 +170,8 @@ def _check_text(value: Any, what: str) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise EnvironmentFault(
-            f"{what} has {value[error.start]!a} at character {error.start}, half of a character, which no tokenizer reads; "
+            f"{what} has {value[error.start]!a} at character {error.start}, half of a character, which no "
+            f"tokenizer reads; "
             "decode bytes with errors='replace'"
         ) from error
 
@@ -164,7 +181,8 @@ def _number(value: Any, what: str) -> float:
     size: Any = abs(value) if isinstance(value, (numbers.Real, np.bool_)) else float("nan")
     if not size <= MAX_ABS:
         raise EnvironmentFault(
-            f"{what} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most {MAX_ABS:g} in size"
+            f"{what} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most "
+            f"{MAX_ABS:g} in size"
         )
     return float(value)
 
@@ -175,12 +193,15 @@ def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> di
     for name in values:
         if name not in reductions:
             raise EnvironmentFault(
-                f"{where}: metric {name!r} isn't declared; metric_reductions has {', '.join(reductions) or 'none'}: "
+                f"{where}: metric {name!r} isn't declared; metric_reductions has "
+                f"{', '.join(reductions) or 'none'}: "
                 f"add it there with mean, sum, max, min or last.{nearest(str(name), reductions)}"
             )
     # The quick check comes first, since building the text of an error takes longer.
     return {
-        name: value if type(value) is float and -MAX_ABS <= value <= MAX_ABS else _number(value, f"{where}: metric {name!r}")
+        name: value
+        if type(value) is float and -MAX_ABS <= value <= MAX_ABS
+        else _number(value, f"{where}: metric {name!r}")
         for name, value in values.items()
     }
 

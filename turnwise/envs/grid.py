@@ -1,4 +1,5 @@
-"""What FrozenLake and Sokoban share: actions, observations, pictures made of tiles, and the search for the fewest actions."""
+"""What FrozenLake and Sokoban share: actions, observations, pictures made of tiles, and the search for the
+fewest actions."""
 
 import math
 from abc import abstractmethod
@@ -28,12 +29,14 @@ y, x = np.mgrid[0:TILE, 0:TILE] / (TILE - 1) - 0.5
 
 
 def disc(left: float, top: float, radius: float) -> NDArray[np.bool_]:
-    """The pixels of a tile that lie in a disc around (`left`, `top`): bool [TILE, TILE]. A tile has side 1, middle (0, 0)."""
+    """The pixels of a tile that lie in a disc around (`left`, `top`): bool [TILE, TILE]. A tile has side 1,
+    middle (0, 0)."""
     return (x - left) ** 2 + (y - top) ** 2 <= radius**2
 
 
 def box(left: float, top: float, right: float, bottom: float) -> NDArray[np.bool_]:
-    """The pixels of a tile that lie in a rectangle: bool [TILE, TILE]. The coordinates are those of `disc`."""
+    """The pixels of a tile that lie in a rectangle: bool [TILE, TILE]. The coordinates are those of
+    `disc`."""
     return (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
 
 
@@ -41,8 +44,11 @@ EDGE = ~box(-0.47, -0.47, 0.47, 0.47)
 PLAYER_COAT, PLAYER_FACE = disc(0, 0.36, 0.27) & (y <= 0.38), disc(0, -0.06, 0.17)
 
 
-def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], int, Cell], None]) -> NDArray[np.uint8]:
-    """A picture, uint8 [TILE · rows, TILE · width, 3]. `paint(tile, index, cell)` fills each tile [TILE, TILE, 3]."""
+def draw(
+    cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], int, Cell], None]
+) -> NDArray[np.uint8]:
+    """A picture, uint8 [TILE · rows, TILE · width, 3]. `paint(tile, index, cell)` fills each tile [TILE,
+    TILE, 3]."""
     picture = np.empty((TILE * len(cells) // width, TILE * width, 3), np.uint8)
     for index, cell in enumerate(cells):
         row, column = divmod(index, width)
@@ -51,10 +57,14 @@ def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], 
 
 
 def fewest_actions(
-    start: StateT, is_goal: Callable[[StateT], bool], moves: Callable[[StateT], Iterable[StateT]], max_states: float = math.inf
+    start: StateT,
+    is_goal: Callable[[StateT], bool],
+    moves: Callable[[StateT], Iterable[StateT]],
+    max_states: float = math.inf,
 ) -> list[int] | None:
-    """The shortest list of action numbers from `start` to a goal, by breadth-first search; among equals, the lexicographically
-    first. `moves(state)` yields the next state of each action. None if no goal is found within `max_states` states."""
+    """The shortest list of action numbers from `start` to a goal, by breadth-first search; among equals, the
+    lexicographically first. `moves(state)` yields the next state of each action. None if no goal is found
+    within `max_states` states."""
     seen = {start}
     queue: deque[tuple[StateT, list[int]]] = deque([(start, [])])
     while queue and len(seen) <= max_states:
@@ -69,7 +79,8 @@ def fewest_actions(
 
 
 class GridEnv(TextEnv):
-    """Base of grid worlds. Actions are four words; case doesn't matter. Other text moves nothing and costs `format_penalty`."""
+    """Base of grid worlds. Actions are four words; case doesn't matter. Other text moves nothing and costs
+    `format_penalty`."""
 
     name: ClassVar[str]
     scene: ClassVar[str]
@@ -77,7 +88,12 @@ class GridEnv(TextEnv):
     words: ClassVar[Mapping[int, str]]
     """The default `action_lookup`: number → word, in the order of `actions`."""
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
-        {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
+        {
+            "success": "last",
+            "action_is_valid": "mean",
+            "action_is_effective": "mean",
+            "format_penalty": "mean",
+        }
     )
 
     def __init__(
@@ -116,8 +132,11 @@ class GridEnv(TextEnv):
         grid = "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
         return grid if self._observation_kind == "grid" else f"{grid}\n{self._coordinates()}"
 
-    def _step(self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool) -> Step:
-        """The result of `step`. `number` is the action's index in `actions`; None if the text was no action."""
+    def _step(
+        self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool
+    ) -> Step:
+        """The result of `step`. `number` is the action's index in `actions`; None if the text was no
+        action."""
         penalty = self._format_penalty if number is None else 0.0
         metrics = {
             "success": float(is_success),
@@ -129,12 +148,15 @@ class GridEnv(TextEnv):
         return self._observe(), reward + penalty, is_over, False, info
 
     def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
-        """The rules that open the first prompt. `unnamed` follows the sentence on coordinates: it says what is in the cells
-        that an observation doesn't list. `moves` follows the sentence on actions. Both texts include their punctuation."""
+        """The rules that open the first prompt. `unnamed` follows the sentence on coordinates: it says what
+        is in the cells that an observation doesn't list. `moves` follows the sentence on actions. Both texts
+        include their punctuation."""
         lines = [goal]
         if not self.shows_pictures:
             lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")
             if self._observation_kind != "grid":
-                lines.append(f"A symbol with row,column stands at that place, counted from 0 at the top left{unnamed}")
+                lines.append(
+                    f"A symbol with row,column stands at that place, counted from 0 at the top left{unnamed}"
+                )
         lines.append(f"Actions: {', '.join(self.actions)}. Each moves you by one cell{moves}")
         return "\n".join(lines)

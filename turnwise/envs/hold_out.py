@@ -14,19 +14,23 @@ from turnwise.types import Split, derive_seed
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
-"""Maximum seeds tried for one start. A quarter of all starts are for validation: 64 seeds all miss them once in 10⁸ times."""
+"""Maximum seeds tried for one start. A quarter of all starts are for validation: 64 seeds all miss them once
+in 10⁸ times."""
 
 
 class HeldOutEnv(TextEnv):
-    """An environment whose tasks can only be chosen by a seed. It plays only starts of its `split`, unless it finds none."""
+    """An environment whose tasks can only be chosen by a seed. It plays only starts of its `split`, unless it
+    finds none."""
 
     plays_all = False
-    """Whether the current episode may belong to the other split, because no start of the right split was found."""
+    """Whether the current episode may belong to the other split, because no start of the right split was
+    found."""
     _seed = 0
 
     def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
-        """Calls `begin(seed)`, which starts an episode and returns its content, with new seeds until the content is in `split`.
-        The first seed is `seed`; None derives it from the last episode's. If none of `MAX_DRAWS` fits, the first is played."""
+        """Calls `begin(seed)`, which starts an episode and returns its content, with new seeds until the
+        content is in `split`. The first seed is `seed`; None derives it from the last episode's. If none of
+        `MAX_DRAWS` fits, the first is played."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for draw in range(MAX_DRAWS):
             content = begin(derive_seed(self._seed, draw) if draw else self._seed)
@@ -39,9 +43,11 @@ class HeldOutEnv(TextEnv):
 
 
 def fingerprint(value: Any) -> str:
-    """A hash of numbers, texts, arrays, mappings, sequences, sets, and objects made of these; the same in every process.
+    """A hash of numbers, texts, arrays, mappings, sequences, sets, and objects made of these; the same in
+    every process.
 
-    A numpy number counts as its value. An object whose class has no `__repr__` counts as its class and attributes.
+    A numpy number counts as its value. An object whose class has no `__repr__` counts as its class and
+    attributes.
 
     >>> fingerprint({"a": (1, np.float32(2))}) == fingerprint({"a": [np.int64(1), 2.0]})
     True
@@ -55,14 +61,17 @@ def content_hash(text: str) -> int:
 
 
 def in_split(content: int, split: Split | None) -> bool:
-    """Whether the hash `content` of a task is in `split`. `val` has a quarter of hashes, `train` has the others, None all."""
+    """Whether the hash `content` of a task is in `split`. `val` has a quarter of hashes, `train` has the
+    others, None all."""
     return split is None or (content % 4 == 0) == (split == "val")
 
 
 @lru_cache
 def _say_that_all_are_played(env_name: str) -> None:
     """Warns that both splits play the same tasks, once per environment name and process."""
-    logger.warning("%s has too few tasks to hold any out: training and validation play the same tasks", env_name)
+    logger.warning(
+        "%s has too few tasks to hold any out: training and validation play the same tasks", env_name
+    )
 
 
 def _canonical(value: Any) -> str:
@@ -70,7 +79,11 @@ def _canonical(value: Any) -> str:
         case np.ndarray() | np.generic():
             return _canonical(value.tolist())
         case Mapping():
-            return "{" + ",".join(sorted(f"{_canonical(key)}:{_canonical(item)}" for key, item in value.items())) + "}"
+            return (
+                "{"
+                + ",".join(sorted(f"{_canonical(key)}:{_canonical(item)}" for key, item in value.items()))
+                + "}"
+            )
         case Set():
             return "<" + ",".join(sorted(map(_canonical, value))) + ">"
         case list() | tuple():
@@ -79,5 +92,6 @@ def _canonical(value: Any) -> str:
             return repr(value)
         case _:
             text = repr(value)
-            # The default `repr` holds the object's address; pickle's reduction holds its class, and its attributes or slots.
+            # The default `repr` holds the object's address; pickle's reduction holds its class, and its
+            # attributes or slots.
             return _canonical(value.__reduce_ex__(2)[1:3]) if " at 0x" in text else text

@@ -1,4 +1,5 @@
-"""Helpers for environments of other packages: the tables of `packages.yaml`, and guards around calls into the packages."""
+"""Helpers for environments of other packages: the tables of `packages.yaml`, and guards around calls into the
+packages."""
 
 import io
 import random
@@ -24,14 +25,16 @@ def known_of(package: str) -> Any:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Surrounds calls into a package that prints: hides the output, and lets only one such call run at a time."""
+    """Surrounds calls into a package that prints: hides the output, and lets only one such call run at a
+    time."""
     with _process, redirect_stdout(io.StringIO()):
         yield
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Like `silenced`, for a package that draws from the global generators of `random` and numpy: restores them afterwards."""
+    """Like `silenced`, for a package that draws from the global generators of `random` and numpy: restores
+    them afterwards."""
     with silenced():
         python, numpy = random.getstate(), np.random.get_state()
         try:
@@ -43,17 +46,20 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Surrounds the import of an optional package. If the package is missing, the error names the extra to install.
+    """Surrounds the import of an optional package. If the package is missing, the error names the extra to
+    install.
 
     >>> with needs("nosuch", "gym"):
     ...     import nosuch
     Traceback (most recent call last):
-    ...
-    turnwise.errors.NotAvailableError: this environment needs the package nosuch: pip install -e '.[gym]' in turnwise's checkout
+    ... turnwise.errors.NotAvailableError: this environment needs the package nosuch: pip install -e '.[gym]'
+    in turnwise's checkout
     """
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != package:
             raise
-        raise NotAvailableError(f"this environment needs the package {package}: {install_hint(extra)}") from error
+        raise NotAvailableError(
+            f"this environment needs the package {package}: {install_hint(extra)}"
+        ) from error

@@ -8,12 +8,14 @@ from turnwise.envs.pattern_search import is_cheap, search
 from turnwise.errors import ConfigError
 
 ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
-"""Templates that turn an action into a response. The first from which `action_pattern` reads the same action is used."""
+"""Templates that turn an action into a response. The first from which `action_pattern` reads the same action
+is used."""
 _THINKING_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A compiled `action_pattern`: `.` matches newlines, and case doesn't matter. Raises ConfigError if it isn't valid."""
+    """A compiled `action_pattern`: `.` matches newlines, and case doesn't matter. Raises ConfigError if it
+    isn't valid."""
     try:
         return re.compile(pattern, FLAGS)
     except re.error as error:
@@ -49,9 +51,10 @@ def without_thoughts(text: str) -> str | None:
 def parse_action(text: str, pattern: str | None) -> str | None:
     """The stripped action in a response, None if there is none.
 
-    The action is the last group of the first match of `pattern` outside think blocks; without groups, the whole match; without
-    a pattern, all text outside think blocks. A pattern that contains `<think>` is matched against the whole text. A search that
-    takes more than a second of computing finds no action (`pattern_search`).
+    The action is the last group of the first match of `pattern` outside think blocks; without groups, the
+    whole match; without a pattern, all text outside think blocks. A pattern that contains `<think>` is
+    matched against the whole text. A search that takes more than a second of computing finds no action
+    (`pattern_search`).
 
     >>> parse_action("<think><answer>Up</answer>?</think> <Answer> Left </Answer>", r"<answer>(.*?)</answer>")
     'Left'
@@ -78,8 +81,8 @@ async def read_action(text: str, pattern: str | None) -> str | None:
 
 
 def as_answer(action: str, pattern: str | None) -> str | None:
-    """A response from which `pattern` reads the action; None if no template of `ANSWERS` fits. If the pattern already finds an
-    action in `action`, the response is `action` unchanged.
+    """A response from which `pattern` reads the action; None if no template of `ANSWERS` fits. If the pattern
+    already finds an action in `action`, the response is `action` unchanged.
 
     >>> as_answer("Right", r"<answer>(.*?)</answer>"), as_answer("Up", None), as_answer("Up", "[0-9]+")
     ('<answer>Right</answer>', 'Up', None)

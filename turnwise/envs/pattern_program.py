@@ -1,6 +1,6 @@
-"""The program of the process that searches with costly patterns (`pattern_search.py`). It reads JSON lines `{"pattern", "text",
-"cpu_s"}` and answers each with the groups of the first match, or null. At the limit the system ends the process, in the middle
-of a search."""
+"""The program of the process that searches with costly patterns (`pattern_search.py`). It reads JSON lines
+`{"pattern", "text", "cpu_s"}` and answers each with the groups of the first match, or null. At the limit the
+system ends the process, in the middle of a search."""
 
 import json
 import re

@@ -1,5 +1,6 @@
-"""Searches a model's text with a user's regular expression, in a time that the text can't make endless. Python can't interrupt
-its own search, which also holds Python's lock. A search that may take long is made in another process, which a limit ends."""
+"""Searches a model's text with a user's regular expression, in a time that the text can't make endless.
+Python can't interrupt its own search, which also holds Python's lock. A search that may take long is made in
+another process, which a limit ends."""
 
 import atexit
 import json
@@ -35,8 +36,8 @@ _ONE_CHARACTER = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN)
 
 
 def search(pattern: str, text: str) -> Sequence[str | None] | None:
-    """The groups of the first match (the whole match if the pattern has no groups), None if there is no match, or if the search
-    takes longer than `CPU_S`, which is logged."""
+    """The groups of the first match (the whole match if the pattern has no groups), None if there is no
+    match, or if the search takes longer than `CPU_S`, which is logged."""
     if is_cheap(pattern, text):
         return groups_of(_compiled(pattern).search(text))
     try:
@@ -73,8 +74,8 @@ def _inlined(items: Any) -> list[tuple[Any, Any]]:
 
 
 def _num_steps(parts: Sequence[tuple[Any, Any]], text: str) -> float:
-    """The largest number of steps of a search. Each repeat looks at up to all of the text on each of the paths that led to it,
-    and goes on wherever the literal text after it stands."""
+    """The largest number of steps of a search. Each repeat looks at up to all of the text on each of the
+    paths that led to it, and goes on wherever the literal text after it stands."""
     length = len(text) + 1
     is_anchored = bool(parts) and parts[0] in ((op.AT, op.AT_BEGINNING), (op.AT, op.AT_BEGINNING_STRING))
     paths = 1.0 if is_anchored else float(_num_places(parts, text))
@@ -106,7 +107,8 @@ def _num_steps(parts: Sequence[tuple[Any, Any]], text: str) -> float:
 
 
 def _num_places(parts: Sequence[tuple[Any, Any]], text: str) -> int:
-    """The number of places in the text at which the parts may begin: where their first literal characters stand."""
+    """The number of places in the text at which the parts may begin: where their first literal characters
+    stand."""
     literal = ""
     for kind, value in parts:
         if kind is not op.LITERAL:
@@ -118,7 +120,8 @@ def _num_places(parts: Sequence[tuple[Any, Any]], text: str) -> int:
 
 
 def _longest_run(part: tuple[Any, Any], text: str) -> float:
-    """One more than the most characters in a row that the part of a pattern fits, if it is a category like `\\s`."""
+    """One more than the most characters in a row that the part of a pattern fits, if it is a category like
+    `\\s`."""
     kind, value = part
     if kind is not op.IN or len(value) != 1 or value[0] not in _CATEGORIES:
         return math.inf
@@ -126,7 +129,8 @@ def _longest_run(part: tuple[Any, Any], text: str) -> float:
 
 
 class _Searcher:
-    """The process that makes costly searches, one at a time. It is started at the first, and again after one that was ended."""
+    """The process that makes costly searches, one at a time. It is started at the first, and again after one
+    that was ended."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -138,11 +142,15 @@ class _Searcher:
         with self._lock:
             if self._process is None:
                 command = [sys.executable, "-I", "-S", str(_PROGRAM)]
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
             process = self._process
             assert process.stdin is not None and process.stdout is not None
             # JSON escapes all that isn't ASCII, lone surrogates too.
-            print(json.dumps({"pattern": pattern, "text": text, "cpu_s": CPU_S}), file=process.stdin, flush=True)
+            print(
+                json.dumps({"pattern": pattern, "text": text, "cpu_s": CPU_S}), file=process.stdin, flush=True
+            )
             line = process.stdout.readline()
             if not line:
                 self._end()
@@ -166,7 +174,8 @@ def _searcher(process: int) -> _Searcher:
 @lru_cache(maxsize=64)
 def _warn_once(pattern: str) -> None:
     logger.warning(
-        "action_pattern %r: searches of more than %g s of computing are ended, and the response counts as having no action; "
+        "action_pattern %r: searches of more than %g s of computing are ended, and the response counts as "
+        "having no action; "
         "write the pattern without repeats inside repeats, or lower max_tokens_per_step",
         pattern,
         CPU_S,

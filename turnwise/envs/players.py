@@ -30,10 +30,17 @@ class Player(Acting, Protocol):
 
 
 def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
-    """The words of the actions: `given`, else `env.actions`, else none. Raises EnvironmentFault unless all are str."""
+    """The words of the actions: `given`, else `env.actions`, else none. Raises EnvironmentFault unless all
+    are str."""
     actions: Any = given or (env.actions if isinstance(env, HasActions) else ())
-    if isinstance(actions, str) or not isinstance(actions, Sequence) or not all(isinstance(word, str) for word in actions):
-        raise EnvironmentFault(f"{type(env).__name__}.actions is {repr(actions)[:60]}; a random player needs a sequence of str")
+    if (
+        isinstance(actions, str)
+        or not isinstance(actions, Sequence)
+        or not all(isinstance(word, str) for word in actions)
+    ):
+        raise EnvironmentFault(
+            f"{type(env).__name__}.actions is {repr(actions)[:60]}; a random player needs a sequence of str"
+        )
     return tuple(actions)
 
 
@@ -49,7 +56,8 @@ class RandomPlayer:
 
 
 class BlindPlayer:
-    """Plays a fixed list of action numbers, such as that of `frozen_lake.map.best_blind_path`, then repeats the last number."""
+    """Plays a fixed list of action numbers, such as that of `frozen_lake.map.best_blind_path`, then repeats
+    the last number."""
 
     def __init__(self, env: HasActions, path: Sequence[int]) -> None:
         if not path:
@@ -74,12 +82,15 @@ class ExpertPlayer:
     def act(self) -> str:
         action: Any = self._env.expert_action()
         if not isinstance(action, str):
-            raise EnvironmentFault(f"{type(self._env).__name__}.expert_action() gave {action!r}; an action is a str")
+            raise EnvironmentFault(
+                f"{type(self._env).__name__}.expert_action() gave {action!r}; an action is a str"
+            )
         return action
 
 
 class ErringPlayer:
-    """Plays like another player and gives up where it does, but with probability `error_rate` draws an action uniformly."""
+    """Plays like another player and gives up where it does, but with probability `error_rate` draws an action
+    uniformly."""
 
     def __init__(self, player: Player, error_rate: float, seed: int) -> None:
         if not 0.0 <= error_rate <= 1.0:
@@ -91,11 +102,16 @@ class ErringPlayer:
 
     def act(self) -> str | None:
         intended = self._player.act()
-        return self._rng.choice(self.actions) if intended is not None and self._rng.random() < self._error_rate else intended
+        return (
+            self._rng.choice(self.actions)
+            if intended is not None and self._rng.random() < self._error_rate
+            else intended
+        )
 
 
 class GivingUpPlayer:
-    """Plays like another player, but gives up as soon as `is_lost()`: actions in a lost state teach nothing."""
+    """Plays like another player, but gives up as soon as `is_lost()`: actions in a lost state teach
+    nothing."""
 
     def __init__(self, player: Player, is_lost: Callable[[], bool]) -> None:
         self.actions = player.actions

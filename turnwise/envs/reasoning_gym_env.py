@@ -1,4 +1,5 @@
-"""Questions of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760), which also scores the answers."""
+"""Questions of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760), which also scores the
+answers."""
 
 import json
 from collections.abc import Mapping
@@ -27,19 +28,18 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, Syntax
 class ReasoningGymEnv(HeldOutEnv):
     """Asks one question of `dataset`. The package scores each answer in [0, 1].
 
-    The episode ends with a perfect answer or after `num_attempts`. The reward of an attempt is its improvement over the best
-    score before it, so an episode's rewards without penalties add up to its best score. An answer that couldn't be parsed is an
-    attempt too: its only reward is `format_penalty` (≤ 0). Raises EnvironmentFault if the dataset is unknown, `composite`, in
-    `UNREPEATABLE` or not allowed by `runs_answers`, or refuses `dataset_config`; NotAvailableError without reasoning-gym.
+    The episode ends with a perfect answer or after `num_attempts`. The reward of an attempt is its
+    improvement over the best score before it, so an episode's rewards without penalties add up to its best
+    score. An answer that couldn't be parsed is an attempt too: its only reward is `format_penalty` (≤ 0).
+    Raises EnvironmentFault if the dataset is unknown, `composite`, in `UNREPEATABLE` or not allowed by
+    `runs_answers`, or refuses `dataset_config`; NotAvailableError without reasoning-gym.
 
     Args:
-        dataset: a name of `reasoning_gym.factory.DATASETS`.
-        dataset_config: arguments of the dataset's own config; `size` is the number of its tasks.
-        num_attempts: number of answers that may be given.
-        format_penalty: reward of an answer that couldn't be parsed.
-        runs_answers: allows the datasets of `RUNS_ANSWERS`.
-        env_instruction: opens the first prompt; "" leaves it out.
-        split: `train` or `val`: asks only questions whose text hashes into this split, unless none is found. None: asks all.
+        dataset: a name of `reasoning_gym.factory.DATASETS`. dataset_config: arguments of the dataset's own
+        config; `size` is the number of its tasks. num_attempts: number of answers that may be given.
+        format_penalty: reward of an answer that couldn't be parsed. runs_answers: allows the datasets of
+        `RUNS_ANSWERS`. env_instruction: opens the first prompt; "" leaves it out. split: `train` or `val`:
+        asks only questions whose text hashes into this split, unless none is found. None: asks all.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -61,12 +61,20 @@ class ReasoningGymEnv(HeldOutEnv):
         check_format_penalty(format_penalty)
         check_count("reasoning_gym", "num_attempts", num_attempts)
         check_type("reasoning_gym", "dataset", dataset, str, "a string, such as chain_sum")
-        check_type("reasoning_gym", "dataset_config", dataset_config or {}, Mapping, "a mapping of the dataset's arguments")
+        check_type(
+            "reasoning_gym",
+            "dataset_config",
+            dataset_config or {},
+            Mapping,
+            "a mapping of the dataset's arguments",
+        )
         check_type("reasoning_gym", "runs_answers", runs_answers, bool, "true or false")
         _check_dataset(dataset, runs_answers)
         self._name = dataset
         # Some datasets take half a second to load, and every episode makes an environment.
-        self._dataset = _load_dataset(dataset, json.dumps(dict(dataset_config or {}), sort_keys=True, default=str))
+        self._dataset = _load_dataset(
+            dataset, json.dumps(dict(dataset_config or {}), sort_keys=True, default=str)
+        )
         self._num_attempts, self._format_penalty = num_attempts, float(format_penalty)
         self._instruction, self._split = env_instruction, split
         self._task: dict[str, Any] = {}
@@ -119,28 +127,34 @@ def _check_dataset(name: str, runs_answers: bool) -> None:
         raise EnvironmentFault("dataset composite mixes others; give each its own environment tag instead")
     if name in UNREPEATABLE:
         raise EnvironmentFault(
-            f"dataset {name!r}: in reasoning-gym its tasks don't follow from their seed, so no episode could be played again"
+            f"dataset {name!r}: in reasoning-gym its tasks don't follow from their seed, so no episode "
+            f"could be played again"
         )
     if name in RUNS_ANSWERS and not runs_answers:
         raise EnvironmentFault(
-            f"dataset {name!r}: reasoning-gym's scorer runs the model's answer as Python code, with all that this process may "
+            f"dataset {name!r}: reasoning-gym's scorer runs the model's answer as Python code, with all "
+            f"that this process may "
             "do. Where that is acceptable, in a sandbox, set runs_answers: true in env_config"
         )
 
 
 @lru_cache(maxsize=32)
 def _load_dataset(name: str, config: str) -> Any:
-    """The dataset, shared by all environments with its name and config (JSON), so callers mustn't change it."""
+    """The dataset, shared by all environments with its name and config (JSON), so callers mustn't change
+    it."""
     with needs("reasoning_gym", "reasoning-gym"):
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     if name not in DATASETS:
         raise EnvironmentFault(
-            f"reasoning-gym has no dataset {name!r}; it has {', '.join(sorted(DATASETS))}.{nearest(name, DATASETS)}"
+            f"reasoning-gym has no dataset {name!r}; it has "
+            f"{', '.join(sorted(DATASETS))}.{nearest(name, DATASETS)}"
         )
     arguments = {"seed": 0, "size": NUM_TASKS, **json.loads(config)}
     check_type("reasoning_gym", "dataset_config.seed", arguments["seed"], int, "a whole number")
     try:
         return reasoning_gym.create_dataset(name, **arguments)
     except (AssertionError, TypeError, ValueError) as error:
-        raise EnvironmentFault(f"reasoning-gym's {name} doesn't take dataset_config {arguments}: {error}") from error
+        raise EnvironmentFault(
+            f"reasoning-gym's {name} doesn't take dataset_config {arguments}: {error}"
+        ) from error

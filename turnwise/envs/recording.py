@@ -23,11 +23,14 @@ class View:
 
     @property
     def picture(self) -> NDArray[np.uint8] | str:
-        """The rendered picture (uint8 [H, W, 3]) or string; else the observation's first image; else the observation's text."""
+        """The rendered picture (uint8 [H, W, 3]) or string; else the observation's first image; else the
+        observation's text."""
         rendered: NDArray[np.uint8] | str = self.rendered
         if isinstance(rendered, str) or is_picture(rendered):
             return rendered
-        observation = self.result[0] if isinstance(self.result[0], Observation) else Observation(self.result[0])
+        observation = (
+            self.result[0] if isinstance(self.result[0], Observation) else Observation(self.result[0])
+        )
         return observation.media[0].data if observation.media else observation.text
 
 

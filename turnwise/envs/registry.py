@@ -13,13 +13,16 @@ from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ENVS
 from turnwise.types import Split
 
-_entry_points = ChainMap[str, str]({}, ENVS)  # `register` writes into the first map, which lies over `spec.ENVS`
+_entry_points = ChainMap[str, str](
+    {}, ENVS
+)  # `register` writes into the first map, which lies over `spec.ENVS`
 # Looking a constructor's signature up takes as long as making many environments.
 _signature = lru_cache(inspect.signature)
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Registers `module:Class` as `env_type`. Raises EnvironmentFault for another form, or if another class has this name."""
+    """Registers `module:Class` as `env_type`. Raises EnvironmentFault for another form, or if another class
+    has this name."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points.get(env_type, entry_point)
@@ -31,7 +34,8 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a name or `module:Class`. Raises EnvironmentFault if it is unknown, NotAvailableError if it is reserved."""
+    """The class of a name or `module:Class`. Raises EnvironmentFault if it is unknown, NotAvailableError if
+    it is reserved."""
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:
@@ -48,8 +52,8 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor of the class, or of a base class, has a parameter `split`. A base class's counts only if all
-    constructors before it have `**options`, which they are assumed to pass on."""
+    """Whether the constructor of the class, or of a base class, has a parameter `split`. A base class's
+    counts only if all constructors before it have `**options`, which they are assumed to pass on."""
     return _takes_split(env_class(env_type))
 
 
@@ -59,7 +63,9 @@ def _takes_split(cls: type) -> bool:
     for signature in (_signature(cls), *map(inspect.signature, constructors[1:])):
         if "split" in signature.parameters:
             return True
-        if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        if all(
+            parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+        ):
             return False
     return False
 
@@ -71,19 +77,21 @@ def relays_foreign_text(env_type: str) -> bool:
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """Makes an environment with the arguments of `env_config`, plus `split` if the class has this parameter and the config
-    doesn't set it. Raises EnvironmentFault if the class doesn't accept the arguments."""
+    """Makes an environment with the arguments of `env_config`, plus `split` if the class has this parameter
+    and the config doesn't set it. Raises EnvironmentFault if the class doesn't accept the arguments."""
     cls = env_class(env_type)
     arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
     signature = _signature(cls)
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        allowed = [name for name, p in signature.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        allowed = [
+            name for name, p in signature.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
         unknown = next((name for name in arguments if name not in allowed), "")
         raise EnvironmentFault(
-            f"env_config of {env_type!r}: {error}; {cls.__name__} takes {', '.join(allowed) or 'no arguments'}."
-            + nearest(unknown, allowed)
+            f"env_config of {env_type!r}: {error}; {cls.__name__} takes "
+            f"{', '.join(allowed) or 'no arguments'}." + nearest(unknown, allowed)
         ) from error
     env: Env = cls(**arguments)
     return env

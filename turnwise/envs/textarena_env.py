@@ -1,4 +1,5 @@
-"""Single-player games of the package textarena (Guertler et al. 2025, arXiv:2504.11442) that need no download."""
+"""Single-player games of the package textarena (Guertler et al. 2025, arXiv:2504.11442) that need no
+download."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -18,20 +19,20 @@ REFUSED: Mapping[str, str] = known_of("textarena")["refused"]
 
 
 class TextArenaEnv(HeldOutEnv):
-    """A game of `GAMES`. An action is any text. It is put in brackets if the game requires brackets and the text has none.
+    """A game of `GAMES`. An action is any text. It is put in brackets if the game requires brackets and the
+    text has none.
 
-    The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share completed. An empty
-    action (the response held none) doesn't reach the game: it costs `format_penalty` (≤ 0), the observation is repeated, and
-    the episode continues. After an invalid move the game asks again. A second invalid move in a row ends the game. Raises
-    EnvironmentFault if there is no such game, it isn't among `GAMES`, or it doesn't take `kwargs`; NotAvailableError if
-    textarena isn't installed.
+    The reward comes at the end of the game, as the game reports it: usually 1 for a win, else the share
+    completed. An empty action (the response held none) doesn't reach the game: it costs `format_penalty` (≤
+    0), the observation is repeated, and the episode continues. After an invalid move the game asks again. A
+    second invalid move in a row ends the game. Raises EnvironmentFault if there is no such game, it isn't
+    among `GAMES`, or it doesn't take `kwargs`; NotAvailableError if textarena isn't installed.
 
     Args:
-        id: the game with its version and variant, such as `GuessTheNumber-v0-hardcore`.
-        kwargs: arguments of the game's own constructor.
-        format_penalty: reward of an empty action.
-        env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
-        split: `train` or `val`: plays only starts that hash into this split, unless none is found. None: plays all starts.
+        id: the game with its version and variant, such as `GuessTheNumber-v0-hardcore`. kwargs: arguments of
+        the game's own constructor. format_penalty: reward of an empty action. env_instruction: replaces the
+        game's rules, which open the first prompt; "" leaves them out. split: `train` or `val`: plays only
+        starts that hash into this split, unless none is found. None: plays all starts.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -101,7 +102,11 @@ class TextArenaEnv(HeldOutEnv):
         self._shown = news
         reward = float(state.rewards[0]) if is_over else 0.0
         is_valid = not (ending["invalid_move"] if is_over else state.error_count)
-        metrics = {"success": float(is_over and reward >= 1.0), "action_is_valid": float(is_valid), "format_penalty": 0.0}
+        metrics = {
+            "success": float(is_over and reward >= 1.0),
+            "action_is_valid": float(is_valid),
+            "format_penalty": 0.0,
+        }
         return news, reward, bool(is_over), False, {"metrics": metrics}
 
     def state_key(self) -> str:
@@ -112,12 +117,15 @@ class TextArenaEnv(HeldOutEnv):
         """The rules and the game's other messages since the last call, without the player's actions."""
         _, messages = self._game.get_observation()
         rules = [text for _, text, kind in messages if kind is self._kinds.PROMPT]
-        news = [text for _, text, kind in messages if kind not in (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)]
+        news = [
+            text for _, text, kind in messages if kind not in (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)
+        ]
         return "\n".join(rules).strip(), "\n".join(news).strip()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Surrounds a call of the game: Python's global random generator continues from the state that the last call left."""
+        """Surrounds a call of the game: Python's global random generator continues from the state that the
+        last call left."""
         with alone():
             random.setstate(self._random)
             try:
@@ -128,11 +136,14 @@ class TextArenaEnv(HeldOutEnv):
 
 @contextmanager
 def _start_errors(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Surrounds calls that start a game. An error means that the game doesn't take `kwargs`, and becomes EnvironmentFault."""
+    """Surrounds calls that start a game. An error means that the game doesn't take `kwargs`, and becomes
+    EnvironmentFault."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise EnvironmentFault(f"textarena can't start {env_id} with kwargs {dict(kwargs)!r}: {error}") from error
+        raise EnvironmentFault(
+            f"textarena can't start {env_id} with kwargs {dict(kwargs)!r}: {error}"
+        ) from error
 
 
 def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:
@@ -146,4 +157,6 @@ def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:
     else:
         ids = [name for name in registry if name.partition("-v")[0] in GAMES]
         why = f"textarena has no game {env_id!r}.{nearest(env_id, ids)}"
-    raise EnvironmentFault(f"{why}{'' if why.endswith('?') else '.'} Games that can be: {', '.join(GAMES)}, each with -v0")
+    raise EnvironmentFault(
+        f"{why}{'' if why.endswith('?') else '.'} Games that can be: {', '.join(GAMES)}, each with -v0"
+    )

@@ -1,1 +1,2 @@
-"""Reads and checks, once, what a config names: rows, tools, users, rewards, environments and the policy's files."""
+"""Reads and checks, once, what a config names: rows, tools, users, rewards, environments and the policy's
+files."""

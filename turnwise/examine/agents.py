@@ -36,8 +36,9 @@ class AgentClass:
 
 
 def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
-    """The class that plays the environments of a tag. Its constructor is called with a factory of environments, the settings
-    and what it asks for of `OFFERED`. Raises ConfigError if there is no such class, or it requires anything else."""
+    """The class that plays the environments of a tag. Its constructor is called with a factory of
+    environments, the settings and what it asks for of `OFFERED`. Raises ConfigError if there is no such
+    class, or it requires anything else."""
     name = config.custom_envs[tag].agent_name
     key = f"custom_envs.{tag}.agent_name"
     if name in ROW_AGENTS:
@@ -61,8 +62,9 @@ def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
 
 
 def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name: str) -> AgentClass:
-    """The class that rows call `name`. Its constructor is called with the arguments in `agent.agent_config_path` and what it
-    asks for of `settings` and `OFFERED`. Raises ConfigError if it requires more, or doesn't know an argument."""
+    """The class that rows call `name`. Its constructor is called with the arguments in
+    `agent.agent_config_path` and what it asks for of `settings` and `OFFERED`. Raises ConfigError if it
+    requires more, or doesn't know an argument."""
     loop = loops.get(name)
     arguments = (loop.model_extra or {}) if loop else {}
     make = load_class(loop.target if loop else AGENTS.get(name) or name, "the agent", ConfigError)
@@ -71,7 +73,9 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     offered = require_offered(named_parameters(make), ["settings", *OFFERED, *arguments], label, hint)
     for key in arguments:
         if key not in offered:
-            raise ConfigError(f"agent.agent_config_path {config.agent.agent_config_path}: {key} isn't a parameter of {name}")
+            raise ConfigError(
+                f"agent.agent_config_path {config.agent.agent_config_path}: {key} isn't a parameter of {name}"
+            )
     _require_run(make, label)
     return AgentClass(label, make, [key for key in offered if key not in arguments], arguments)
 
@@ -83,7 +87,11 @@ def _require_run(make: Callable[..., object], label: str) -> None:
 
 
 def agent_settings(
-    config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
+    config: AgenticConfig,
+    tag: str,
+    split: Split,
+    watchdog: Watchdog | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> EnvAgentSettings:
     """The limits and prompt texts of a tag's episodes."""
     env, manager = config.custom_envs[tag], config.env_manager(split)

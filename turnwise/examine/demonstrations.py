@@ -4,7 +4,12 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from turnwise.chat.demonstration import TooLongError, check_demonstration, check_row_flags, encode_demonstration
+from turnwise.chat.demonstration import (
+    TooLongError,
+    check_demonstration,
+    check_row_flags,
+    encode_demonstration,
+)
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import SFTConfig
 from turnwise.data.bad_rows import SKIP_HINT, BadRows
@@ -31,8 +36,8 @@ class Demonstrations:
 
 
 def read_demonstrations(config: SFTConfig, key: str, name: str) -> Demonstrations:
-    """Reads one source of `train_files` or `val_files`. Raises DataError if it can't be read, if it holds rows of the wrong
-    shape that aren't skipped, or if no row is left."""
+    """Reads one source of `train_files` or `val_files`. Raises DataError if it can't be read, if it holds
+    rows of the wrong shape that aren't skipped, or if no row is left."""
     read = Demonstrations()
     for row in read_rows([name], key, config.data.format, read.bad):
         try:
@@ -50,8 +55,9 @@ def read_demonstrations(config: SFTConfig, key: str, name: str) -> Demonstration
 
 
 def encode_all(config: SFTConfig, template: ChatTemplate, key: str, read: Demonstrations) -> list[Sample]:
-    """The demonstrations of `key` as training samples. Rows that are too long are left out with a warning, and so are those of
-    the wrong shape under `data.on_bad_row: skip`. Raises DataError if those aren't skipped, or none is left."""
+    """The demonstrations of `key` as training samples. Rows that are too long are left out with a warning,
+    and so are those of the wrong shape under `data.on_bad_row: skip`. Raises DataError if those aren't
+    skipped, or none is left."""
     if not read.rows and not read.bad.sentences:
         return []
     num_rows = len(read.rows) + len(read.bad.sentences)
@@ -70,9 +76,9 @@ def encode_demonstrations(
     key: str = "train_files",
     bad: BadRows | None = None,
 ) -> list[Sample]:
-    """The rows as training samples. Rows of more than `max_length` tokens are left out, and a warning says how many; another
-    warning counts empty answers. Rows that can't be rendered are added to `bad`. Raises DataError if all rows are too long,
-    or, without `bad`, if one can't be rendered."""
+    """The rows as training samples. Rows of more than `max_length` tokens are left out, and a warning says
+    how many; another warning counts empty answers. Rows that can't be rendered are added to `bad`. Raises
+    DataError if all rows are too long, or, without `bad`, if one can't be rendered."""
     refused = BadRows() if bad is None else bad
     samples: list[Sample] = []
     too_long: list[str] = []
@@ -92,11 +98,13 @@ def encode_demonstrations(
         refused.refuse(SKIP_HINT)
     if too_long and not samples and len(too_long) == num_rows:
         raise DataError(
-            f"{key}: no row fits; raise sequence_length or shorten the rows. The first of {num_rows}: {too_long[0]}"
+            f"{key}: no row fits; raise sequence_length or shorten the rows. The first of {num_rows}: "
+            f"{too_long[0]}"
         )
     if too_long:
         logger.warning(
-            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the first: %s); raise it or "
+            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the "
+            "first: %s); raise it or "
             "shorten the rows",
             key,
             len(too_long),
@@ -106,7 +114,8 @@ def encode_demonstrations(
         )
     if empty:
         logger.warning(
-            "%s: %s would teach an empty answer, without text or call (the first: %s); mark it as context (weight: 0) "
+            "%s: %s would teach an empty answer, without text or call (the first: %s); mark it as context "
+            "(weight: 0) "
             "or remove it",
             key,
             counted(len(empty), "row"),

@@ -15,13 +15,15 @@ from turnwise.types import Split, Task
 
 
 def env_factory(config: AgenticConfig, tag: str, split: Split) -> MakeEnv:
-    """A function that makes an environment of the tag for one split. The environment's `reset(seed=...)` decides the task."""
+    """A function that makes an environment of the tag for one split. The environment's `reset(seed=...)`
+    decides the task."""
     env = config.custom_envs[tag]
     return lambda task: make_env(env.env_type, env.env_config, split)
 
 
 def try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
-    """Makes an environment of the tag and closes it. Raises TurnwiseError if that fails, or no model here can play it."""
+    """Makes an environment of the tag and closes it. Raises TurnwiseError if that fails, or no model here can
+    play it."""
     with (
         Watchdog() as watchdog,
         chdir("."),
@@ -35,6 +37,7 @@ def try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
             env.close()
     if isinstance(env, TextEnv) and env.shows_pictures:
         raise EnvironmentFault(
-            f"custom_envs.{tag}.env_config: observations are pictures, and no model of this version reads pictures; leave "
+            f"custom_envs.{tag}.env_config: observations are pictures, and no model of this version reads "
+            f"pictures; leave "
             "render_mode: rgb_array out, so that they are text"
         )

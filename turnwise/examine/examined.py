@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 class Examined:
-    """The objects and files that the config of a run names. Each is read, checked and made when it is first asked for, and is
-    the same object from then on, so that `turnwise config` and the run agree. A part raises TurnwiseError if it is wrong."""
+    """The objects and files that the config of a run names. Each is read, checked and made when it is first
+    asked for, and is the same object from then on, so that `turnwise config` and the run agree. A part raises
+    TurnwiseError if it is wrong."""
 
     def __init__(self, config: AgenticConfig) -> None:
         self.config = config
@@ -48,7 +49,8 @@ class Examined:
 
     @cached_property
     def rewards(self) -> list[WeightedReward]:
-        """The entries of `data.reward` except the reward model, which read the recorded texts of responses."""
+        """The entries of `data.reward` except the reward model, which read the recorded texts of
+        responses."""
         return make_rewards(self.config)
 
     @cached_property
@@ -90,7 +92,8 @@ class ExaminedSFT:
         self._sources: dict[tuple[str, str], Demonstrations] = {}
 
     def source(self, key: str, name: str) -> Demonstrations:
-        """The demonstrations of one source of `train_files` or `val_files`. Raises DataError if the source can't be used."""
+        """The demonstrations of one source of `train_files` or `val_files`. Raises DataError if the source
+        can't be used."""
         if (key, name) not in self._sources:
             self._sources[key, name] = read_demonstrations(self.config, key, name)
         return self._sources[key, name]
@@ -109,5 +112,6 @@ def examine(config: AgenticConfig) -> Examined: ...
 @overload
 def examine(config: SFTConfig) -> ExaminedSFT: ...
 def examine(config: AgenticConfig | SFTConfig) -> Examined | ExaminedSFT:
-    """What the config names. Nothing is read yet; `examine.problems` asks for all parts and lists their faults."""
+    """What the config names. Nothing is read yet; `examine.problems` asks for all parts and lists their
+    faults."""
     return ExaminedSFT(config) if isinstance(config, SFTConfig) else Examined(config)

@@ -21,11 +21,13 @@ class PolicyFiles:
 
 
 def read_policy(config: AgenticConfig, path: str) -> PolicyFiles:
-    """Reads the policy at `path`, a folder or hub name, with the config's dtype, context and template variables. Raises
-    ModelError or ChatTemplateError for a fault in its files."""
+    """Reads the policy at `path`, a folder or hub name, with the config's dtype, context and template
+    variables. Raises ModelError or ChatTemplateError for a fault in its files."""
     arguments = config.actor_train.model_args
     dtype = config.actor_infer.model_args.dtype
     tokenizer = load_tokenizer(path, arguments.trust)
     info = policy_info(path, dtype, config.sequence_length, arguments.attn_implementation, arguments.trust)
-    template = ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids)
+    template = ChatTemplate(
+        tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids
+    )
     return PolicyFiles(info, tokenizer, tried(template))

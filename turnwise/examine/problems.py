@@ -1,4 +1,5 @@
-"""The faults of what a config names: every part is asked for once, and what it raises becomes a problem of its key."""
+"""The faults of what a config names: every part is asked for once, and what it raises becomes a problem of
+its key."""
 
 import os
 import re
@@ -25,9 +26,9 @@ Check = tuple[Path, Callable[[], object]]
 
 
 def problems(examined: Examined | ExaminedSFT, may_miss: bool = False) -> Iterator[Problem]:
-    """Yields the faults that a run would meet before it loads a model: those of the user's own objects and files or, if there
-    are none, that of the chat template. Raises NotAvailableError at the end if something isn't installed. `may_miss` allows
-    files that don't exist."""
+    """Yields the faults that a run would meet before it loads a model: those of the user's own objects and
+    files or, if there are none, that of the chat template. Raises NotAvailableError at the end if something
+    isn't installed. `may_miss` allows files that don't exist."""
     is_right = True
     for problem in object_problems(examined, may_miss):
         is_right = False
@@ -136,7 +137,8 @@ def _try_once(config: AgenticConfig, tag: str, split: Split, tried: set[str]) ->
 
 
 def _template_problems(examined: Examined | ExaminedSFT) -> Iterator[Problem]:
-    """Yields the first fault of the chat template with the config's variables, rows and tools, if their files are here."""
+    """Yields the first fault of the chat template with the config's variables, rows and tools, if their files
+    are here."""
     config = examined.config
     arguments = config.model_args if isinstance(config, SFTConfig) else config.actor_train.model_args
     folder = folder_here(arguments.model_name_or_path)

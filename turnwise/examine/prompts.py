@@ -1,4 +1,5 @@
-"""Checks prompts of rows against the chat template that shows them: their length, and tokens that only a template writes."""
+"""Checks prompts of rows against the chat template that shows them: their length, and tokens that only a
+template writes."""
 
 import json
 import logging
@@ -23,7 +24,8 @@ _TEMPLATE_BYTES = 256  # more than a chat template adds to a message
 
 
 def continued_problem(prompt: Sequence[Mapping[str, Any]]) -> str:
-    """What keeps a response from continuing a prompt whose last message is an assistant's; "" for a prompt without fault."""
+    """What keeps a response from continuing a prompt whose last message is an assistant's; "" for a prompt
+    without fault."""
     if prompt[-1].get("role") != "assistant":
         return ""
     if prompt[-1].get("tool_calls"):
@@ -31,15 +33,21 @@ def continued_problem(prompt: Sequence[Mapping[str, Any]]) -> str:
     return "holds nothing but an assistant's words" if len(prompt) == 1 else ""
 
 
-def warn_of_turn_tokens(rows: Sequence[tuple[str, DataRow]], prompt_key: str, template: ChatTemplate, files: str) -> None:
-    """Warns if texts of prompts hold tokens with which the template begins or ends turns, as `warn_of_turn_tokens_in` does."""
+def warn_of_turn_tokens(
+    rows: Sequence[tuple[str, DataRow]], prompt_key: str, template: ChatTemplate, files: str
+) -> None:
+    """Warns if texts of prompts hold tokens with which the template begins or ends turns, as
+    `warn_of_turn_tokens_in` does."""
     prompts = [(place, prompt_of(row.payload, prompt_key)) for place, row in rows]
     warn_of_turn_tokens_in(prompts, template, files)
 
 
-def warn_of_turn_tokens_in(conversations: Sequence[tuple[str, Sequence[Message]]], template: ChatTemplate, files: str) -> None:
-    """Warns if texts of messages hold tokens with which the template begins or ends turns: the template writes its own around
-    them. The warning names the first such row and token, and says how many rows have one."""
+def warn_of_turn_tokens_in(
+    conversations: Sequence[tuple[str, Sequence[Message]]], template: ChatTemplate, files: str
+) -> None:
+    """Warns if texts of messages hold tokens with which the template begins or ends turns: the template
+    writes its own around them. The warning names the first such row and token, and says how many rows have
+    one."""
     tokens = template.turn_tokens
     if not tokens:
         return
@@ -53,8 +61,10 @@ def warn_of_turn_tokens_in(conversations: Sequence[tuple[str, Sequence[Message]]
             first = f"{place}: a message holds {token}"
     if first:
         logger.warning(
-            "%s, a token with which this model's chat template begins or ends turns (%d of %d rows of %s hold one). The "
-            "template writes its own around each message, so the model would see them twice: give the prompt as a list of "
+            "%s, a token with which this model's chat template begins or ends turns (%d of %d rows of %s "
+            "hold one). The "
+            "template writes its own around each message, so the model would see them twice: give the "
+            "prompt as a list of "
             "messages, and the beginning of an answer as a last message of role assistant",
             first,
             num_rows,
@@ -78,14 +88,17 @@ class PromptLimit:
 
     @classmethod
     def of(cls, config: AgenticConfig, split: Split, template: ChatTemplate, tools: Tools) -> "PromptLimit":
-        """The limit of a split's rows, from `data.max_prompt_length` or from what a response leaves of the context."""
+        """The limit of a split's rows, from `data.max_prompt_length` or from what a response leaves of the
+        context."""
         key = config.data.prompt_key
         files = f"data.{split}_files"
         if config.data.max_prompt_length:
             return cls(config.data.max_prompt_length, "data.max_prompt_length", files, key, template, tools)
         room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
         if room <= 0:
-            room = config.sequence_length // 2  # a response may fill the context, so a prompt may fill half of it
+            room = (
+                config.sequence_length // 2
+            )  # a response may fill the context, so a prompt may fill half of it
         return cls(room, "sequence_length without max_new_tokens", files, key, template, tools)
 
     def allows(self, row: DataRow) -> bool:
@@ -96,19 +109,25 @@ class PromptLimit:
         num_bytes = len(json.dumps(prompt, ensure_ascii=False).encode()) + _TEMPLATE_BYTES * num_messages
         if not tools and num_bytes <= self.num_tokens:
             return True  # no tokenizer makes more tokens than there are bytes
-        return len(self.template.start(prompt_of(row.payload, self.prompt_key, tools), tools)) <= self.num_tokens
+        return (
+            len(self.template.start(prompt_of(row.payload, self.prompt_key, tools), tools)) <= self.num_tokens
+        )
 
     def require_one(self, rows: Sequence[tuple[str, DataRow]]) -> None:
         """Raises DataError if no row has a prompt that isn't too long."""
         if not any(self.allows(row) for _, row in rows):
             raise DataError(
-                f"{self.files}: all {counted(len(rows), 'prompt')} have more than {self.num_tokens} tokens ({self.setting}); "
+                f"{self.files}: all {counted(len(rows), 'prompt')} have more than {self.num_tokens} tokens "
+                f"({self.setting}); "
                 "raise that, or shorten the prompts"
             )
 
     def fitting(self, rows: Sequence[tuple[str, DataRow]]) -> list[DataRow]:
-        """The rows whose prompts aren't too long. A warning counts the others. Raises DataError if all are too long."""
-        fitting = [row for _, row in noting(rows, f"measuring the prompts of {self.files}") if self.allows(row)]
+        """The rows whose prompts aren't too long. A warning counts the others. Raises DataError if all are
+        too long."""
+        fitting = [
+            row for _, row in noting(rows, f"measuring the prompts of {self.files}") if self.allows(row)
+        ]
         if not fitting:
             self.require_one(rows)
         if len(fitting) < len(rows):

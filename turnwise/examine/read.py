@@ -1,4 +1,5 @@
-"""Reads a config and examines what it names, so that one error lists the faults of both with their lines in the file."""
+"""Reads a config and examines what it names, so that one error lists the faults of both with their lines in
+the file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ from turnwise.examine.examined import Examined, ExaminedSFT, examine
 from turnwise.examine.problems import object_problems
 
 Find = Callable[[Examined | ExaminedSFT], Iterator[Problem]]
-"""Yields the faults of what a config names: `object_problems`, or `problems`, which also tries the chat template."""
+"""Yields the faults of what a config names: `object_problems`, or `problems`, which also tries the chat
+template."""
 
 
 class _Examining:
@@ -34,8 +36,8 @@ def load_examined(
     purpose: Purpose = "train",
     find: Find = object_problems,
 ) -> tuple[Examined, list[str]]:
-    """What the config of a reinforcement-learning run names, and the notes of `load_config`. Raises ConfigError that lists all
-    faults."""
+    """What the config of a reinforcement-learning run names, and the notes of `load_config`. Raises
+    ConfigError that lists all faults."""
     examining = _Examining(find)
     _, notes = load_config(path, overrides, AgenticConfig, strict, purpose, examining.faults)
     return examining.examined, notes
@@ -60,7 +62,8 @@ def load_any_examined(
 
 
 def parse_examined(values: Mapping[str, Any], file: str | Path | None = None) -> tuple[Examined, list[str]]:
-    """Like `load_examined`, for a plain mapping. With `file`, the values are merged into those of that file."""
+    """Like `load_examined`, for a plain mapping. With `file`, the values are merged into those of that
+    file."""
     examining = _Examining(object_problems)
     _, notes = parse_config(values, AgenticConfig, file=file, examine=examining.faults)
     return examining.examined, notes

@@ -7,13 +7,17 @@ from turnwise.errors import ModelError
 from turnwise.models.load import load_tokenizer
 from turnwise.models.value_head import num_labels_here
 
-NO_HEAD = "has no score head, so it would give every response the same score; name a sequence classifier with one label"
+NO_HEAD = (
+    "has no score head, so it would give every response the same score; name a sequence classifier "
+    "with one label"
+)
 """What is wrong with a reward model that has no head."""
 
 
 def check_reward_role(config: AgenticConfig) -> None:
-    """Checks the tokenizer, chat template and score head of the reward role's model without loading its weights. The model's
-    folder must be on this machine. Raises ModelError or ChatTemplateError for a fault."""
+    """Checks the tokenizer, chat template and score head of the reward role's model without loading its
+    weights. The model's folder must be on this machine. Raises ModelError or ChatTemplateError for a
+    fault."""
     arguments = config.reward.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     template = tried(ChatTemplate(load_tokenizer(path, trust)))
@@ -22,5 +26,9 @@ def check_reward_role(config: AgenticConfig) -> None:
     template.renderer.render(said if is_scored else said[:1], opens_answer=not is_scored)
     num_labels = num_labels_here(path, trust) if is_scored else None
     if num_labels not in (1, None):
-        fault = f"its score head has {num_labels} labels; name a classifier with one label" if num_labels else NO_HEAD
+        fault = (
+            f"its score head has {num_labels} labels; name a classifier with one label"
+            if num_labels
+            else NO_HEAD
+        )
         raise ModelError(f"reward_pretrain {path}: {fault}")

@@ -22,8 +22,9 @@ from turnwise.types import Trajectory
 
 
 def make_rewards(config: AgenticConfig) -> list[WeightedReward]:
-    """The entries of `data.reward` except the reward model, in the config's order. The name `module:function` is shortened to
-    `function` if no other reward has that name. Functions read the recorded texts of responses."""
+    """The entries of `data.reward` except the reward model, in the config's order. The name `module:function`
+    is shortened to `function` if no other reward has that name. Functions read the recorded texts of
+    responses."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):
@@ -40,7 +41,10 @@ def judges_of(rewards: Sequence[WeightedReward]) -> list[Judge]:
 
 
 def _reward(config: AgenticConfig, asked: RewardFunction, name: str) -> Reward:
-    found, arguments = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError), asked.args
+    found, arguments = (
+        load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError),
+        asked.args,
+    )
     if isinstance(found, type):
         _check_arguments(asked, found)
         with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
@@ -48,14 +52,17 @@ def _reward(config: AgenticConfig, asked: RewardFunction, name: str) -> Reward:
     if not callable(found):
         kind = type(found).__name__
         raise ConfigError(
-            f"data.reward {asked.name} is a {kind}, which can't be called; a reward is a function, or a class with `__call__`"
+            f"data.reward {asked.name} is a {kind}, which can't be called; a reward is a function, or a "
+            f"class with `__call__`"
         )
     if asked.name in CHECKED_REWARDS:
         arguments = {"checker": config.data.checker, **arguments}
     if "group" in parameters_of(found, asked.name):
         _check_arguments(asked.model_copy(update={"args": {"group": None, **arguments}}), found)
         if asked.form is not None:
-            raise ConfigError(f"data.reward {asked.name}: it gets a whole group, and `form` is for functions of completions")
+            raise ConfigError(
+                f"data.reward {asked.name}: it gets a whole group, and `form` is for functions of completions"
+            )
         return GroupReward(name, partial(found, **arguments) if arguments else found)
     form = asked.form or ("messages" if _is_of_trl(found) else "text")
     function = FunctionReward(name, found, recorded_text, config.data.prompt_key, arguments, form)
@@ -83,6 +90,10 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
     what = f"data.reward {asked.name}: args"
     if not takes_any and (unknown := [key for key in asked.args if key not in named]):
         hint = nearest(unknown[0], named)
-        raise ConfigError(f"{what}.{unknown[0]} isn't a parameter; it has {', '.join(named) or 'none'}.{hint}")
+        raise ConfigError(
+            f"{what}.{unknown[0]} isn't a parameter; it has {', '.join(named) or 'none'}.{hint}"
+        )
     if missing := [name for name, p in named.items() if p.default is p.empty and name not in asked.args]:
-        raise ConfigError(f"{what}.{missing[0]} is needed: give {{name: {asked.name}, args: {{{missing[0]}: …}}}}")
+        raise ConfigError(
+            f"{what}.{missing[0]} is needed: give {{name: {asked.name}, args: {{{missing[0]}: …}}}}"
+        )

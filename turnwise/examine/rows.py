@@ -1,4 +1,5 @@
-"""Reads the rows that a config's `data` section names, and checks them against the agents, tools and rewards that play them."""
+"""Reads the rows that a config's `data` section names, and checks them against the agents, tools and rewards
+that play them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,13 +65,17 @@ def files_of(config: AgenticConfig, split: Split) -> list[str]:
 
 def splits_with_rows(config: AgenticConfig) -> list[Split]:
     """The splits that this config plays and that have rows of data sets among their tasks."""
-    return [split for split in SPLITS if config.env_manager(split).has_rows and (split == "train" or config.uses_validation)]
+    return [
+        split
+        for split in SPLITS
+        if config.env_manager(split).has_rows and (split == "train" or config.uses_validation)
+    ]
 
 
 def read_rows(config: AgenticConfig, split: Split, parts: RowParts) -> Rows:
-    """Reads and checks the rows of a split. A row's column `data_source` is the tag under which metrics count it; without one
-    the tag is `data`. Raises DataError if a row lacks something that its agent, tools or rewards need, if rows have the wrong
-    shape that `data.on_bad_row` doesn't skip, or if none is left."""
+    """Reads and checks the rows of a split. A row's column `data_source` is the tag under which metrics count
+    it; without one the tag is `data`. Raises DataError if a row lacks something that its agent, tools or
+    rewards need, if rows have the wrong shape that `data.on_bad_row` doesn't skip, or if none is left."""
     key = f"data.{split}_files"
     bad = BadRows()
     functions = [weighted.reward for weighted in parts.rewards if isinstance(weighted.reward, FunctionReward)]
@@ -96,8 +101,11 @@ def read_rows(config: AgenticConfig, split: Split, parts: RowParts) -> Rows:
     return Rows(key, rows, bad)
 
 
-def _plain_rows(config: AgenticConfig, tables: Sequence[TableRow], schemas: Tools, bad: BadRows) -> Iterator[TableRow]:
-    """Yields the rows with their prompt in the form of `data.format`, and their messages without what tables pad them with."""
+def _plain_rows(
+    config: AgenticConfig, tables: Sequence[TableRow], schemas: Tools, bad: BadRows
+) -> Iterator[TableRow]:
+    """Yields the rows with their prompt in the form of `data.format`, and their messages without what tables
+    pad them with."""
     data = config.data
     for row in tables:
         columns = row.columns
@@ -121,7 +129,8 @@ def _check_shape(config: AgenticConfig, row: TableRow, rewards: Sequence[Functio
         hint = nearest(key, row.columns)
         form = form_hint(row.columns) if config.data.format is None else ""
         raise DataError(
-            f"{row.place}: there is no column {key!r}; it has {', '.join(row.columns) or 'none'}. data.prompt_key names the "
+            f"{row.place}: there is no column {key!r}; it has {', '.join(row.columns) or 'none'}. "
+            f"data.prompt_key names the "
             f"column of the prompt.{hint}{form}"
         )
     if problem := _prompt_problem(row.columns[key]):
@@ -140,7 +149,9 @@ def _prompt_problem(prompt: Any) -> str:
         return "" if prompt.strip() else "is empty"
     if not isinstance(prompt, list) or not prompt:
         return f"is {str(prompt)[:40]!r}"
-    if problem := next(filter(None, (message_problem(index, message) for index, message in enumerate(prompt))), ""):
+    if problem := next(
+        filter(None, (message_problem(index, message) for index, message in enumerate(prompt))), ""
+    ):
         return problem
     return continued_problem(prompt)
 
@@ -158,4 +169,6 @@ def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntr
     known = ", ".join([*(agent for agent, target in AGENTS.items() if target), *loops])
     if name in AGENTS:
         raise NotAvailableError(f"{row.place}: the agent {name} isn't in this version, which has {known}")
-    raise DataError(f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(name, AGENTS)}")
+    raise DataError(
+        f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(name, AGENTS)}"
+    )

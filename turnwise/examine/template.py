@@ -17,8 +17,9 @@ from turnwise.model_files.folder import base_of_adapter, folder_here, has_tokeni
 
 
 def try_rows_template(examined: Examined) -> None:
-    """Tries the template of a policy that plays rows: its variables, the parser of tool calls, the first prompt with tools, and
-    whether any prompt leaves room for a response. Raises the TurnwiseError of the first fault."""
+    """Tries the template of a policy that plays rows: its variables, the parser of tool calls, the first
+    prompt with tools, and whether any prompt leaves room for a response. Raises the TurnwiseError of the
+    first fault."""
     config = examined.config
     template = examined.policy().template
     len(template.stop_token_ids)  # asks how it ends a turn
@@ -34,8 +35,8 @@ def try_rows_template(examined: Examined) -> None:
 
 
 def try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
-    """Renders the template in `folder` with messages like those of demonstrations or environments, without transformers. Raises
-    ChatTemplateError for a fault."""
+    """Renders the template in `folder` with messages like those of demonstrations or environments, without
+    transformers. Raises ChatTemplateError for a fault."""
     if not has_tokenizer(folder):
         base = base_of_adapter(folder)
         if base is not None and (base_folder := folder_here(base)) is not None:
@@ -48,7 +49,10 @@ def try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
     for tag in config.train_env_manager.env_tags:
         env = config.custom_envs[tag]
         if env.agent_name == "env_agent" and env.agent_system_template:
-            messages = [{"role": "system", "content": env.agent_system_template}, {"role": "user", "content": "a"}]
+            messages = [
+                {"role": "system", "content": env.agent_system_template},
+                {"role": "user", "content": "a"},
+            ]
             try:
                 template.renderer.shown((), messages)
             except ChatTemplateError as error:

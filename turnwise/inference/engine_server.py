@@ -29,7 +29,8 @@ from turnwise.types import Completion, FinishReason, Media, SamplingParams, Vers
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 """Maps the finish reasons of vLLM and SGLang to turnwise's."""
-_AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores an abort that arrives before its request
+# seconds after which an abort is repeated: an engine ignores an abort that arrives before its request
+_AGAIN_S = 0.1
 _ABORT_S = 5.0  # maximum seconds for the abort of a cancelled request: a deadline may have cancelled it
 _MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
 
@@ -41,8 +42,8 @@ class Sampled(NamedTuple):
     logprobs: Sequence[float]
     reason: FinishReason
     versions: Sequence[tuple[str, int]] = ()
-    """`(label of the weights, number of consecutive tokens sampled with them)`, in order. Tokens beyond these count as sampled
-    by the weights that the request began with."""
+    """`(label of the weights, number of consecutive tokens sampled with them)`, in order. Tokens beyond these
+    count as sampled by the weights that the request began with."""
     kept_ids: Sequence[Any] = ()
     """For each token, the ids that it was drawn from; empty if the engine doesn't return them."""
 
@@ -59,9 +60,9 @@ class _Running:
 
 
 class RequestServer(ABC):
-    """Base of servers that pass each request to an engine. It checks requests, and holds them back while weights change.
-    Contexts have up to `max_length` tokens. `decode` turns token ids into text; without it, requests with stop strings are
-    refused."""
+    """Base of servers that pass each request to an engine. It checks requests, and holds them back while
+    weights change. Contexts have up to `max_length` tokens. `decode` turns token ids into text; without it,
+    requests with stop strings are refused."""
 
     name: str
     """The server's name in error messages."""
@@ -70,22 +71,27 @@ class RequestServer(ABC):
         self.version = 0
         self._max_length, self._decode = max_length, decode
         can_decode = decode is not None
-        self._checked = partial(check_request, vocab_size=vocab_size, max_length=max_length, can_decode=can_decode)
+        self._checked = partial(
+            check_request, vocab_size=vocab_size, max_length=max_length, can_decode=can_decode
+        )
         self._numbers = itertools.count()
         self._running: dict[str, _Running] = {}
-        self._waiting: dict[str, bool] = {}  # request id → whether it was aborted while requests were held back
+        self._waiting: dict[
+            str, bool
+        ] = {}  # request id → whether it was aborted while requests were held back
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._is_closed = self._is_frozen = False
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        """Samples the response's tokens after `request.partial_ids`. Raises ServerError if the engine refuses this request,
-        ConnectionError if the engine has ended."""
+        """Samples the response's tokens after `request.partial_ids`. Raises ServerError if the engine refuses
+        this request, ConnectionError if the engine has ended."""
 
     @abstractmethod
     async def _abort(self, engine_id: str) -> None:
-        """Asks the engine to end a request. `_sample` then returns the tokens so far, with reason `aborted`."""
+        """Asks the engine to end a request. `_sample` then returns the tokens so far, with reason
+        `aborted`."""
 
     @abstractmethod
     async def _freeze(self) -> None:
@@ -107,7 +113,9 @@ class RequestServer(ABC):
         self._refuse_if_closed(request_id)
         request = self._checked(prompt_ids, sampling, request_id, media, partial_ids)
         if request_id in self._running or request_id in self._waiting:
-            raise ServerError(f"conversation {request_id!r} already has a request in flight; give each its own request_id")
+            raise ServerError(
+                f"conversation {request_id!r} already has a request in flight; give each its own request_id"
+            )
         self._waiting[request_id] = False
         try:
             await self._is_open.wait()
@@ -128,7 +136,9 @@ class RequestServer(ABC):
             running.ended.set_result(None)
         self._refuse_if_closed(request_id)
         if sampled.reason == "aborted" and not running.is_aborted:
-            raise ServerError(f"{self.name} gave up the request of conversation {request_id!r}; its log says why")
+            raise ServerError(
+                f"{self.name} gave up the request of conversation {request_id!r}; its log says why"
+            )
         return self._completion(request, sampled, running.version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
@@ -181,7 +191,8 @@ class RequestServer(ABC):
         is_whole = len(logprobs) == len(token_ids) and len(sampled.kept_ids) in (0, len(token_ids))
         if not is_whole or not (np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)).all():
             raise ServerError(
-                f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not every one has a "
+                f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not "
+                f"every one has a "
                 "log-prob; a policy can't be trained on them"
             )
         stop = self._stop_across(request, token_ids)
@@ -191,21 +202,30 @@ class RequestServer(ABC):
             num_tokens = min(count, length - sum(run.num_tokens for run in versions))
             # Weights that an engine began with have no label of ours.
             versions = append_run(versions, int(label) if label.isdigit() else version, num_tokens)
-        request.token_ids, request.logprobs, request.versions = token_ids[:length], logprobs[:length], versions
+        request.token_ids, request.logprobs, request.versions = (
+            token_ids[:length],
+            logprobs[:length],
+            versions,
+        )
         request.kept_ids = [np.array(ids, np.int32) for ids in sampled.kept_ids[:length]]
         return request.completion(reason, version, generate_s)
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
-        """The number of `token_ids` up to the end of the response's first stop string. None without a stop string, or if the
-        request has no partial tokens: the engine itself finds every stop string that doesn't begin in the partial tokens."""
+        """The number of `token_ids` up to the end of the response's first stop string. None without a stop
+        string, or if the request has no partial tokens: the engine itself finds every stop string that
+        doesn't begin in the partial tokens."""
         start, ids = len(request.partial_ids), np.concatenate((request.partial_ids, token_ids))
         lengths = range(1, len(token_ids) + 1) if start else ()
-        return next((length for length in lengths if request.hits_stop_string(ids[: start + length], self._decode)), None)
+        return next(
+            (length for length in lengths if request.hits_stop_string(ids[: start + length], self._decode)),
+            None,
+        )
 
 
 class EngineServer(RequestServer):
-    """A `protocols.InferenceServer` around vLLM or SGLang. Cached prefixes are marked with the number of the weight update, so
-    no new request reads a prefix of older weights. Weights reach the engine as safetensors files in a folder."""
+    """A `protocols.InferenceServer` around vLLM or SGLang. Cached prefixes are marked with the number of the
+    weight update, so no new request reads a prefix of older weights. Weights reach the engine as safetensors
+    files in a folder."""
 
     def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
         super().__init__(policy.vocab_size, policy.max_context, decoder(policy))
@@ -229,7 +249,8 @@ class EngineServer(RequestServer):
 
     @property
     def _mark(self) -> str:
-        """Key of the engine's prefix cache; a new one after each weight update, so that older prefixes aren't reused."""
+        """Key of the engine's prefix cache; a new one after each weight update, so that older prefixes aren't
+        reused."""
         return str(self._num_updates)
 
     async def begin_update(self, manifest: WeightManifest) -> None:
@@ -260,9 +281,16 @@ class EngineServer(RequestServer):
     def info(self) -> ServerInfo:
         return self._served
 
-    def _describe(self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: bool, sampling_mask: bool) -> None:
+    def _describe(
+        self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: bool, sampling_mask: bool
+    ) -> None:
         self._sleeps = sleeps
-        own: Any = {"num_trainable": 0, "dtype": self._policy.dtype, "attention": engine, "device": self._device}
+        own: Any = {
+            "num_trainable": 0,
+            "dtype": self._policy.dtype,
+            "attention": engine,
+            "device": self._device,
+        }
         self._served = ServerInfo(
             model=replace(loaded_model(self._model), **own),
             engine=engine,
@@ -277,7 +305,8 @@ class EngineServer(RequestServer):
 
 
 def own_folder(policy: PolicyInfo, name: str) -> str:
-    """The folder from which the engine `name` loads the policy. Raises NotAvailableError if the policy is an adapter."""
+    """The folder from which the engine `name` loads the policy. Raises NotAvailableError if the policy is an
+    adapter."""
     if base_of_adapter(policy.path) is not None:
         raise NotAvailableError(
             f"{name} can't load the adapter in {policy.path}; merge it with turnwise export, or sample with "
@@ -287,7 +316,8 @@ def own_folder(policy: PolicyInfo, name: str) -> str:
 
 
 def require_version(name: str, found: str, known: str) -> None:
-    """Raises NotAvailableError unless the engine's version `found` begins with the version `known`, as 0.32.1 with 0.32."""
+    """Raises NotAvailableError unless the engine's version `found` begins with the version `known`, as 0.32.1
+    with 0.32."""
     if not re.match(rf"{re.escape(known)}(?!\d)", found):
         raise NotAvailableError(
             f"{name} {found} is installed; turnwise works with {known}: install it, or sample with "

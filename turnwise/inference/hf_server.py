@@ -1,5 +1,6 @@
-"""The plain reference server. It serves one request after another. Each call of transformers' `generate` samples one token, so
-the event loop keeps running between tokens, aborts and deadlines work without a thread, and every token has its own seed."""
+"""The plain reference server. It serves one request after another. Each call of transformers' `generate`
+samples one token, so the event loop keeps running between tokens, aborts and deadlines work without a thread,
+and every token has its own seed."""
 
 import asyncio
 from typing import Any
@@ -17,9 +18,9 @@ from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 
 class HFServer(HoldsModel, RequestServer):
-    """Samples with `model.generate` and keeps no KV between requests. It is meant for checks of other servers, not for speed.
-    Contexts have up to `max_length` tokens (default: the model's limit). Responses include the stop token, or the token that
-    completed a stop string."""
+    """Samples with `model.generate` and keeps no KV between requests. It is meant for checks of other
+    servers, not for speed. Contexts have up to `max_length` tokens (default: the model's limit). Responses
+    include the stop token, or the token that completed a stop string."""
 
     name = "the hf server"
 
@@ -69,7 +70,13 @@ class HFServer(HoldsModel, RequestServer):
                 reason = self._finish_reason(request)
                 await asyncio.sleep(0)
         versions = [(str(version), num_tokens) for version, num_tokens in request.versions]
-        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason or "aborted", versions, request.kept_ids)
+        return Sampled(
+            request.token_ids.tolist(),
+            request.logprobs.tolist(),
+            reason or "aborted",
+            versions,
+            request.kept_ids,
+        )
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
         """Samples one token, appends it to the request, and returns the KV cache of the tokens before it."""
@@ -77,7 +84,9 @@ class HFServer(HoldsModel, RequestServer):
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         was_training = self.model.training
         self.model.eval()
-        context = torch.from_numpy(np.concatenate((request.context_ids, request.token_ids)))[None].to(self.model.device)
+        context = torch.from_numpy(np.concatenate((request.context_ids, request.token_ids)))[None].to(
+            self.model.device
+        )
         with torch.random.fork_rng(devices=devices), torch.inference_mode():
             torch.manual_seed(derive_seed("token", sampling.seed, len(request.response_ids)))
             output = self.model.generate(
@@ -91,20 +100,24 @@ class HFServer(HoldsModel, RequestServer):
         if sampling.keeps_ids:
             request.kept_ids.append(scores.isfinite().nonzero()[:, 0].int().cpu().numpy())
         request.token_ids = np.append(request.token_ids, token)
-        request.logprobs = np.append(request.logprobs, np.float32(torch.log_softmax(scores, -1)[token].item()))
+        request.logprobs = np.append(
+            request.logprobs, np.float32(torch.log_softmax(scores, -1)[token].item())
+        )
         return output.past_key_values
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         sampling, ids = request.sampling, request.response_ids
         if int(ids[-1]) in sampling.stop_token_ids or request.hits_stop_string(ids, self._decode):
             return "stop"
-        is_spent = len(ids) >= sampling.max_new_tokens or len(request.prompt_ids) + len(ids) >= self._max_length
+        is_spent = (
+            len(ids) >= sampling.max_new_tokens or len(request.prompt_ids) + len(ids) >= self._max_length
+        )
         return "length" if is_spent else None
 
 
 def _generation_config(sampling: SamplingParams) -> GenerationConfig:
-    """The config for one token. It also sets parameters that are off, since transformers reads unset ones from the model's own
-    generation config."""
+    """The config for one token. It also sets parameters that are off, since transformers reads unset ones
+    from the model's own generation config."""
     cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     drawn = {} if sampling.is_greedy else {"temperature": sampling.temperature, **cuts}
     return GenerationConfig(

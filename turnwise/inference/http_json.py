@@ -29,12 +29,14 @@ class NotAllowedError(ServerError):
 
 
 class HttpJson:
-    """A client of a server that reads and writes JSON. `timeout_s` is the limit in seconds for a connection and for each read,
-    None for no limit. An `api_key` is sent as a bearer token, without the white space around it. `key_name` is the key's
-    environment variable, for error messages about the key. Raises ConfigError if `base_url` isn't http(s), or the key has
-    other characters than printable ASCII."""
+    """A client of a server that reads and writes JSON. `timeout_s` is the limit in seconds for a connection
+    and for each read, None for no limit. An `api_key` is sent as a bearer token, without the white space
+    around it. `key_name` is the key's environment variable, for error messages about the key. Raises
+    ConfigError if `base_url` isn't http(s), or the key has other characters than printable ASCII."""
 
-    def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
+    def __init__(
+        self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = ""
+    ) -> None:
         try:
             parts = urlsplit(base_url)
         except ValueError:  # a bracket without its pair
@@ -44,11 +46,14 @@ class HttpJson:
         api_key = api_key.strip()
         if not (api_key.isascii() and api_key.isprintable()):  # http.client's own error would show the key
             raise ConfigError(
-                f"the key in {key_name or 'api_key'} holds a line break or another character that no HTTP header takes; "
+                f"the key in {key_name or 'api_key'} holds a line break or another character that no HTTP "
+                f"header takes; "
                 "allowed is printable ASCII: set it again, without quotes"
             )
         self.url = base_url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        )
         self._timeout_s = timeout_s
         self._hint = f"; set {key_name}" if key_name else ""
         self._threads = DaemonPool("http")
@@ -58,14 +63,21 @@ class HttpJson:
         return await self._threads.call(self.ask_now, path, body, is_read)
 
     def ask_now(
-        self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True, timeout_s: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        is_read: bool = True,
+        timeout_s: float | None = None,
     ) -> Any:
-        """Sends a POST with the `body`, or a GET if it is None. Returns the JSON answer if `is_read`, else None. `timeout_s`
-        defaults to the client's. Raises NoAnswerError if nobody answers; BusyError for 429 and 5xx; NotAllowedError for 401;
-        ServerError for any other HTTP error, or if an answer to be read isn't JSON."""
+        """Sends a POST with the `body`, or a GET if it is None. Returns the JSON answer if `is_read`, else
+        None. `timeout_s` defaults to the client's. Raises NoAnswerError if nobody answers; BusyError for 429
+        and 5xx; NotAllowedError for 401; ServerError for any other HTTP error, or if an answer to be read
+        isn't JSON."""
         url, content = self.url + path, None if body is None else json.dumps(body).encode()
         try:
-            with urlopen(Request(url, content, self._headers), timeout=timeout_s or self._timeout_s) as response:
+            with urlopen(
+                Request(url, content, self._headers), timeout=timeout_s or self._timeout_s
+            ) as response:
                 answer = response.read()
         except HTTPError as error:
             said = ""
@@ -76,7 +88,9 @@ class HttpJson:
             kind = BusyError if is_busy else NotAllowedError if error.code == 401 else ServerError
             raise kind(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
         except (OSError, HTTPException, ValueError) as error:
-            raise NoAnswerError(f"{url} doesn't answer ({error}); is the server up, and the URL right?") from error
+            raise NoAnswerError(
+                f"{url} doesn't answer ({error}); is the server up, and the URL right?"
+            ) from error
         try:
             return json.loads(answer) if is_read else None
         except ValueError as error:

@@ -10,9 +10,13 @@ from turnwise.errors import ConfigError, ServerError, nearest
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.types import Message, SamplingParams, derive_seed
 
-_OPENING: Message = {"role": "user", "content": "Hello! How can I help you?"}  # said by the assistant: roles are exchanged
+_OPENING: Message = {
+    "role": "user",
+    "content": "Hello! How can I help you?",
+}  # said by the assistant: roles are exchanged
 _INSTRUCTION = (
-    "You are a user who talks to an assistant. Write the user's next message and nothing else. When you have got what you came "
+    "You are a user who talks to an assistant. Write the user's next message and nothing else. When you "
+    "have got what you came "
     "for, answer {end} alone."
 )
 
@@ -26,7 +30,8 @@ class _Settings(BaseModel):
     base_url: str
     model: str
     instruction: str = _INSTRUCTION
-    """Tells the model whom to play; `{end}` stands for the value of `end`. A row's own `instruction` is appended."""
+    """Tells the model whom to play; `{end}` stands for the value of `end`. A row's own `instruction` is
+    appended."""
     end: str = Field("[END]", min_length=1)
     """The text by which the user ends the conversation."""
     max_new_tokens: int = Field(512, ge=1)
@@ -39,9 +44,9 @@ class _Role(NamedTuple):
 
 
 class ModelUser:
-    """A `protocols.Interaction` whose user is played by a model: it reads the policy's final answers and writes the user's
-    messages, but scores nothing. Requests carry the API key in `$OPENAI_API_KEY`, if it is set. Raises ConfigError if `config`
-    lacks a required key, or has an unknown key or a wrong value."""
+    """A `protocols.Interaction` whose user is played by a model: it reads the policy's final answers and
+    writes the user's messages, but scores nothing. Requests carry the API key in `$OPENAI_API_KEY`, if it is
+    set. Raises ConfigError if `config` lacks a required key, or has an unknown key or a wrong value."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         try:
@@ -50,7 +55,9 @@ class ModelUser:
             fault, known = error.errors(include_url=False)[0], _Settings.model_fields
             key = str(fault["loc"][0])
             hint = "" if key in known else nearest(key, known)
-            raise ConfigError(f"config.{key}: {fault['msg']}; a model user takes {', '.join(known)}.{hint}") from error
+            raise ConfigError(
+                f"config.{key}: {fault['msg']}; a model user takes {', '.join(known)}.{hint}"
+            ) from error
         self.chat = OpenAIChat(settings.base_url, settings.model, os.environ.get("OPENAI_API_KEY", ""))
 
     async def start_interaction(self, instance_id: str, instruction: str = "", **kwargs: Any) -> _Role:
@@ -66,7 +73,9 @@ class ModelUser:
         asked = [{"role": "system", "content": state.instruction}, _OPENING, *_as_user(messages)]
         answer = await self.chat.complete(asked, sampling)
         if not answer.text.strip():
-            raise ServerError(f"{self.chat.url} answered nothing; raise config.max_new_tokens ({settings.max_new_tokens})")
+            raise ServerError(
+                f"{self.chat.url} answered nothing; raise config.max_new_tokens ({settings.max_new_tokens})"
+            )
         return settings.end in answer.text, answer.text, 0.0, {}
 
     async def calculate_score(self, state: _Role) -> float:
@@ -76,7 +85,8 @@ class ModelUser:
 
 
 def _as_user(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the roles user and assistant exchanged. System messages, tool calls and their results are left out."""
+    """The messages with the roles user and assistant exchanged. System messages, tool calls and their results
+    are left out."""
     sides = {"user": "assistant", "assistant": "user"}
     return [
         {"role": sides[message["role"]], "content": message["content"]}

@@ -20,7 +20,8 @@ from turnwise.transfer.receiver import copy_into, manifest_of_model
 
 
 class HoldsModel:
-    """Base of servers whose model is in their own process. If `reads_trainer`, the model is the trainer's own."""
+    """Base of servers whose model is in their own process. If `reads_trainer`, the model is the trainer's
+    own."""
 
     name: str
     """The server's name in error messages."""
@@ -29,13 +30,18 @@ class HoldsModel:
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. The server shares the model of a trainer in this process if the model's dtype is
-        `policy.dtype`; otherwise it loads the policy."""
+        """A `protocols.ServerFactory`. The server shares the model of a trainer in this process if the
+        model's dtype is `policy.dtype`; otherwise it loads the policy."""
         dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
         own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}
         if trainer is not None and trainer.model.dtype == dtype:
             return cls(trainer.model, reads_trainer=True, **own, **options)  # type: ignore[call-arg]
-        loading = {"dtype": dtype, "device": rank.device, "attn_implementation": policy.attention, "trust": policy.trust}
+        loading = {
+            "dtype": dtype,
+            "device": rank.device,
+            "attn_implementation": policy.attention,
+            "trust": policy.trust,
+        }
         return cls(load_fused(policy.path, **loading), **own, **options)  # type: ignore[call-arg]
 
     async def begin_update(self, manifest: WeightManifest) -> None:
@@ -50,21 +56,25 @@ class HoldsModel:
         """Does nothing. Raises NotAvailableError for any kind but `kv_cache`."""
         if others := ", ".join(sorted(set(kinds) - {"kv_cache"})):
             raise NotAvailableError(
-                f"a server in the trainer's process can free its kv_cache only, got {others}; weights are the trainer's"
+                f"a server in the trainer's process can free its kv_cache only, got {others}; weights are "
+                f"the trainer's"
             )
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
-        """Does nothing: the next request allocates the cache again. Raises NotAvailableError for any kind but `kv_cache`."""
+        """Does nothing: the next request allocates the cache again. Raises NotAvailableError for any kind but
+        `kv_cache`."""
         await HoldsModel.sleep(self, kinds)
 
     def describe(self, engine: str, **fields: Any) -> ServerInfo:
         """The server's info; `fields` are further fields of `ServerInfo`."""
         can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
-        return ServerInfo(loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **fields)
+        return ServerInfo(
+            loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **fields
+        )
 
 
 def decoder(policy: PolicyInfo) -> Decode:
-    """A function that turns ids into text, special tokens included, since a stop string may be one, such as `</search>`. Its
-    first call loads the tokenizer."""
+    """A function that turns ids into text, special tokens included, since a stop string may be one, such as
+    `</search>`. Its first call loads the tokenizer."""
     codec = cache(lambda: TextCodec(load_tokenizer(policy.path, policy.trust)))
     return lambda token_ids: codec().decode(token_ids, skips_special=False)

@@ -30,12 +30,15 @@ class Request:
     kept_ids: list[KeptIds] = field(default_factory=list)
     """For each sampled token, the ids that it was drawn from; empty unless `sampling.keeps_ids`."""
     versions: tuple[VersionRun, ...] = ()
-    """The weight versions of the first sampled tokens. `completion` receives the version of the rest as an argument."""
+    """The weight versions of the first sampled tokens. `completion` receives the version of the rest as an
+    argument."""
 
     @property
     def context_ids(self) -> IntArray:
         """The prompt and the partial tokens."""
-        return np.concatenate((self.prompt_ids, self.partial_ids)) if len(self.partial_ids) else self.prompt_ids
+        return (
+            np.concatenate((self.prompt_ids, self.partial_ids)) if len(self.partial_ids) else self.prompt_ids
+        )
 
     @property
     def response_ids(self) -> IntArray:
@@ -51,7 +54,8 @@ class Request:
         return any(stop in text for stop in self.sampling.stop_strings)
 
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
-        """The version runs of the first `num_tokens` sampled tokens. Tokens that `versions` doesn't cover get `version`."""
+        """The version runs of the first `num_tokens` sampled tokens. Tokens that `versions` doesn't cover get
+        `version`."""
         return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
 
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
@@ -112,7 +116,10 @@ def check_request(
     can_decode: bool,
 ) -> Request:
     """Makes a request. Raises ServerError if it can't be served."""
-    prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64) if partial_ids else _NO_IDS
+    prompt, partial = (
+        np.array(prompt_ids, np.int64),
+        np.array(partial_ids, np.int64) if partial_ids else _NO_IDS,
+    )
     request = Request(request_id, prompt, sampling, partial)
     problem: str | None = "its prompt is empty"
     if len(prompt):
@@ -135,7 +142,8 @@ def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> s
         return f"its prompt has token id {wrong}; the model's ids are 0 to {vocab_size - 1}"
     if len(prompt_ids) + 1 > max_length:
         return (
-            f"its prompt of {len(prompt_ids)} tokens leaves no room for a response within {max_length} tokens; "
+            f"its prompt of {len(prompt_ids)} tokens leaves no room for a response within {max_length} "
+            f"tokens; "
             "shorten the prompt or raise sequence_length"
         )
     return None

@@ -20,18 +20,21 @@ T = TypeVar("T")
 _SETTING = "deadlines.request_s"
 _MAX_CONVERSATIONS = 100_000
 _MAX_IMBALANCE = 1.1
-"""A conversation leaves its replica if the replica's load exceeds this many times the least load, plus the request's tokens."""
+"""A conversation leaves its replica if the replica's load exceeds this many times the least load, plus the
+request's tokens."""
 
 
 class LLMServerManager:
-    """Routes requests over replicas. A new conversation goes to the least loaded replica and stays there, where its cache is.
-    If this replica has clearly more to do than the least loaded one, the conversation moves to the latter, and its context is
-    computed again. Without moves, loads wouldn't even out: response lengths differ (`benchmarks/balance.py`).
+    """Routes requests over replicas. A new conversation goes to the least loaded replica and stays there,
+    where its cache is. If this replica has clearly more to do than the least loaded one, the conversation
+    moves to the latter, and its context is computed again. Without moves, loads wouldn't even out: response
+    lengths differ (`benchmarks/balance.py`).
 
-    A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica that raises any
-    error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt and seed. If a replica takes
-    longer than `request_s` seconds for a call, DeadlineError is raised, and the replica gets no more calls. The replicas of the
-    last `_MAX_CONVERSATIONS` conversations are remembered. Raises ServerError if `servers` is empty."""
+    A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica
+    that raises any error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt
+    and seed. If a replica takes longer than `request_s` seconds for a call, DeadlineError is raised, and the
+    replica gets no more calls. The replicas of the last `_MAX_CONVERSATIONS` conversations are remembered.
+    Raises ServerError if `servers` is empty."""
 
     def __init__(
         self,
@@ -60,10 +63,15 @@ class LLMServerManager:
         return tuple(self._servers.values())
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
     ) -> Completion:
-        """See `PolicyServer.generate`. A response that a weight update interrupts continues or starts over; see `suspend`.
-        Raises ServerError if the request can't be served; ReplicasDeadError if no replica is left."""
+        """See `PolicyServer.generate`. A response that a weight update interrupts continues or starts over;
+        see `suspend`. Raises ServerError if the request can't be served; ReplicasDeadError if no replica is
+        left."""
         if self.claim_devices is not None:
             await self.claim_devices()
         pieces: list[Completion] = []
@@ -88,7 +96,8 @@ class LLMServerManager:
         media: Sequence[Media],
         partial_ids: Sequence[int],
     ) -> Completion:
-        """The tokens that a replica samples until the response ends or is interrupted. A dead replica's tokens are lost."""
+        """The tokens that a replica samples until the response ends or is interrupted. A dead replica's
+        tokens are lost."""
         who = _conversation(request_id)
         num_tokens = len(prompt_ids) + sampling.max_new_tokens
         partial = {"partial_ids": partial_ids} if partial_ids else {}
@@ -96,11 +105,16 @@ class LLMServerManager:
             last_replica = self._replica_of.get(request_id)
             replica = self._route(request_id, num_tokens)
             if last_replica != replica:
-                await self._ask(last_replica, who, "release its cache", lambda server: server.release(request_id))
+                await self._ask(
+                    last_replica, who, "release its cache", lambda server: server.release(request_id)
+                )
             self._tokens_in_flight[replica] += num_tokens
             try:
                 completion = await self._ask(
-                    replica, who, "answer", lambda server: server.generate(prompt_ids, sampling, request_id, media, **partial)
+                    replica,
+                    who,
+                    "answer",
+                    lambda server: server.generate(prompt_ids, sampling, request_id, media, **partial),
                 )
             finally:
                 self._tokens_in_flight[replica] -= num_tokens
@@ -110,16 +124,21 @@ class LLMServerManager:
     async def abort(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
         replica = self._replica_of.get(request_id)
-        await self._ask(replica, _conversation(request_id), "abort its request", lambda server: server.abort(request_id))
+        await self._ask(
+            replica, _conversation(request_id), "abort its request", lambda server: server.abort(request_id)
+        )
 
     async def release(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
         replica = self._replica_of.pop(request_id, None)
-        await self._ask(replica, _conversation(request_id), "release its cache", lambda server: server.release(request_id))
+        await self._ask(
+            replica, _conversation(request_id), "release its cache", lambda server: server.release(request_id)
+        )
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Suspends all replicas. Running requests end first (`finish`), pause (`keep`), or are interrupted. With the new
-        weights, interrupted requests continue from their tokens (`abort_continue`) or start over (`abort_restart`)."""
+        """Suspends all replicas. Running requests end first (`finish`), pause (`keep`), or are interrupted.
+        With the new weights, interrupted requests continue from their tokens (`abort_continue`) or start over
+        (`abort_restart`)."""
         suspensions: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
         suspension = suspensions.get(on_weight_update, "abort")
         if suspension == "abort":
@@ -127,12 +146,17 @@ class LLMServerManager:
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(suspension))
 
     async def begin_update(self, manifest: WeightManifest) -> None:
-        """Prepares all replicas for weights. Raises ModelError if the weights don't fit the model of one of them."""
-        await self._ask_all("a weight update", "check the weights", lambda server: server.begin_update(manifest))
+        """Prepares all replicas for weights. Raises ModelError if the weights don't fit the model of one of
+        them."""
+        await self._ask_all(
+            "a weight update", "check the weights", lambda server: server.begin_update(manifest)
+        )
 
     async def receive(self, weights: WeightSource) -> int:
         """Sends weights to all replicas; each reads them once. Returns the number of bytes written in all."""
-        written = await self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
+        written = await self._ask_all(
+            "a weight update", "receive the weights", lambda server: server.receive(weights)
+        )
         return sum(num_bytes or 0 for num_bytes in written)
 
     async def resume(self, version: int) -> None:
@@ -155,19 +179,27 @@ class LLMServerManager:
             raise self._all_dead()
         return self.servers[0].info()
 
-    async def _ask_all(self, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> list[T | None]:
+    async def _ask_all(
+        self, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]
+    ) -> list[T | None]:
         return await asyncio.gather(*(self._ask(replica, who, task, ask) for replica in self._servers))
 
-    async def _ask(self, replica: int | None, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> T | None:
-        """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a DeadlineError's message."""
+    async def _ask(
+        self, replica: int | None, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]
+    ) -> T | None:
+        """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a
+        DeadlineError's message."""
         if replica not in self._servers:
             return None
         try:
-            async with self._watchdog.waiting(who, f"inference replica {replica} to {task}", self._request_s, _SETTING):
+            async with self._watchdog.waiting(
+                who, f"inference replica {replica} to {task}", self._request_s, _SETTING
+            ):
                 return await ask(self._servers[replica])
         except DeadlineError as error:
             self._last_error = error
-            # The replica gets no more calls: otherwise the end of the run would wait for it once per conversation.
+            # The replica gets no more calls: otherwise the end of the run would wait for it once per
+            # conversation.
             self._servers.pop(replica, None)
             raise
         except TurnwiseError:
@@ -183,7 +215,8 @@ class LLMServerManager:
         self._tokens_in_flight[index] = 0
 
     async def leave(self, server: InferenceServer) -> None:
-        """Removes a replica, and waits until it has finished its requests. Its conversations continue elsewhere."""
+        """Removes a replica, and waits until it has finished its requests. Its conversations continue
+        elsewhere."""
         self._servers = {index: replica for index, replica in self._servers.items() if replica is not server}
         await server.suspend()
 
@@ -201,14 +234,19 @@ class LLMServerManager:
         return replica
 
     def _all_dead(self) -> ReplicasDeadError:
-        return ReplicasDeadError(f"every inference replica is dead; the last one failed with {self._last_error!r}")
+        return ReplicasDeadError(
+            f"every inference replica is dead; the last one failed with {self._last_error!r}"
+        )
 
     def _bury(self, replica: int, error: Exception) -> None:
         self._last_error = error
         if self._servers.pop(replica, None) is not None:
             num_left = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
             logger.error(
-                "Inference replica %d is dead (%r) and isn't started again: %s for its requests.", replica, error, num_left
+                "Inference replica %d is dead (%r) and isn't started again: %s for its requests.",
+                replica,
+                error,
+                num_left,
             )
 
 

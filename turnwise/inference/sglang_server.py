@@ -34,13 +34,16 @@ _SGLangProcess = tuple[subprocess.Popen[bytes], Path]
 
 
 class SGLangServer(EngineServer):
-    """Samples with the server behind `http`. `process` is the server's process and log file, if it was started here. The server
-    uses each request's seed only if `enable_deterministic_inference` is on; then an interruption doesn't change the random
-    draws. Raises NotAvailableError if SGLang has another version than `VERSION`; ServerError if it doesn't answer."""
+    """Samples with the server behind `http`. `process` is the server's process and log file, if it was
+    started here. The server uses each request's seed only if `enable_deterministic_inference` is on; then an
+    interruption doesn't change the random draws. Raises NotAvailableError if SGLang has another version than
+    `VERSION`; ServerError if it doesn't answer."""
 
     name = "SGLang"
 
-    def __init__(self, rank: RankContext, policy: PolicyInfo, http: HttpJson, process: _SGLangProcess | None = None) -> None:
+    def __init__(
+        self, rank: RankContext, policy: PolicyInfo, http: HttpJson, process: _SGLangProcess | None = None
+    ) -> None:
         super().__init__(rank, policy)
         self._http = http
         self._process = process
@@ -48,19 +51,25 @@ class SGLangServer(EngineServer):
         require_version("SGLang", found["version"], VERSION)
         sleeps = bool(found.get("enable_memory_saver"))
         self._describe(f"SGLang {found['version']}", found.get("max_running_requests") or 0, 0, sleeps, True)
-        # A server that another run used may have prefixes of other weights under our marks, and that run's label.
+        # A server that another run used may have prefixes of other weights under our marks, and that run's
+        # label.
         http.ask_now("/flush_cache", {}, is_read=False)
-        http.ask_now("/update_weight_version", {"new_version": "0", "abort_all_requests": False}, is_read=False)
+        http.ask_now(
+            "/update_weight_version", {"new_version": "0", "abort_all_requests": False}, is_read=False
+        )
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running server. Raises
-        ConfigError if the server doesn't start, its port is in use, or `url` comes with other options."""
+        """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a
+        running server. Raises ConfigError if the server doesn't start, its port is in use, or `url` comes
+        with other options."""
         where = "actor_infer.strategy_args.strategy_config"
         if "url" in options:
             url = options.pop("url")
             if options:
-                raise ConfigError(f"{where}: the server at {url} has its options already; leave out {', '.join(options)}")
+                raise ConfigError(
+                    f"{where}: the server at {url} has its options already; leave out {', '.join(options)}"
+                )
             return cls(rank, policy, HttpJson(url))
         port = options.pop("port", 0)
         with socket.socket() as free:
@@ -106,7 +115,9 @@ class SGLangServer(EngineServer):
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
         sampling, num_partial = request.sampling, len(request.partial_ids)
         if sampling.repetition_penalty != 1.0:
-            raise ServerError("SGLang's repetition_penalty leaves out the prompt, unlike every other server's; set it to 1")
+            raise ServerError(
+                "SGLang's repetition_penalty leaves out the prompt, unlike every other server's; set it to 1"
+            )
         room = self._policy.max_context - len(request.context_ids)
         is_truncated = sampling.is_truncated and not sampling.is_greedy
         answer = await self._ask(
@@ -139,11 +150,15 @@ class SGLangServer(EngineServer):
                 logprobs = found.get("output_token_sampling_logprobs", [])
             else:
                 logprobs = [logprob for logprob, *_ in found.get("output_token_logprobs", [])]
-            spans = [(span["version"], span["end"] - span["start"]) for span in found.get("weight_versions", [])]
+            spans = [
+                (span["version"], span["end"] - span["start"]) for span in found.get("weight_versions", [])
+            ]
             kept_ids = found.get("output_token_sampling_mask", []) if sampling.keeps_ids else []
             return Sampled(token_ids, logprobs, REASONS[found["finish_reason"]["type"]], spans, kept_ids)
         except (KeyError, TypeError, ValueError) as error:
-            raise ServerError(f"{self._http.url} answered something else than SGLang {VERSION} does: {error!r}") from error
+            raise ServerError(
+                f"{self._http.url} answered something else than SGLang {VERSION} does: {error!r}"
+            ) from error
 
     async def _abort(self, engine_id: str) -> None:
         await self._ask("/abort_request", {"rid": engine_id})
@@ -155,7 +170,8 @@ class SGLangServer(EngineServer):
         await self._ask("/continue_generation", {})
 
     async def _load(self, folder: Path) -> None:
-        # The cache can't be dropped while paused requests use it. No new request reads its prefixes anyway: they are marked.
+        # The cache can't be dropped while paused requests use it. No new request reads its prefixes anyway:
+        # they are marked.
         body = {"model_path": str(folder), "load_format": "safetensors", "flush_cache": not self._running}
         try:
             await self._ask("/update_weights_from_disk", body)
@@ -170,7 +186,8 @@ class SGLangServer(EngineServer):
             _kill(self._process[0])
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POSTs `body`. Returns only `/generate`'s answer. Raises ConnectionError if none comes, ServerError for a refusal."""
+        """POSTs `body`. Returns only `/generate`'s answer. Raises ConnectionError if none comes, ServerError
+        for a refusal."""
         try:
             return await self._http.ask(path, body, is_read=path == "/generate")  # no other answer is needed
         except NoAnswerError as error:
@@ -206,4 +223,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _tail(log: Path) -> str:
     with open(log, errors="replace") as lines:
-        return f"{' | '.join(line.strip() for line in deque(lines, _NUM_LINES)) or 'none'} (all of them: {log})"
+        return (
+            f"{' | '.join(line.strip() for line in deque(lines, _NUM_LINES)) or 'none'} (all of them: {log})"
+        )

@@ -9,8 +9,8 @@ _NAME = "CUDA_VISIBLE_DEVICES"
 
 @contextmanager
 def only_visible(devices: Sequence[str], count: int) -> Iterator[None]:
-    """In this context, new processes see `count` GPUs: the `devices` (torch's names) in their order, or the ones from the first
-    on if only that is named. Nothing changes if it isn't a GPU."""
+    """In this context, new processes see `count` GPUs: the `devices` (torch's names) in their order, or the
+    ones from the first on if only that is named. Nothing changes if it isn't a GPU."""
     before = os.environ.get(_NAME)
     if not devices[0].startswith("cuda"):
         yield

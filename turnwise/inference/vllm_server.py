@@ -37,8 +37,9 @@ _SHUTDOWN_S = 60.0  # seconds that vLLM's processes have to end
 
 
 class VLLMServer(EngineServer):
-    """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn from. Each request
-    has its own seed, and another seed after an interruption. Only responses of requests with stop strings are decoded."""
+    """Samples with `engine`, an `AsyncLLM`. Log-probs are those of the distribution that tokens are drawn
+    from. Each request has its own seed, and another seed after an interruption. Only responses of requests
+    with stop strings are decoded."""
 
     name = "vLLM"
 
@@ -47,15 +48,19 @@ class VLLMServer(EngineServer):
         self._engine = engine
         self._vllm = load_vllm()
         self._errors = self._vllm.v1.engine.exceptions
-        model, cache_bytes = engine.vllm_config.model_config, engine.vllm_config.cache_config.kv_cache_memory_bytes or 0
+        model, cache_bytes = (
+            engine.vllm_config.model_config,
+            engine.vllm_config.cache_config.kv_cache_memory_bytes or 0,
+        )
         max_concurrency = engine.vllm_config.scheduler_config.max_num_seqs
         can = bool(model.enable_sleep_mode), bool(model.return_sampling_mask)
         self._describe(f"vLLM {self._vllm.__version__}", max_concurrency, cache_bytes, *can)
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`. Raises ConfigError if an option is
-        wrong or vLLM doesn't start; NotAvailableError if vLLM `VERSION` isn't installed, or the policy is an adapter."""
+        """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`. Raises ConfigError if
+        an option is wrong or vLLM doesn't start; NotAvailableError if vLLM `VERSION` isn't installed, or the
+        policy is an adapter."""
         vllm = load_vllm()
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -72,32 +77,40 @@ class VLLMServer(EngineServer):
         length = (defaults | options)["max_model_len"]
         if length < policy.max_context:
             raise ConfigError(
-                f"actor_infer.strategy_args.strategy_config.max_model_len: {length} is less than sequence_length "
+                f"actor_infer.strategy_args.strategy_config.max_model_len: {length} is less than "
+                f"sequence_length "
                 f"{policy.max_context}; leave it out, or lower sequence_length"
             )
         if rank.device == "cpu":
             defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
-            # On a CPU, chunked prefill rewinds a request's random generator, which ends the engine (vLLM 0.32).
+            # On a CPU, chunked prefill rewinds a request's random generator, which ends the engine (vLLM
+            # 0.32).
             own |= {"enable_chunked_prefill": False}
-            own |= {"max_num_batched_tokens": max(length, options.get("max_num_batched_tokens", _STEP_TOKENS))}
+            own |= {
+                "max_num_batched_tokens": max(length, options.get("max_num_batched_tokens", _STEP_TOKENS))
+            }
         try:
             arguments = vllm.AsyncEngineArgs(**(defaults | options | own))
         except TypeError as error:
-            raise ConfigError(f"actor_infer.strategy_args.strategy_config: vLLM {vllm.__version__} says: {error}") from error
+            raise ConfigError(
+                f"actor_infer.strategy_args.strategy_config: vLLM {vllm.__version__} says: {error}"
+            ) from error
         num_devices = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
         try:
             with only_visible(rank.all_devices, num_devices):
-                # No variable holds the engine: a module imported above keeps this frame, and so its variables, alive.
+                # No variable holds the engine: a module imported above keeps this frame, and so its
+                # variables, alive.
                 return cls(rank, policy, AsyncLLM.from_engine_args(arguments))
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(
-                f"vLLM didn't start: {error}; what it wrote above says more. If memory is short, lower gpu_memory_utilization "
+                f"vLLM didn't start: {error}; what it wrote above says more. If memory is short, lower "
+                f"gpu_memory_utilization "
                 "or kv_cache_memory_bytes (actor_infer.strategy_args.strategy_config), or sequence_length"
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """With vLLM's `enable_sleep_mode`, frees the GPU memory of the cache, and of the weights if `kinds` contains `weights`.
-        Without this option, it only drops cached prefixes."""
+        """With vLLM's `enable_sleep_mode`, frees the GPU memory of the cache, and of the weights if `kinds`
+        contains `weights`. Without this option, it only drops cached prefixes."""
         if not self._sleeps:
             await self._engine.reset_prefix_cache()
         elif "weights" in kinds:
@@ -129,14 +142,20 @@ class VLLMServer(EngineServer):
                 logprobs=0,
                 output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
             )
-            prompt = self._vllm.inputs.engine.tokens_input(request.context_ids.tolist(), cache_salt=self._mark)
+            prompt = self._vllm.inputs.engine.tokens_input(
+                request.context_ids.tolist(), cache_salt=self._mark
+            )
             [answer] = [answer async for answer in self._engine.generate(prompt, parameters, engine_id)]
         except self._errors.EngineDeadError as error:
             raise ConnectionError(_HAS_ENDED) from error
         except (ValueError, self._errors.EngineGenerateError) as error:
-            raise ServerError(f"vLLM refuses the request of conversation {request.request_id!r}: {error}") from error
+            raise ServerError(
+                f"vLLM refuses the request of conversation {request.request_id!r}: {error}"
+            ) from error
         [output] = answer.outputs
-        logprobs = [entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)]
+        logprobs = [
+            entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)
+        ]
         versions = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
         kept_ids = output.sampling_mask.token_ids if output.sampling_mask and sampling.keeps_ids else ()
         return Sampled(output.token_ids, logprobs, REASONS[output.finish_reason], versions, kept_ids)
@@ -176,18 +195,21 @@ class WeightReader:
         """Loads the weights of all safetensors files in a folder."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        # At each update, vLLM warns about modules without weights. The server has checked that no weight is missing.
+        # At each update, vLLM warns about modules without weights. The server has checked that no weight is
+        # missing.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         runner = self.model_runner  # type: ignore[attr-defined]
         runner.reload_weights(weights_iterator=read_folder(Path(folder)))
         for module in runner.get_model().modules():
-            # On a CPU the output layer computes with a packed copy. `reload_weights` doesn't renew a tied layer's copy (0.32).
+            # On a CPU the output layer computes with a packed copy. `reload_weights` doesn't renew a tied
+            # layer's copy (0.32).
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
 
 
 def load_vllm() -> ModuleType:
-    """Imports vLLM. Raises NotAvailableError if vLLM isn't installed, or has another version than `VERSION`."""
+    """Imports vLLM. Raises NotAvailableError if vLLM isn't installed, or has another version than
+    `VERSION`."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:

@@ -1,5 +1,6 @@
-"""Which peft adapters can be merged into their base model exactly, so that the sum computes what peft computes with the adapter
-beside the model. Without torch: `turnwise config` and every load make the same checks."""
+"""Which peft adapters can be merged into their base model exactly, so that the sum computes what peft
+computes with the adapter beside the model. Without torch: `turnwise config` and every load make the same
+checks."""
 
 import math
 import re
@@ -11,46 +12,75 @@ from turnwise.errors import ModelError, listed
 
 _MERGED_EXACTLY = frozenset(
     (
-        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type"),
+        *(
+            "auto_mapping",
+            "base_model_name_or_path",
+            "inference_mode",
+            "peft_type",
+            "peft_version",
+            "revision",
+            "task_type",
+        ),
         *("target_modules", "exclude_modules", "layers_pattern", "layers_to_transform", "target_parameters"),
-        *("r", "rank_pattern", "lora_alpha", "alpha_pattern", "lora_dropout", "use_rslora", "use_dora", "fan_in_fan_out"),
+        *(
+            "r",
+            "rank_pattern",
+            "lora_alpha",
+            "alpha_pattern",
+            "lora_dropout",
+            "use_rslora",
+            "use_dora",
+            "fan_in_fan_out",
+        ),
         *("bias", "lora_bias", "modules_to_save", "trainable_token_indices", "ensure_weight_tying"),
         *("init_lora_weights", "corda_config", "eva_config", "loftq_config", "lora_ga_config"),
         *("megatron_config", "megatron_core", "qalora_group_size", "runtime_config"),
     )
 )
-"""peft drops settings that it doesn't know, so these are the ones that are right, not the ones that are wrong."""
+"""peft drops settings that it doesn't know, so these are the ones that are right, not the ones that are
+wrong."""
 _KEEPS_BASE = (None, True, False, "gaussian", "orthogonal", "eva", "pissa")
-"""Values of init_lora_weights with which peft finds the same base weights whenever it loads the adapter. With the others it
-changes the base by a random, quantised or data-dependent amount."""
+"""Values of init_lora_weights with which peft finds the same base weights whenever it loads the adapter. With
+the others it changes the base by a random, quantised or data-dependent amount."""
 _BIASES = ("none", "all", "lora_only")
 
 
 def check_adapter_settings(file: Path, content: Mapping[str, Any]) -> None:
-    """Raises ModelError if the `content` of an adapter_config.json, `file`, isn't that of an adapter which merges exactly."""
+    """Raises ModelError if the `content` of an adapter_config.json, `file`, isn't that of an adapter which
+    merges exactly."""
     kind = content.get("peft_type")
     if kind != "LORA":
         raise ModelError(
-            f"{file}: peft_type is {kind!r}, and only LoRA adapters (LORA) are merged here; if peft can merge this kind, save "
+            f"{file}: peft_type is {kind!r}, and only LoRA adapters (LORA) are merged here; if peft can "
+            f"merge this kind, save "
             "the merged model with peft (merge_and_unload) and name that folder, or train a LoRA adapter"
         )
-    others = [name for name, value in content.items() if name not in _MERGED_EXACTLY and value not in (None, False, {}, [])]
+    others = [
+        name
+        for name, value in content.items()
+        if name not in _MERGED_EXACTLY and value not in (None, False, {}, [])
+    ]
     if others:
         raise ModelError(
-            f"{file}: it sets {listed(sorted(others))}, with which an adapter can't be merged exactly here; if peft can merge "
+            f"{file}: it sets {listed(sorted(others))}, with which an adapter can't be merged exactly here; "
+            f"if peft can merge "
             "it, save the merged model with peft (merge_and_unload) and name that folder"
         )
     start = content.get("init_lora_weights")
     if start not in _KEEPS_BASE or (isinstance(start, int) and not isinstance(start, bool)):
         raise ModelError(
-            f"{file}: init_lora_weights is {start!r}, which also changes the base model, and the change isn't in this folder; "
-            "save the adapter as one of the original model (peft's path_initial_model_for_weight_conversion), or save the "
+            f"{file}: init_lora_weights is {start!r}, which also changes the base model, and the change "
+            f"isn't in this folder; "
+            "save the adapter as one of the original model (peft's "
+            "path_initial_model_for_weight_conversion), or save the "
             "merged model (merge_and_unload) where it was trained and name that folder"
         )
     for name in ("r", "lora_alpha"):
         number = content.get(name, 1)
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise ModelError(f"{file}: {name} is {number!r}; it must be a number above 0, that of the training")
+            raise ModelError(
+                f"{file}: {name} is {number!r}; it must be a number above 0, that of the training"
+            )
     bias = content.get("bias", "none")
     if bias not in _BIASES:
         raise ModelError(f"{file}: bias is {bias!r}; it must be one of {', '.join(_BIASES)}")

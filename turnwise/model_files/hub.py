@@ -1,5 +1,6 @@
-"""Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. The hub isn't asked if
-the path ORG/NAME or a folder ORG exists here. Weights, config, tokenizer and chat template are fetched, and code if allowed."""
+"""Turns model names of the Hugging Face hub, `ORG/NAME`, into folders on this machine, downloaded once. The
+hub isn't asked if the path ORG/NAME or a folder ORG exists here. Weights, config, tokenizer and chat template
+are fetched, and code if allowed."""
 
 import os
 import re
@@ -21,8 +22,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 def looks_like_hub_name(name: str) -> bool:
     """Whether a name is `ORG/NAME`, and neither this path nor its parent folder exists here.
 
-    >>> looks_like_hub_name("Qwen/Qwen2.5-0.5B-Instruct"), looks_like_hub_name("runs/a/model"), looks_like_hub_name("./model")
-    (True, False, False)
+    >>> looks_like_hub_name("Qwen/Qwen2.5-0.5B-Instruct"), looks_like_hub_name("runs/a/model"),
+    looks_like_hub_name("./model") (True, False, False)
     """
     return bool(_HUB_NAME.fullmatch(name)) and not Path(name).exists() and not Path(name).parent.is_dir()
 
@@ -33,7 +34,8 @@ def local_path(name: str | Path) -> Path:
 
 
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The cached folder of a hub name, without a download. None if it lacks weights or lacks code that's needed and allowed."""
+    """The cached folder of a hub name, without a download. None if it lacks weights or lacks code that's
+    needed and allowed."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download
@@ -41,19 +43,24 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
 
     try:
         folder = Path(
-            snapshot_download(name, local_files_only=True, allow_patterns=[*_TEXT, *_WEIGHTS], ignore_patterns=_SUBFOLDERS)
+            snapshot_download(
+                name, local_files_only=True, allow_patterns=[*_TEXT, *_WEIGHTS], ignore_patterns=_SUBFOLDERS
+            )
         )
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     wanted, config = [*_WEIGHTS, *(_PICKLES if allow_pickle else ())], folder / "config.json"
-    needs_code = allow_code and config.is_file() and "auto_map" in config.read_text(encoding="utf-8", errors="replace")
+    needs_code = (
+        allow_code and config.is_file() and "auto_map" in config.read_text(encoding="utf-8", errors="replace")
+    )
     has_code = not needs_code or any(folder.glob("*.py"))
     return folder if has_code and any(any(folder.glob(pattern)) for pattern in wanted) else None
 
 
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
-    """The folder of a path or a hub name. Downloads what the hub's cache lacks, with progress on stderr; an interrupted
-    download continues. `allow_code` also fetches Python files, `allow_pickle` pickled weights if there are no others."""
+    """The folder of a path or a hub name. Downloads what the hub's cache lacks, with progress on stderr; an
+    interrupted download continues. `allow_code` also fetches Python files, `allow_pickle` pickled weights if
+    there are no others."""
     path, text = local_path(name), str(name)
     if not text.strip() or "\0" in text:
         raise ModelError(f"{text!r} names no model; {HOW_TO_NAME}")
@@ -66,7 +73,8 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
 
 
 def check_hub_name(name: str) -> None:
-    """Raises ModelError if a missing model can't be fetched: `name` isn't a hub name, or HF_HUB_OFFLINE is set. Asks no hub."""
+    """Raises ModelError if a missing model can't be fetched: `name` isn't a hub name, or HF_HUB_OFFLINE is
+    set. Asks no hub."""
     path = local_path(name)
     if looks_like_hub_name(name):
         from huggingface_hub import constants
@@ -76,9 +84,14 @@ def check_hub_name(name: str) -> None:
         return
     if path.is_file():
         raise ModelError(f"{path} is a file; name the folder that it is in")
-    parent = f" (not looked up on the hub, because {path.parent}/ is a folder here)" if _HUB_NAME.fullmatch(name) else ""
+    parent = (
+        f" (not looked up on the hub, because {path.parent}/ is a folder here)"
+        if _HUB_NAME.fullmatch(name)
+        else ""
+    )
     raise ModelError(
-        f"{path}: no such model folder{parent}; make one with `turnwise make-model --out {path}`, or {HOW_TO_NAME}"
+        f"{path}: no such model folder{parent}; make one with `turnwise make-model --out {path}`, or "
+        f"{HOW_TO_NAME}"
     )
 
 
@@ -86,7 +99,8 @@ def how_to_fetch(name: str) -> str:
     """Advice on bringing a model to a machine without network."""
     folder = name.rpartition("/")[2]
     return (
-        f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} here and set "
+        f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} "
+        f"here and set "
         "`pretrain` to its path"
     )
 
@@ -97,38 +111,53 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
 
     site = constants.ENDPOINT
     try:
-        sizes = {file.rfilename: file.size or 0 for file in HfApi().model_info(name, files_metadata=True).siblings or ()}
+        sizes = {
+            file.rfilename: file.size or 0
+            for file in HfApi().model_info(name, files_metadata=True).siblings or ()
+        }
         patterns = _patterns(name, sizes, allow_code, allow_pickle)
-        files = [file for file in sizes if "/" not in file and any(Path(file).match(pattern) for pattern in patterns)]
+        files = [
+            file
+            for file in sizes
+            if "/" not in file and any(Path(file).match(pattern) for pattern in patterns)
+        ]
         size = sum(sizes[file] for file in files)
         print(
-            f"{name}: no folder here, so {len(files)} files ({size / 1e6:,.1f} MB) are downloaded from {site} to "
+            f"{name}: no folder here, so {len(files)} files ({size / 1e6:,.1f} MB) are downloaded from "
+            f"{site} to "
             f"{constants.HF_HUB_CACHE}",
             file=sys.stderr,
             flush=True,
         )
-        folder = snapshot_download(name, allow_patterns=patterns, ignore_patterns=_SUBFOLDERS, tqdm_class=_progress())
+        folder = snapshot_download(
+            name, allow_patterns=patterns, ignore_patterns=_SUBFOLDERS, tqdm_class=_progress()
+        )
     except ModelError:
         raise
     except GatedRepoError as error:
         raise ModelError(
-            f"{name}: its owners ask for an agreement first; accept it at {site}/{name}, then run `hf auth login` (or set "
+            f"{name}: its owners ask for an agreement first; accept it at {site}/{name}, then run `hf auth "
+            f"login` (or set "
             "HF_TOKEN) and start again"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"{name}: there is no such folder here and no such model on the hub ({site}); check the spelling, or run "
+            f"{name}: there is no such folder here and no such model on the hub ({site}); check the "
+            f"spelling, or run "
             "`hf auth login` if it is private"
         ) from error
     except Exception as error:  # boundary: anything can go wrong between two machines
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-            raise ModelError(f"{name}: the hub ({site}) denies you access; run `hf auth login` (or set HF_TOKEN)") from error
+            raise ModelError(
+                f"{name}: the hub ({site}) denies you access; run `hf auth login` (or set HF_TOKEN)"
+            ) from error
         reason = first_line(error) or type(error).__name__
         here, again = "isn't on this machine", "downloads it"
         if has_cached_files(name):
             here, again = "is incomplete on this machine", "continues with what is missing"
         raise ModelError(
-            f"{name} {here}, and the hub ({site}) didn't give it: {reason}. With network the same command {again}; "
+            f"{name} {here}, and the hub ({site}) didn't give it: {reason}. With network the same command "
+            f"{again}; "
             f"without network, {how_to_fetch(name)}"
         ) from error
     return Path(folder)
@@ -148,7 +177,8 @@ def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: 
     if not any(Path(file).match(pattern) for file in files if "/" not in file for pattern in _WEIGHTS):
         if not allow_pickle:
             raise ModelError(
-                f"{name} has no safetensors weights on the hub; take another model, or set model_args.allow_pickle: true "
+                f"{name} has no safetensors weights on the hub; take another model, or set "
+                f"model_args.allow_pickle: true "
                 "if it has pickled ones (pytorch_model.bin) and you trust its owners"
             )
         patterns += _PICKLES
@@ -156,7 +186,8 @@ def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: 
 
 
 def _progress() -> type[Any]:
-    """A subclass of tqdm that shows bars on a terminal, and prints a line every few seconds if stderr isn't one."""
+    """A subclass of tqdm that shows bars on a terminal, and prints a line every few seconds if stderr isn't
+    one."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Progress(tqdm):  # type: ignore[misc, unused-ignore]

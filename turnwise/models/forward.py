@@ -26,9 +26,11 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Config settings by which some architectures scale or cap logits; None or 1 changes nothing."""
 
 
-def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True) -> "PackedForward":
-    """A `ValueForward` if the model has a value head, else a `PolicyForward`. With `use_kernels` the model's layers run on
-    turnwise's own kernels where these fit (`use_native_layers`)."""
+def make_forward(
+    model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True
+) -> "PackedForward":
+    """A `ValueForward` if the model has a value head, else a `PolicyForward`. With `use_kernels` the model's
+    layers run on turnwise's own kernels where these fit (`use_native_layers`)."""
     if use_kernels:
         use_native_layers(model)
     head = value_head(model)
@@ -36,8 +38,9 @@ def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: 
 
 
 class PackedForward(ABC):
-    """Computes a model's outputs at the trained tokens of a batch, and 0 at other tokens. The model is in evaluation mode.
-    Sequences are packed if the model's attention can keep them apart, else padded, with the same results."""
+    """Computes a model's outputs at the trained tokens of a batch, and 0 at other tokens. The model is in
+    evaluation mode. Sequences are packed if the model's attention can keep them apart, else padded, with the
+    same results."""
 
     gives: ClassVar[frozenset[Output]]
     """The outputs that this class can compute."""
@@ -52,11 +55,14 @@ class PackedForward(ABC):
         """Tokens of all calls since this was last reset."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
-        """The `outputs`, tensors [N], for a batch of tensors. Raises NotAvailableError if the model can't give one of them."""
+        """The `outputs`, tensors [N], for a batch of tensors. Raises NotAvailableError if the model can't
+        give one of them."""
         if unknown := outputs - self.gives:
             raise NotAvailableError(
-                f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "
-                "a policy has a language-model head (model_type: causal_lm), a critic a value head (token_classification)"
+                f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no "
+                f"{' or '.join(sorted(unknown))}: "
+                "a policy has a language-model head (model_type: causal_lm), a critic a value head "
+                "(token_classification)"
             )
         return self.of_trained(batch, batch.response_mask.nonzero().squeeze(-1), outputs)
 
@@ -69,8 +75,9 @@ class PackedForward(ABC):
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Computes shared prefixes once and leaves out unread last tokens. Neither is done on a GPU, whose varlen kernels need
-        whole sequences, or with media, where equal tokens may stand for different images."""
+        """Computes shared prefixes once and leaves out unread last tokens. Neither is done on a GPU, whose
+        varlen kernels need whole sequences, or with media, where equal tokens may stand for different
+        images."""
         device = batch.token_ids.device
         can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
         tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last) if can_merge else None
@@ -78,15 +85,25 @@ class PackedForward(ABC):
             sequences = PackedSequences.of(batch.lengths, device)
             return self._flat(batch, batch.token_ids, batch.position_ids, sequences, with_logits)
         token_ids, position_ids = batch.token_ids[tree.tokens], batch.position_ids[tree.tokens]
-        return self._flat(batch, token_ids, position_ids, PackedSequences.along(tree), with_logits).index_select(0, tree.nodes)
+        return self._flat(
+            batch, token_ids, position_ids, PackedSequences.along(tree), with_logits
+        ).index_select(0, tree.nodes)
 
     def _flat(
-        self, batch: Batch, token_ids: Tensor, position_ids: Tensor, sequences: PackedSequences, with_logits: bool
+        self,
+        batch: Batch,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        sequences: PackedSequences,
+        with_logits: bool,
     ) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
         if self._has_own_attention:
             # Given a mask of four dimensions, transformers builds none. This mask is never read.
-            inputs |= {"attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device), "sequences": sequences}
+            inputs |= {
+                "attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device),
+                "sequences": sequences,
+            }
         else:
             longest = max(sequences.lengths)
             inputs |= {"cu_seq_lens_q": sequences.boundaries, "cu_seq_lens_k": sequences.boundaries}
@@ -102,17 +119,20 @@ class PackedForward(ABC):
         return self._run(batch, batch.num_tokens, inputs, with_logits)[is_token]
 
     def _run(self, batch: Batch, num_distinct: int, inputs: Mapping[str, Any], with_logits: bool) -> Tensor:
-        self.counts = self.counts.plus(TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel()))
+        self.counts = self.counts.plus(
+            TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel())
+        )
         return _run(self.model, inputs, with_logits)
 
 
 class PolicyForward(PackedForward):
-    """Computes log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch
-    with kept ids, `logprobs` are over the ids that each token was drawn from, and `full_logprobs` are over the whole
-    vocabulary. A token with an entry above 0 in the batch's `temperatures` is scored at that temperature.
+    """Computes log-probs of the trained tokens and entropies of their distributions, softmax(logits /
+    temperature). In a batch with kept ids, `logprobs` are over the ids that each token was drawn from, and
+    `full_logprobs` are over the whole vocabulary. A token with an entry above 0 in the batch's `temperatures`
+    is scored at that temperature.
 
-    The vocabulary projection runs on trained tokens only, and logits are computed a chunk at a time. If the architecture
-    changes its logits, all of them [N, V] are kept in memory."""
+    The vocabulary projection runs on trained tokens only, and logits are computed a chunk at a time. If the
+    architecture changes its logits, all of them [N, V] are kept in memory."""
 
     gives = frozenset({"logprobs", "full_logprobs", "entropy"})
     reads_last = False
@@ -123,10 +143,16 @@ class PolicyForward(PackedForward):
         # Tested in evaluation mode: with dropout the two passes of the test would differ.
         self.has_plain_head = _has_plain_head(model)
         if not self.has_plain_head:
-            logger.warning("%s changes its logits after the projection, so all are kept in memory", type(model).__name__)
+            logger.warning(
+                "%s changes its logits after the projection, so all are kept in memory", type(model).__name__
+            )
 
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
-        with_entropy, targets, kept_ids = "entropy" in outputs, batch.token_ids[trained], _kept_ids(batch, trained)
+        with_entropy, targets, kept_ids = (
+            "entropy" in outputs,
+            batch.token_ids[trained],
+            _kept_ids(batch, trained),
+        )
         temperature: float | Tensor = self.temperature
         if batch.temperatures is not None:
             own = batch.temperatures[trained]
@@ -147,7 +173,8 @@ class PolicyForward(PackedForward):
 
 
 class ValueForward(PackedForward):
-    """Computes values of the states before the trained tokens, and after them (`next_values`). The head runs in fp32."""
+    """Computes values of the states before the trained tokens, and after them (`next_values`). The head runs
+    in fp32."""
 
     gives = frozenset({"values", "next_values"})
 
@@ -159,7 +186,10 @@ class ValueForward(PackedForward):
         hidden = self.states(batch)
         positions = {"values": trained - 1, "next_values": trained}
         with torch.autocast(hidden.device.type, enabled=False):
-            found = {name: self.head(hidden.index_select(0, positions[name]).float()).squeeze(-1) for name in outputs}
+            found = {
+                name: self.head(hidden.index_select(0, positions[name]).float()).squeeze(-1)
+                for name in outputs
+            }
         return ModelOutputs(**{name: _aligned(values, batch, trained) for name, values in found.items()})
 
 
@@ -182,7 +212,8 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool
 
 @torch.no_grad()
 def _has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap, by the config and by a test on the model itself."""
+    """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap, by the config and by a test on the
+    model itself."""
     settings = model.config.to_dict()
     # The test wouldn't notice a cap that is far above the logits, as in a new model.
     if any(settings.get(name) not in (None, 1, 1.0) for name in _CHANGES_LOGITS):

@@ -1,8 +1,10 @@
-"""Fused projections: q/k/v and gate/up weights of a layer as views of one tensor, shared by trainer and engine.
+"""Fused projections: q/k/v and gate/up weights of a layer as views of one tensor, shared by trainer and
+engine.
 
-The trainer still has the parameters `q_proj.weight`, `k_proj.weight` and `v_proj.weight`, but their storage is one tensor. So
-the engine needs one product instead of three, and reads what an in-place optimiser step or `load_state_dict` writes. Whether
-tensors are fused is read off their addresses. (`models.cpu.forward` reads a copy of the weights instead.)"""
+The trainer still has the parameters `q_proj.weight`, `k_proj.weight` and `v_proj.weight`, but their storage
+is one tensor. So the engine needs one product instead of three, and reads what an in-place optimiser step or
+`load_state_dict` writes. Whether tensors are fused is read off their addresses. (`models.cpu.forward` reads a
+copy of the weights instead.)"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ _RUNTIME_ROPE = ("dynamic", "longrope")  # rotary embeddings whose frequencies d
 
 
 class FusedLinear(NamedTuple):
-    """Several linear layers with the same input as one: weight [sum of outputs, inputs], bias [sum of outputs] or None."""
+    """Several linear layers with the same input as one: weight [sum of outputs, inputs], bias [sum of
+    outputs] or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -44,7 +47,9 @@ class LayerWeights(NamedTuple):
 
     input_norm: Tensor
     qkv: FusedLinear
-    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: copies of the norms of queries and keys (Qwen3), or None
+    head_norms: (
+        Tensor | None
+    )  # [heads + kv_heads, head_dim]: copies of the norms of queries and keys (Qwen3), or None
     output: FusedLinear
     post_norm: Tensor
     gate_up: FusedLinear
@@ -52,9 +57,9 @@ class LayerWeights(NamedTuple):
 
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:
-    """Why projections can't be fused, as text for messages: the model isn't a causal language model of the family of Llama,
-    Qwen2, Qwen3 or Mistral; it has an activation other than SiLU, a sliding window, or a RoPE that depends on the sequence
-    length; or a projection isn't a plain `nn.Linear`. None if they can."""
+    """Why projections can't be fused, as text for messages: the model isn't a causal language model of the
+    family of Llama, Qwen2, Qwen3 or Mistral; it has an activation other than SiLU, a sliding window, or a
+    RoPE that depends on the sequence length; or a projection isn't a plain `nn.Linear`. None if they can."""
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} isn't one of {', '.join(_MODEL_CLASSES)}"
@@ -69,7 +74,8 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
 
 
 def has_plain_body(model: PreTrainedModel) -> bool:
-    """Whether `fast_path_obstacle` allows the model's layers, whatever its head is, and even if projections have adapters."""
+    """Whether `fast_path_obstacle` allows the model's layers, whatever its head is, and even if projections
+    have adapters."""
     return type(model.base_model).__name__ in _BODY_CLASSES and _obstacle_of_body(model) is None
 
 
@@ -78,7 +84,9 @@ def _obstacle_of_body(model: PreTrainedModel) -> str | None:
     if config["hidden_act"] != "silu":
         return f"its hidden_act is {config['hidden_act']!r}, not 'silu'"
     has_window = config.get("sliding_window") is not None
-    if has_window and (config["model_type"] == "mistral" or "sliding_attention" in (config.get("layer_types") or ())):
+    if has_window and (
+        config["model_type"] == "mistral" or "sliding_attention" in (config.get("layer_types") or ())
+    ):
         return f"it attends to a sliding window of {config['sliding_window']} tokens"
     rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
     if rope_type in _RUNTIME_ROPE:
@@ -92,12 +100,15 @@ def supports_fast_path(model: PreTrainedModel) -> bool:
 
 
 def fuse_projections(model: PreTrainedModel) -> None:
-    """Makes each layer's q/k/v weights views of one tensor, in place; likewise biases and gate/up. A second call does nothing.
-    Parameters stay the same objects with the same values, so existing optimisers still work. Moving the model to another device
-    or dtype, or copying it, undoes the fusion: call this again. Raises ModelError if `fast_path_obstacle` finds an obstacle."""
+    """Makes each layer's q/k/v weights views of one tensor, in place; likewise biases and gate/up. A second
+    call does nothing. Parameters stay the same objects with the same values, so existing optimisers still
+    work. Moving the model to another device or dtype, or copying it, undoes the fusion: call this again.
+    Raises ModelError if `fast_path_obstacle` finds an obstacle."""
     obstacle = fast_path_obstacle(model)
     if obstacle is not None:
-        raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")
+        raise ModelError(
+            f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass."
+        )
     for layer in model.model.layers:
         for linears in (qkv(layer), gate_up(layer)):
             _lay_together([linear.weight for linear in linears])
@@ -131,7 +142,8 @@ def _lay_together(parameters: Sequence[Tensor]) -> None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensors concatenated, without a copy and without gradients; None if they don't follow one another in memory."""
+    """The tensors concatenated, without a copy and without gradients; None if they don't follow one another
+    in memory."""
     first = tensors[0].detach()
     offset = first.storage_offset()
     for tensor in tensors:
@@ -144,10 +156,12 @@ def joined(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def fused(linears: Sequence[nn.Linear]) -> FusedLinear:
-    """The linear layers of `qkv` or `gate_up` as one. Raises ModelError if `fuse_projections` wasn't called, or the model was
-    moved or copied since."""
+    """The linear layers of `qkv` or `gate_up` as one. Raises ModelError if `fuse_projections` wasn't called,
+    or the model was moved or copied since."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
     weight, bias = joined([linear.weight for linear in linears]), joined(biases) if biases else None
     if weight is None or (biases and bias is None):
-        raise ModelError("the projections of a layer aren't fused: call fuse_projections(model) after moving or copying it")
+        raise ModelError(
+            "the projections of a layer aren't fused: call fuse_projections(model) after moving or copying it"
+        )
     return FusedLinear(weight, bias)

@@ -47,14 +47,17 @@ logger = logging.getLogger(__name__)
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
-_REMOTE_MODULES = "transformers_modules."  # prefix of the modules that transformers makes from a model folder's Python files
+# prefix of the modules that transformers makes from a model folder's Python files
+_REMOTE_MODULES = "transformers_modules."
 _MANY_WITHOUT_TOKEN = 0.05  # largest share of ids without a token that still looks like padding
 
 
 def parse_dtype(name: str) -> torch.dtype:
     """The dtype that a config names. Raises ModelError if the name is unknown."""
     if name not in DTYPES:
-        raise ModelError(f"dtype {name!r} is unknown; allowed are {', '.join(DTYPES)}.{nearest(name, DTYPES)}")
+        raise ModelError(
+            f"dtype {name!r} is unknown; allowed are {', '.join(DTYPES)}.{nearest(name, DTYPES)}"
+        )
     return DTYPES[name]
 
 
@@ -66,17 +69,22 @@ def load_model(
     attn_implementation: str = "auto",
     trust: Trust = NOTHING,
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, from a folder or the hub, with weights of `dtype` on `device`. From the
-    folder of a LoRA adapter, it is the base model with the adapter merged in; the merge is computed in fp32.
+    """A causal language model in evaluation mode, from a folder or the hub, with weights of `dtype` on
+    `device`. From the folder of a LoRA adapter, it is the base model with the adapter merged in; the merge is
+    computed in fp32.
 
-    With `attn_implementation="auto"` sequences are packed without padding where the architecture allows it; `sdpa` and `eager`
-    pad; `fa2` is flash attention 2 and needs CUDA. Raises ModelError if the folder is missing or holds no causal language
-    model, its config is unreadable, the weights aren't the model's, or the attention can't run here."""
+    With `attn_implementation="auto"` sequences are packed without padding where the architecture allows it;
+    `sdpa` and `eager` pad; `fa2` is flash attention 2 and needs CUDA. Raises ModelError if the folder is
+    missing or holds no causal language model, its config is unreadable, the weights aren't the model's, or
+    the attention can't run here."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
         if is_value_adapter(folder):
-            raise ModelError(f"{path} is the adapter of a critic, which has a value head and writes no text; name a policy's")
+            raise ModelError(
+                f"{path} is the adapter of a critic, which has a value head and writes no text; name a "
+                f"policy's"
+            )
         check_adapter(folder)
         model = load_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
         with told_as_one_sentence(folder, NOT_MERGED):
@@ -87,7 +95,13 @@ def load_model(
         return model
     config = load_model_config(folder, trust)
     model, missing, unexpected = load_pretrained(
-        AutoModelForCausalLM, folder, config, dtype=dtype, device=device, attn_implementation=attn_implementation, trust=trust
+        AutoModelForCausalLM,
+        folder,
+        config,
+        dtype=dtype,
+        device=device,
+        attn_implementation=attn_implementation,
+        trust=trust,
     )
     require_weights(path, missing, unexpected)
     return model
@@ -103,9 +117,9 @@ def load_pretrained(
     attn_implementation: str = "auto",
     trust: Trust = NOTHING,
 ) -> tuple[PreTrainedModel, list[str], list[str]]:
-    """A model of the transformers class `kind`, loaded as in `load_model`; the sorted names of its tensors that the weight
-    files lack; and those of the files' tensors that it doesn't have. Raises ModelError if the folder doesn't fit the class,
-    tensors don't hold real numbers, or the attention can't run here."""
+    """A model of the transformers class `kind`, loaded as in `load_model`; the sorted names of its tensors
+    that the weight files lack; and those of the files' tensors that it doesn't have. Raises ModelError if the
+    folder doesn't fit the class, tensors don't hold real numbers, or the attention can't run here."""
     implementation = _attention(attn_implementation)
     what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
     has_tensors = any(Path(path).glob("*.safetensors"))
@@ -125,8 +139,13 @@ def load_pretrained(
         )
     for name, saved, expected in sorted(report["mismatched_keys"]):
         is_head = kind is not AutoModelForCausalLM and not name.startswith(f"{model.base_model_prefix}.")
-        reason = "for one label, which is what a critic and a reward model have" if is_head else "by config.json"
-        raise ModelError(f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} {reason}; they don't fit")
+        reason = (
+            "for one label, which is what a critic and a reward model have" if is_head else "by config.json"
+        )
+        raise ModelError(
+            f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} {reason}; they "
+            f"don't fit"
+        )
     check_tensor_types(path, Path(path), model)
     unexpected = unexpected_tensors(model, report["unexpected_keys"])
     if attn_implementation == "auto" and supports_packing(model):
@@ -135,9 +154,9 @@ def load_pretrained(
 
 
 def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder. An adapter without a tokenizer gets that of its base model. Raises ModelError if
-    `check_folder` refuses the folder, if it holds no usable tokenizer or no chat template, or if a token has no row of
-    embeddings."""
+    """The tokenizer of a model folder. An adapter without a tokenizer gets that of its base model. Raises
+    ModelError if `check_folder` refuses the folder, if it holds no usable tokenizer or no chat template, or
+    if a token has no row of embeddings."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     has_files = has_tokenizer(folder)
@@ -149,7 +168,9 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
     if not has_files:
         raise ModelError(missing)
     with told_as_one_sentence(path, "has no usable tokenizer (tokenizer.json, config.json)"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust.remote_code
+        )
         ids = tokenizer.get_vocab().values()
     if not ids:
         raise ModelError(missing)
@@ -163,8 +184,9 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
 
 
 def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
-    """Raises ModelError if a token has no row in the embedding, and warns if many rows have no token. Such rows aren't masked
-    in sampling, since sampler and trainer would then differ; a trained model hardly ever samples them."""
+    """Raises ModelError if a token has no row in the embedding, and warns if many rows have no token. Such
+    rows aren't masked in sampling, since sampler and trainer would then differ; a trained model hardly ever
+    samples them."""
     num_rows = text_sizes(read_object(base_folder(path, trust) / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)
     without = num_rows - len(ids) if isinstance(num_rows, int) else 0
@@ -178,8 +200,11 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
         )
 
 
-def policy_info(path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING) -> PolicyInfo:
-    """The description of a policy, made without reading its weights. Raises ModelError if its files can't be used."""
+def policy_info(
+    path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING
+) -> PolicyInfo:
+    """The description of a policy, made without reading its weights. Raises ModelError if its files can't be
+    used."""
     folder = base_folder(path, trust)
     config = load_model_config(folder, trust)
     with told_as_one_sentence(path, "has no usable generation config (generation_config.json)"):
@@ -206,8 +231,9 @@ def stop_token_ids(generation: GenerationConfig) -> tuple[int, ...]:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
-    """Writes a Hugging Face folder. It appears whole or not at all, and replaces an older one of the same name. Raises
-    ConfigError if the folder holds something else (`require_replaceable`), OSError with an errno if it can't be written."""
+    """Writes a Hugging Face folder. It appears whole or not at all, and replaces an older one of the same
+    name. Raises ConfigError if the folder holds something else (`require_replaceable`), OSError with an errno
+    if it can't be written."""
     require_replaceable(folder, "the model's folder")
     with writing(folder), written_whole(folder) as partial:
         write_weights(model, partial)
@@ -216,29 +242,38 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 
 def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Writes a model, checkpoint or adapter as a plain Hugging Face folder with its tokenizer: an adapter is merged in, and the
-    state of training is left out. Returns the model. Raises ModelError if there is no model at `path`."""
+    """Writes a model, checkpoint or adapter as a plain Hugging Face folder with its tokenizer: an adapter is
+    merged in, and the state of training is left out. Returns the model. Raises ModelError if there is no
+    model at `path`."""
     tokenizer, model = load_tokenizer(path), load_model(path, dtype=dtype)
     save_model(model, tokenizer, folder)
     return model
 
 
-def write_weights(model: PreTrainedModel, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
-    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as separate tensors.
-    `parameters`, if given, are written instead of the model's own. Raises OSError if they can't be written."""
+def write_weights(
+    model: PreTrainedModel, folder: Path, parameters: Mapping[str, Tensor] | None = None
+) -> None:
+    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as
+    separate tensors. `parameters`, if given, are written instead of the model's own. Raises OSError if they
+    can't be written."""
     tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     with _quiet(), writing(folder):
         try:
-            model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+            model.save_pretrained(
+                folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            )
         except SafetensorError as error:
             raise OSError(f"{folder}: {first_line(error)}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    was_enabled, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    was_enabled, verbosity = (
+        transformers_logging.is_progress_bar_enabled(),
+        transformers_logging.get_verbosity(),
+    )
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
@@ -251,11 +286,13 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """Yields a new, empty folder to write into, and afterwards renames it to `folder`, replacing an old one. If writing fails,
-    `folder` stays as it was and nothing else is left behind. The data reach the disk before the folder gets its name: otherwise
-    a power cut could leave empty files under this name."""
+    """Yields a new, empty folder to write into, and afterwards renames it to `folder`, replacing an old one.
+    If writing fails, `folder` stays as it was and nothing else is left behind. The data reach the disk before
+    the folder gets its name: otherwise a power cut could leave empty files under this name."""
     # What has these names already is removed, so they are names that nobody else gives a folder.
-    partial, old = (folder.with_name(folder.name + ending) for ending in (".turnwise.partial", ".turnwise.old"))
+    partial, old = (
+        folder.with_name(folder.name + ending) for ending in (".turnwise.partial", ".turnwise.old")
+    )
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -293,14 +330,19 @@ def _flush(path: Path) -> None:
 def _attention(name: str) -> str | None:
     if name not in _ATTENTION:
         allowed = ", ".join(_ATTENTION)
-        raise ModelError(f"attn_implementation {name!r} is unknown; allowed are {allowed}.{nearest(name, _ATTENTION)}")
+        raise ModelError(
+            f"attn_implementation {name!r} is unknown; allowed are {allowed}.{nearest(name, _ATTENTION)}"
+        )
     if name == "fa2" and not (torch.cuda.is_available() and is_flash_attn_2_available()):
-        raise ModelError("attn_implementation fa2 needs a CUDA device and the flash-attn package; use auto or sdpa here")
+        raise ModelError(
+            "attn_implementation fa2 needs a CUDA device and the flash-attn package; use auto or sdpa here"
+        )
     return _ATTENTION[name]
 
 
 def load_model_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
-    """The config of a model folder, or of an adapter's base model. Raises ModelError if transformers can't use it."""
+    """The config of a model folder, or of an adapter's base model. Raises ModelError if transformers can't
+    use it."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -313,18 +355,23 @@ def load_model_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedCon
         quantization = text_sizes(read_object(folder / "config.json")).get("quantization_config")
         if quantization and not AutoHfQuantizer.supports_quant_method(quantization):
             raise ModelError(
-                f"{folder / 'config.json'}: quantization_config names the method {quantization.get('quant_method')!r}, which "
-                "transformers doesn't know: the weights would be read as if they were plain; take a model that isn't quantised"
+                f"{folder / 'config.json'}: quantization_config names the method "
+                f"{quantization.get('quant_method')!r}, which "
+                "transformers doesn't know: the weights would be read as if they were plain; take a model "
+                "that isn't quantised"
             )
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
 
 
 @contextmanager
 def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
-    """Turns every error of the libraries that read a folder into a ModelError whose text is `path`, `what` and the reason."""
+    """Turns every error of the libraries that read a folder into a ModelError whose text is `path`, `what`
+    and the reason."""
     try:
         yield
-    except BaseException as error:  # boundary: three libraries read a stranger's files, and one of them panics in Rust
+    except (
+        BaseException
+    ) as error:  # boundary: three libraries read a stranger's files, and one of them panics in Rust
         is_theirs = isinstance(error, Exception) or type(error).__name__ == "PanicException"
         if isinstance(error, TurnwiseError) or not is_theirs:
             raise
@@ -335,12 +382,16 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
                 "model_args.trust_remote_code: true if you want it to run here"
             )
         elif isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
-            reason = "its weights aren't plain tensors: their pickle asks for other objects or code, which is never run"
+            reason = (
+                "its weights aren't plain tensors: their pickle asks for other objects or code, which "
+                "is never run"
+            )
         raise ModelError(f"{path}: {what}: {reason}") from error
 
 
 def trusted_already(thing: PreTrainedModel | PreTrainedConfig | PreTrainedTokenizerBase) -> Trust:
-    """Trust in a folder's own Python code if the object's class comes from such code, which has then run already."""
+    """Trust in a folder's own Python code if the object's class comes from such code, which has then run
+    already."""
     return Trust(remote_code=type(thing).__module__.startswith(_REMOTE_MODULES))
 
 

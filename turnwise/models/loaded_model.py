@@ -34,10 +34,13 @@ def loaded_model(model: PreTrainedModel) -> LoadedModel:
 
 
 def bare_model(policy: PolicyInfo) -> PreTrainedModel:
-    """The model of a policy without its weights, on torch's meta device. Raises ModelError if its folder is unreadable."""
+    """The model of a policy without its weights, on torch's meta device. Raises ModelError if its folder is
+    unreadable."""
     config = load_model_config(policy.path, policy.trust)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=policy.trust.remote_code)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, trust_remote_code=policy.trust.remote_code
+        )
     return model
 
 

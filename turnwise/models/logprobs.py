@@ -1,5 +1,6 @@
-"""Log-probs and entropies of tokens under softmax(logits / temperature), without keeping logits [N, V]. Forward and backward
-pass compute a chunk of rows at a time. The forward pass keeps a few numbers per row; the backward pass recomputes logits."""
+"""Log-probs and entropies of tokens under softmax(logits / temperature), without keeping logits [N, V].
+Forward and backward pass compute a chunk of rows at a time. The forward pass keeps a few numbers per row; the
+backward pass recomputes logits."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ _CHUNK_ELEMENTS = 2**25  # logits held at once (128 MiB in fp32)
 
 
 class RaggedIds(NamedTuple):
-    """The ids that N tokens were drawn from, concatenated: `ids` [K], `counts` [N]. Count 0 means the whole vocabulary."""
+    """The ids that N tokens were drawn from, concatenated: `ids` [K], `counts` [N]. Count 0 means the whole
+    vocabulary."""
 
     ids: Tensor
     counts: Tensor
@@ -22,7 +24,8 @@ class RaggedIds(NamedTuple):
         return torch.repeat_interleave(self.counts)
 
     def logsumexp(self, z: Tensor) -> Tensor:
-        """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without kept ids. Differentiable."""
+        """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without kept ids.
+        Differentiable."""
         rows = self.rows
         logits = z[rows, self.ids]
         top = z.new_zeros(len(z)).scatter_reduce(0, rows, logits.detach(), "amax", include_self=False)
@@ -37,7 +40,8 @@ class RaggedIds(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """Results for N tokens: log-probs over the whole vocabulary and over the kept ids, and entropies; None if not requested."""
+    """Results for N tokens: log-probs over the whole vocabulary and over the kept ids, and entropies; None if
+    not requested."""
 
     full: Tensor
     truncated: Tensor | None
@@ -52,11 +56,13 @@ def token_logprobs(
     with_entropy: bool = False,
     kept_ids: RaggedIds | None = None,
 ) -> TokenLogprobs:
-    """Log-probs [N] of `targets` [N], and entropies [N] in nats of the whole distribution, at hidden states [N, H].
+    """Log-probs [N] of `targets` [N], and entropies [N] in nats of the whole distribution, at hidden states
+    [N, H].
 
-    With z = hidden · weightᵀ / temperature, weight [V, H]: log p = z_target − logsumexp z, entropy = −Σ p log p. The product
-    runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). For log-probs over the `kept_ids`,
-    logsumexp runs over those ids only. All results are differentiable. The temperature is one number, or one per token [N].
+    With z = hidden · weightᵀ / temperature, weight [V, H]: log p = z_target − logsumexp z, entropy = −Σ p log
+    p. The product runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). For
+    log-probs over the `kept_ids`, logsumexp runs over those ids only. All results are differentiable. The
+    temperature is one number, or one per token [N].
 
     >>> hidden, weight = torch.zeros(1, 2), torch.ones(4, 2)
     >>> logprobs, _, entropy = token_logprobs(hidden, weight, torch.tensor([3]), with_entropy=True)
@@ -64,24 +70,35 @@ def token_logprobs(
     (0.25, 4.0)
     """
     device_type = hidden.device.type
-    compute = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
+    compute = (
+        torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
+    )
     with torch.autocast(device_type, enabled=False):
-        full, truncated, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, with_entropy, kept_ids, compute)
+        full, truncated, entropy = _TokenLogprobs.apply(
+            hidden, weight, targets, temperature, with_entropy, kept_ids, compute
+        )
     truncated = None if kept_ids is None else torch.where(kept_ids.counts > 0, truncated, full)
     return TokenLogprobs(full, truncated, entropy if with_entropy else None)
 
 
 def logprobs_of(
-    logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool = False, kept_ids: RaggedIds | None = None
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float | Tensor,
+    with_entropy: bool = False,
+    kept_ids: RaggedIds | None = None,
 ) -> TokenLogprobs:
-    """The results of `token_logprobs`, computed from given logits [N, V], which aren't yet divided by the temperature."""
+    """The results of `token_logprobs`, computed from given logits [N, V], which aren't yet divided by the
+    temperature."""
     z = logits.float() / _of_rows(temperature)
     log_p = torch.log_softmax(z, -1)
     full, z_target = (x.gather(-1, targets[:, None]).squeeze(-1) for x in (log_p, z))
     entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
     if kept_ids is None:
         return TokenLogprobs(full, None, entropy)
-    return TokenLogprobs(full, torch.where(kept_ids.counts > 0, z_target - kept_ids.logsumexp(z), full), entropy)
+    return TokenLogprobs(
+        full, torch.where(kept_ids.counts > 0, z_target - kept_ids.logsumexp(z), full), entropy
+    )
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -114,12 +131,20 @@ class _TokenLogprobs(torch.autograd.Function):
             if with_entropy:
                 entropy[rows] = log_z[rows] - torch.exp(z - log_z[rows, None]).mul_(z).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy, log_z_truncated)
-        ctx.temperature, ctx.with_entropy, ctx.compute, ctx.kept_parts = temperature, with_entropy, compute, kept_parts
+        ctx.temperature, ctx.with_entropy, ctx.compute, ctx.kept_parts = (
+            temperature,
+            with_entropy,
+            compute,
+            kept_parts,
+        )
         return logprobs, truncated, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_truncated: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H). For kept ids: onehot(t) − q, where q is their softmax."""
+    def backward(
+        ctx: Any, grad_logprobs: Tensor, grad_truncated: Tensor, grad_entropy: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H). For kept ids: onehot(t) − q, where q is their
+        softmax."""
         hidden, weight, targets, log_z, entropy, log_z_truncated = ctx.saved_tensors
         compute, precise = ctx.compute, log_z.dtype
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
@@ -135,7 +160,11 @@ class _TokenLogprobs(torch.autograd.Function):
             log_p = z.sub_(log_z[rows, None])
             p = log_p.exp()
             if ctx.with_entropy:
-                slope = log_p.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
+                slope = (
+                    log_p.add_(entropy[rows, None])
+                    .mul_(grad_entropy[rows, None])
+                    .add_(grad_logprobs[rows, None])
+                )
             else:
                 slope = grad_logprobs[rows, None]
             grad_z = p.mul_(slope).neg_()
@@ -148,7 +177,15 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[rows] = (grad_z @ matrix).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad_z.T @ h
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None, None
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _of_rows(temperature: float | Tensor, rows: slice = slice(None)) -> float | Tensor:

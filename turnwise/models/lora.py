@@ -1,5 +1,6 @@
-"""Freezes parameters, and adds LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x, with W frozen.
-Only this module imports peft, and only if adapters are used, because the import takes seconds."""
+"""Freezes parameters, and adds LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x,
+with W frozen. Only this module imports peft, and only if adapters are used, because the import takes
+seconds."""
 
 import hashlib
 import json
@@ -28,12 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
-    """Names of the parameters that start with one of the prefixes, and of parameters that are tied to them. Raises ConfigError
-    for a prefix with which no name starts."""
+    """Names of the parameters that start with one of the prefixes, and of parameters that are tied to them.
+    Raises ConfigError for a prefix with which no name starts."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in parameters):
-            starts = list(dict.fromkeys(start for name in parameters for start in accumulate(name.split("."), "{}.{}".format)))
+            starts = list(
+                dict.fromkeys(
+                    start for name in parameters for start in accumulate(name.split("."), "{}.{}".format)
+                )
+            )
             raise ConfigError(
                 f"freeze_module_prefix: no parameter's name starts with {prefix!r}; names start with "
                 f"{', '.join(sorted(starts, key=len)[:6])}.{nearest(prefix, starts)}"
@@ -42,19 +47,24 @@ def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
     tensors = {id(parameters[name]) for name in named}
     frozen = frozenset(name for name, parameter in parameters.items() if id(parameter) in tensors)
     for name in sorted(frozen - named):
-        logger.warning("freeze_module_prefix also freezes %s: it is tied to a tensor that one of its prefixes names", name)
+        logger.warning(
+            "freeze_module_prefix also freezes %s: it is tied to a tensor that one of its prefixes names",
+            name,
+        )
     return frozen
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
-    """Excludes the parameters in `frozen_names` from training. Raises ConfigError for a prefix with which no name starts, or if
-    nothing is left to train."""
+    """Excludes the parameters in `frozen_names` from training. Raises ConfigError for a prefix with which no
+    name starts, or if nothing is left to train."""
     frozen = frozen_names(model, prefixes)
     for name, parameter in model.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"freeze_module_prefix: {', '.join(prefixes)} freeze every parameter; leave some to be trained")
+        raise ConfigError(
+            f"freeze_module_prefix: {', '.join(prefixes)} freeze every parameter; leave some to be trained"
+        )
 
 
 BASE_FINGERPRINT = "base_fingerprint.txt"
@@ -64,13 +74,15 @@ _NAME = "default"  # peft's name of the one adapter of a model
 VALUE_TASK = "TOKEN_CLS"  # peft's name of the task of a value model
 _FINGERPRINT_VALUES = 64
 Gathered = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
-"""Makes a context in which the given parameters, which a strategy may have split over ranks, are complete on each rank."""
+"""Makes a context in which the given parameters, which a strategy may have split over ranks, are complete on
+each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoRASettings:
-    """`targets` are names of linear modules or endings of names, or `all`. The vocabulary projection and modules whose weight
-    has a name that starts with one of `frozen` get no adapters. `seed` decides the initial A (B is 0) and the dropout masks."""
+    """`targets` are names of linear modules or endings of names, or `all`. The vocabulary projection and
+    modules whose weight has a name that starts with one of `frozen` get no adapters. `seed` decides the
+    initial A (B is 0) and the dropout masks."""
 
     rank: int
     alpha: float
@@ -81,13 +93,16 @@ class LoRASettings:
 
 
 class Adapters:
-    """Adapters in a model, which is changed in place. The model's own parameters are frozen, except for the `head` of a value
-    model: it is saved with the adapters, and trained unless the settings freeze it.
+    """Adapters in a model, which is changed in place. The model's own parameters are frozen, except for the
+    `head` of a value model: it is saved with the adapters, and trained unless the settings freeze it.
 
-    `base` is the path of the model without adapters; it is written into the adapter's folder. Raises ConfigError if a target
-    isn't a linear module, or no module is left for adapters; NotAvailableError if peft isn't installed."""
+    `base` is the path of the model without adapters; it is written into the adapter's folder. Raises
+    ConfigError if a target isn't a linear module, or no module is left for adapters; NotAvailableError if
+    peft isn't installed."""
 
-    def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None
+    ) -> None:
         peft = import_peft()
         self.model = model
         self._base_fingerprint = fingerprint_of(model)
@@ -121,14 +136,18 @@ class Adapters:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def merged_weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A. The
-        sums are computed at each call; base and adapters stay as they are. Parameters are read inside `gathered(…)`."""
+        """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha /
+        rank) · B A. The sums are computed at each call; base and adapters stay as they are. Parameters are
+        read inside `gathered(…)`."""
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
             for name, parameter in self._base_parameters():
                 layer = adapted.get(id(parameter))
                 with gathered([parameter] if layer is None else list(layer.parameters())):
-                    yield name, parameter.detach() if layer is None else parameter + layer.get_delta_weight(_NAME)
+                    yield (
+                        name,
+                        parameter.detach() if layer is None else parameter + layer.get_delta_weight(_NAME),
+                    )
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -141,8 +160,8 @@ class Adapters:
 
     @contextmanager
     def dropping(self, position: float, part: int = 0, rank: int = 0) -> Iterator[None]:
-        """In this context the adapters' dropout is on. Its masks follow from the seed, the `position` in training, the `part`
-        of the step and the `rank`."""
+        """In this context the adapters' dropout is on. Its masks follow from the seed, the `position` in
+        training, the `part` of the step and the `rank`."""
         if not self._settings.dropout:
             yield
             return
@@ -160,8 +179,12 @@ class Adapters:
                     dropout.eval()
 
     def save(self, folder: Path) -> None:
-        """Writes a peft adapter folder with the fingerprint of the base. Raises OSError if it can't be written."""
-        values = {key: sorted(value) if isinstance(value, set) else value for key, value in self._config.to_dict().items()}
+        """Writes a peft adapter folder with the fingerprint of the base. Raises OSError if it can't be
+        written."""
+        values = {
+            key: sorted(value) if isinstance(value, set) else value
+            for key, value in self._config.to_dict().items()
+        }
         if self._head:
             values |= {"task_type": VALUE_TASK, "modules_to_save": [self._head_name]}
         text = json.dumps({**values, "inference_mode": True}, indent=2, sort_keys=True)
@@ -175,16 +198,26 @@ class Adapters:
                 raise OSError(f"{folder}: {first_line(error)}") from error
 
     def load(self, folder: Path) -> None:
-        """Sets the adapters to those saved in `folder`. Raises ModelError if it has none, or they don't fit the model."""
+        """Sets the adapters to those saved in `folder`. Raises ModelError if it has none, or they don't fit
+        the model."""
         if not (folder / ADAPTER_WEIGHTS).is_file():
-            raise ModelError(f"{folder} holds all parameters of a model and no adapters; continue with it without lora_rank")
+            raise ModelError(
+                f"{folder} holds all parameters of a model and no adapters; continue with it without "
+                f"lora_rank"
+            )
         if not may_be_base(folder, self._base_fingerprint):
             raise ModelError(
-                f"{folder}: its adapters were trained on another base model; set pretrain to the one that the run began with"
+                f"{folder}: its adapters were trained on another base model; set pretrain to the one that "
+                f"the run began with"
             )
         saved, live = load_file(folder / ADAPTER_WEIGHTS), self._tensors()
-        if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in live.items()}:
-            raise ModelError(f"{folder} holds adapters of another rank or of other modules; set lora_rank and lora_target so")
+        if {name: tensor.shape for name, tensor in saved.items()} != {
+            name: tensor.shape for name, tensor in live.items()
+        }:
+            raise ModelError(
+                f"{folder} holds adapters of another rank or of other modules; set lora_rank and "
+                f"lora_target so"
+            )
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(saved[name])
@@ -194,7 +227,11 @@ class Adapters:
         endings = ", ".join(sorted({_ending(name) for name in self._layers}))
         settings = self._settings
         sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"
-        head = "; and the value head" if any(parameter.requires_grad for parameter in self._head.values()) else ""
+        head = (
+            "; and the value head"
+            if any(parameter.requires_grad for parameter in self._head.values())
+            else ""
+        )
         return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}{head}"
 
     def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -204,7 +241,9 @@ class Adapters:
                 yield name.replace(".base_layer.", "."), parameter
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = import_peft().get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        tensors: dict[str, Tensor] = import_peft().get_peft_model_state_dict(
+            self._peft, save_embedding_layers=False
+        )
         return tensors | {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
 
 
@@ -221,21 +260,30 @@ def import_peft() -> ModuleType:
 def _adapted_modules(
     model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """The targets (`all` replaced by names), the targeted modules that get adapters, and those that are `frozen`."""
+    """The targets (`all` replaced by names), the targeted modules that get adapters, and those that are
+    `frozen`."""
     heads = (head, model.get_output_embeddings())
-    linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module not in heads]
+    linear = [
+        n
+        for n, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module not in heads
+    ]
     endings = sorted({_ending(name) for name in linear})
     targets = endings if ALL_LINEAR in settings.targets else list(settings.targets)
     for target in targets:
         if not any(_is_meant(name, target) for name in linear):
             raise ConfigError(
-                f"lora_target: {target!r} isn't a linear module that can get adapters; this model has {', '.join(endings)}, or "
+                f"lora_target: {target!r} isn't a linear module that can get adapters; this model has "
+                f"{', '.join(endings)}, or "
                 f"{ALL_LINEAR} for all of them.{nearest(target, [*endings, ALL_LINEAR])}"
             )
     meant = [name for name in linear if any(_is_meant(name, target) for target in targets)]
     adapted_names = [name for name in meant if f"{name}.weight" not in frozen]
     if not adapted_names:
-        raise ConfigError(f"freeze_module_prefix: {', '.join(settings.frozen)} leave no module of lora_target to get adapters")
+        raise ConfigError(
+            f"freeze_module_prefix: {', '.join(settings.frozen)} leave no module of lora_target to get "
+            f"adapters"
+        )
     return targets, adapted_names, [name for name in meant if name not in adapted_names]
 
 
@@ -248,7 +296,8 @@ def _ending(name: str) -> str:
 
 
 def may_be_base(folder: Path, fingerprint: str) -> bool:
-    """Whether a folder's adapters may belong to the model with this `fingerprint`: the folder has the same one or none."""
+    """Whether a folder's adapters may belong to the model with this `fingerprint`: the folder has the same
+    one or none."""
     file = folder / BASE_FINGERPRINT
     return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from turnwise.errors import ModelError, nearest
 from turnwise.model_files.folder import check_sizes
@@ -17,8 +23,24 @@ from turnwise.types import derive_seed
 
 # Config fields that `overrides` may not set.
 _MADE_HERE = (
-    *("architectures", "model_type", "dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id"),
-    *("output_attentions", "output_hidden_states", "return_dict", "problem_type", "id2label", "label2id", "is_encoder_decoder"),
+    *(
+        "architectures",
+        "model_type",
+        "dtype",
+        "transformers_version",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    ),
+    *(
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "problem_type",
+        "id2label",
+        "label2id",
+        "is_encoder_decoder",
+    ),
 )
 
 
@@ -43,10 +65,11 @@ def make_model(
     vocab_size: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSummary:
-    """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`. `vocab_size` replaces the
-    preset's maximum number of tokens, and `overrides` replace fields of the preset's config. A `vocab_size` in `overrides` is
-    the exact number of tokens. Equal arguments give equal bytes. Raises ModelError if the size or a config field is unknown,
-    the vocabulary is too small or too large, or shapes don't fit together."""
+    """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`.
+    `vocab_size` replaces the preset's maximum number of tokens, and `overrides` replace fields of the
+    preset's config. A `vocab_size` in `overrides` is the exact number of tokens. Equal arguments give equal
+    bytes. Raises ModelError if the size or a config field is unknown, the vocabulary is too small or too
+    large, or shapes don't fit together."""
     shape, overrides = preset(size), dict(overrides or {})
     check_sizes("--set", overrides)
     is_exact = "vocab_size" in overrides or (shape.keeps_vocab_size and vocab_size is None)
@@ -59,7 +82,8 @@ def make_model(
         torch.manual_seed(derive_seed("make_model", seed))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]), pad_token_id=tokenizer.pad_token_id
+        eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]),
+        pad_token_id=tokenizer.pad_token_id,
     )
     save_model(model, tokenizer, out)
     return ModelSummary(out, size, model.num_parameters(), config.vocab_size, len(tokenizer))
@@ -78,7 +102,10 @@ def _config(
     known = AutoConfig.for_model(shape.model_type, **fields).to_dict()
     for name in overrides:
         if name in _MADE_HERE:
-            raise ModelError(f"--set {name} would have no effect: the size, the weights, the tokenizer or the use decides it")
+            raise ModelError(
+                f"--set {name} would have no effect: the size, the weights, the tokenizer or the use "
+                f"decides it"
+            )
         if name not in known:
             raise ModelError(f"{name!r} isn't a field of a {shape.model_type} config.{nearest(name, known)}")
     check_sizes("--set", {**fields, **overrides})

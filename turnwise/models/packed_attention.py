@@ -1,8 +1,10 @@
-"""Causal attention over sequences that are packed one after another, without padding or a block-diagonal mask.
+"""Causal attention over sequences that are packed one after another, without padding or a block-diagonal
+mask.
 
-transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry. Lengths are passed to
-the model's forward call as `sequences`. A call without `sequences` (a padded batch, a cache) is plain SDPA. If sequences
-share prefixes (`models.cpu.prefix_tree`), only the distinct tokens are packed, and each branch attends to its path."""
+transformers' attention registry lists it as `PACKED_ATTENTION`, for architectures that use that registry.
+Lengths are passed to the model's forward call as `sequences`. A call without `sequences` (a padded batch, a
+cache) is plain SDPA. If sequences share prefixes (`models.cpu.prefix_tree`), only the distinct tokens are
+packed, and each branch attends to its path."""
 
 import inspect
 from collections.abc import Sequence
@@ -30,13 +32,16 @@ _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Where the S sequences of a packed batch are: their lengths and, on the model's device, their S + 1 boundaries (cumulative
-    lengths). With a `tree` the sequences are its branches, and the keys of each branch are those along its path."""
+    """Where the S sequences of a packed batch are: their lengths and, on the model's device, their S + 1
+    boundaries (cumulative lengths). With a `tree` the sequences are its branches, and the keys of each branch
+    are those along its path."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor
     tree: PrefixTree | None = None
-    _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> "PackedSequences":
@@ -62,11 +67,14 @@ class PackedSequences:
     @cached_property
     def branches(self) -> Branches:
         """The sequences and their paths in the form that turnwise's own kernels read."""
-        return Branches.of(self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy())
+        return Branches.of(
+            self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy()
+        )
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
-        """The mask to add to the scores of `query` [1, heads, N, D] at the last N of `num_keys` positions; None if the plain
-        causal mask is right. Masks are views of one tensor per window and dtype, which the first call makes."""
+        """The mask to add to the scores of `query` [1, heads, N, D] at the last N of `num_keys` positions;
+        None if the plain causal mask is right. Masks are views of one tensor per window and dtype, which the
+        first call makes."""
         num_queries = query.shape[2]
         if num_queries == num_keys and (window is None or num_keys <= window):
             return None
@@ -76,8 +84,8 @@ class PackedSequences:
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
-    """Whether packed sequences stay apart in this architecture: every layer takes its attention from the registry, and no
-    recurrent state continues from one sequence into the next."""
+    """Whether packed sequences stay apart in this architecture: every layer takes its attention from the
+    registry, and no recurrent state continues from one sequence into the next."""
     is_plain = model._supports_attention_backend and model._supports_sdpa and not model._is_stateful
     return is_plain and _PACKABLE_LAYERS.issuperset(model.config.to_dict().get("layer_types") or ())
 
@@ -98,15 +106,25 @@ def packed_attention(
     position_bias: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention of query [1, Hq, N, D] over key and value [1, Hkv, N, D], within each sequence; returns [1, N, Hq, D].
-    Raises ModelError if the architecture asks for soft-capped logits, attention sinks or a position bias."""
+    """Attention of query [1, Hq, N, D] over key and value [1, Hkv, N, D], within each sequence; returns [1,
+    N, Hq, D]. Raises ModelError if the architecture asks for soft-capped logits, attention sinks or a
+    position bias."""
     if softcap is not None or s_aux is not None or position_bias is not None:
         raise ModelError(
-            f"{type(module).__name__} needs soft-capped logits, sinks or a position bias; set attn_implementation: eager"
+            f"{type(module).__name__} needs soft-capped logits, sinks or a position bias; set "
+            f"attn_implementation: eager"
         )
     if sequences is None:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, sliding_window=sliding_window, **kwargs
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            **kwargs,
         )
     kind = query.device.type
     # Under autocast the rotation turns queries and keys from 16 bits back to fp32.
@@ -134,7 +152,8 @@ def _each_sequence(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """One SDPA call per sequence. Tensors are cut by `split`, since the gradient of a single slice is as long as the tensor."""
+    """One SDPA call per sequence. Tensors are cut by `split`, since the gradient of a single slice is as long
+    as the tensor."""
     is_grouped = query.shape[1] != key.shape[1]
     if sequences.tree is not None and sequences.key_lengths != sequences.lengths:
         key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))
@@ -144,14 +163,22 @@ def _each_sequence(
     for q, k, v in zip(queries, keys, values, strict=True):
         mask = sequences.mask(q, k.shape[2], sliding_window)
         output = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scaling, enable_gqa=is_grouped
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=is_grouped,
         )
         outputs.append(output.transpose(1, 2))
     return torch.cat(outputs, 1)
 
 
 def _band(length: int, window: int | None, like: Tensor) -> Tensor:
-    """[length, length]: row i is 0 at the last `window` positions up to and including i (None = all), −∞ elsewhere."""
+    """[length, length]: row i is 0 at the last `window` positions up to and including i (None = all), −∞
+    elsewhere."""
     mask = torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
     if window is not None and window < length:
         mask += torch.full_like(mask, -torch.inf).tril_(-window)
@@ -165,7 +192,12 @@ def _has_varlen(device: torch.device) -> bool:
 
 
 def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, sequences: PackedSequences, scaling: float | None, sliding_window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: PackedSequences,
+    scaling: float | None,
+    sliding_window: int | None,
 ) -> Tensor:
     num_groups = query.shape[1] // key.shape[1]
     if num_groups > 1 and not _HAS_GROUPS:
@@ -175,7 +207,16 @@ def _varlen(
     groups: dict[str, Any] = {"enable_gqa": True} if num_groups > 1 and _HAS_GROUPS else {}
     left = -1 if sliding_window is None else sliding_window - 1
     output = varlen.varlen_attn(
-        q, k, v, sequences.boundaries, sequences.boundaries, longest, longest, scale=scaling, window_size=(left, 0), **groups
+        q,
+        k,
+        v,
+        sequences.boundaries,
+        sequences.boundaries,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(left, 0),
+        **groups,
     )
     assert isinstance(output, Tensor)
     return output[None]

@@ -11,8 +11,9 @@ from turnwise.errors import ModelError, nearest
 
 @dataclass(frozen=True, slots=True)
 class ModelPreset:
-    """One size: a Hugging Face `model_type`, its config fields and its vocabulary. The trained tokenizer has at most
-    `vocab_size` tokens, and the embedding one row for each. With `keeps_vocab_size` there are exactly `vocab_size` of both."""
+    """One size: a Hugging Face `model_type`, its config fields and its vocabulary. The trained tokenizer has
+    at most `vocab_size` tokens, and the embedding one row for each. With `keeps_vocab_size` there are exactly
+    `vocab_size` of both."""
 
     model_type: str
     config: Mapping[str, Any]
@@ -24,12 +25,14 @@ PRESETS = {
     name: ModelPreset(**fields)
     for name, fields in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
 }
-"""The presets of `presets.json` by name. `tiny` has a larger `initializer_range` than the usual 0.02: at 0.02 its logits
-would be flat, and its attention would learn several times more slowly."""
+"""The presets of `presets.json` by name. `tiny` has a larger `initializer_range` than the usual 0.02: at 0.02
+its logits would be flat, and its attention would learn several times more slowly."""
 
 
 def preset(size: str) -> ModelPreset:
     """The preset of that name. Raises ModelError if there is no such preset."""
     if size not in PRESETS:
-        raise ModelError(f"model size {size!r} is unknown; sizes are {', '.join(PRESETS)}.{nearest(size, PRESETS)}")
+        raise ModelError(
+            f"model size {size!r} is unknown; sizes are {', '.join(PRESETS)}.{nearest(size, PRESETS)}"
+        )
     return PRESETS[size]

@@ -16,34 +16,44 @@ MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 """Each is one token, but not a special token, so that it stays in decoded responses."""
 
 CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
-"""ChatML, with tool calls as JSON in `<tool_call>` (as in Hermes 2 Pro) and results as messages of the role `tool`."""
+"""ChatML, with tool calls as JSON in `<tool_call>` (as in Hermes 2 Pro) and results as messages of the role
+`tool`."""
 
-_WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
-"""Pieces of a text, within which BPE merges: a symbol with its coordinates (`O1,2`); a word; a single digit, symbol, or capital
-that starts no word; each with the space before it. So each cell of a grid is one token, and a frequent symbol with coordinates
-is one, too. White space elsewhere is a piece of its own."""
+_WORDS = Regex(
+    r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+"
+)
+"""Pieces of a text, within which BPE merges: a symbol with its coordinates (`O1,2`); a word; a single digit,
+symbol, or capital that starts no word; each with the space before it. So each cell of a grid is one token,
+and a frequent symbol with coordinates is one, too. White space elsewhere is a piece of its own."""
 
 _MOST_TOKENS = 1_000_000
-"""Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to `vocab_size`, and
-the process dies if the memory doesn't suffice."""
+"""Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to
+`vocab_size`, and the process dies if the memory doesn't suffice."""
 _SYMBOL_COUNT = 5_000
-"""How often the trainer sees each symbol in addition to the corpus: so often that a symbol of several bytes becomes one token
-even if it is rare (such as the sign of a goal, once per episode)."""
+"""How often the trainer sees each symbol in addition to the corpus: so often that a symbol of several bytes
+becomes one token even if it is rare (such as the sign of a goal, once per episode)."""
 
 
-def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give equal tokenizers.
-    With `is_filled` it has exactly `vocab_size` tokens: if the corpus gives fewer, the rest are strings of letters that
-    encoding never produces. Raises ModelError if `vocab_size` is too small for bytes, special tokens and markers, or over a
-    million."""
+def train_tokenizer(
+    corpus: Iterable[str], vocab_size: int, is_filled: bool = False
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give
+    equal tokenizers. With `is_filled` it has exactly `vocab_size` tokens: if the corpus gives fewer, the rest
+    are strings of letters that encoding never produces. Raises ModelError if `vocab_size` is too small for
+    bytes, special tokens and markers, or over a million."""
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
     if not num_fixed <= vocab_size <= _MOST_TOKENS:
-        raise ModelError(f"vocab_size is {vocab_size}; a byte-level tokenizer has {num_fixed} to {_MOST_TOKENS:,} tokens")
+        raise ModelError(
+            f"vocab_size is {vocab_size}; a byte-level tokenizer has {num_fixed} to {_MOST_TOKENS:,} tokens"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(_WORDS, behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(_WORDS, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -68,7 +78,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = Fa
 
 
 def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
-    """Adds tokens without merges until there are `num_tokens`. They can be sampled and decoded; encoding never yields them."""
+    """Adds tokens without merges until there are `num_tokens`. They can be sampled and decoded; encoding
+    never yields them."""
     model = json.loads(tokenizer.to_str())["model"]
     vocab = model["vocab"]
     words = ("".join(letters) for length in count(2) for letters in product(ascii_lowercase, repeat=length))
@@ -78,7 +89,8 @@ def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
 
 
 def _without_markers(texts: Sequence[str]) -> Iterable[str]:
-    """The texts without markers and special tokens. Encoding matches these before BPE, so BPE mustn't learn their letters."""
+    """The texts without markers and special tokens. Encoding matches these before BPE, so BPE mustn't learn
+    their letters."""
     for text in texts:
         for token in (*SPECIAL_TOKENS, *MARKER_TOKENS):
             text = text.replace(token, "\n")
@@ -86,7 +98,8 @@ def _without_markers(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _repeated_symbols(texts: Sequence[str]) -> Iterable[str]:
-    """Texts that repeat one character each, with and without a space: the digits, and symbols and lone capitals of `texts`."""
+    """Texts that repeat one character each, with and without a space: the digits, and symbols and lone
+    capitals of `texts`."""
     symbols = set("0123456789") | {
         char
         for text in texts

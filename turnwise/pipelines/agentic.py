@@ -31,8 +31,9 @@ from turnwise.types import samples_of
 
 @dataclass(slots=True)
 class AgenticPipeline:
-    """Trains a policy on its own episodes; `assemble.agentic.build_agentic` makes one. Attributes that ROLL's pipeline also has
-    are named as in ROLL. `reference` and `critic` are None if the algorithm doesn't need them."""
+    """Trains a policy on its own episodes; `assemble.agentic.build_agentic` makes one. Attributes that ROLL's
+    pipeline also has are named as in ROLL. `reference` and `critic` are None if the algorithm doesn't need
+    them."""
 
     pipeline_config: AgenticConfig
     actor_train: ModelRole
@@ -62,9 +63,10 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Makes steps: plays, assigns credit and trains. A step trains nothing if the group filter drops all its groups. Yields
-        a report of each finished step, and a final report if the run validates. A run that continues another folder's
-        checkpoint with no step left saves this checkpoint in its own folder, and yields a final report too."""
+        """Makes steps: plays, assigns credit and trains. A step trains nothing if the group filter drops all
+        its groups. Yields a report of each finished step, and a final report if the run validates. A run that
+        continues another folder's checkpoint with no step left saves this checkpoint in its own folder, and
+        yields a final report too."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         if self.train_rollout_scheduler.is_exhausted:  # the run that is continued has ended with its last row
             self.checkpoints.end_here()
@@ -79,14 +81,22 @@ class AgenticPipeline:
             for part in rollout:
                 samples = samples_of(part.groups)
                 with log.phase("ref_log_probs"):
-                    log.add(self.reference.compute_log_probs(samples, into="ref_logprobs") if self.reference else ())
+                    log.add(
+                        self.reference.compute_log_probs(samples, into="ref_logprobs")
+                        if self.reference
+                        else ()
+                    )
                 with log.phase("old_log_probs_values"):
                     log.add(actor.compute_old_log_probs(samples, version=step))
                     log.add(critic.compute_values(samples) if critic else ())
                 with log.phase("adv"):
                     log.add(algorithm.credit(part.groups) if part.groups else ())
                 with log.phase("train"), self.checkpoints.updating(step, self.interrupts, part.is_last):
-                    log.add(critic.train_step(samples, algorithm.value_loss, step) if critic and algorithm.value_loss else ())
+                    log.add(
+                        critic.train_step(samples, algorithm.value_loss, step)
+                        if critic and algorithm.value_loss
+                        else ()
+                    )
                     log.add(update.train_on(samples, part.is_last))
                 log.add(update.measure(samples) if part.is_last else ())
             yield self.end_step(step, rollout)
@@ -95,14 +105,18 @@ class AgenticPipeline:
 
     @property
     def running(self) -> Stateful | None:
-        """The algorithm's statistics over the whole run (`running` normalisation); None if the algorithm keeps none."""
+        """The algorithm's statistics over the whole run (`running` normalisation); None if the algorithm
+        keeps none."""
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:
-        """Sends the trainer's weights to the servers as policy version `step`, if an update is due: at the run's first step,
-        every `model_update_frequency` steps, and after the last step only if the run validates."""
+        """Sends the trainer's weights to the servers as policy version `step`, if an update is due: at the
+        run's first step, every `model_update_frequency` steps, and after the last step only if the run
+        validates."""
         config, is_last = self.pipeline_config, step == self.checkpoints.num_steps
-        is_asked = step == self.checkpoints.first_step or step % config.actor_train.model_update_frequency == 0
+        is_asked = (
+            step == self.checkpoints.first_step or step % config.actor_train.model_update_frequency == 0
+        )
         if not (config.uses_validation if is_last else is_asked):
             return
         with self.log.phase("model_update"):
@@ -110,9 +124,14 @@ class AgenticPipeline:
             self.log.add(self.parity_gate.check(version=step))
 
     def validate(self, step: int) -> None:
-        """Plays the validation tasks if `step` is a multiple of `eval_steps`, or all steps are done. `eval_steps` 0 = never."""
+        """Plays the validation tasks if `step` is a multiple of `eval_steps`, or all steps are done.
+        `eval_steps` 0 = never."""
         every = self.pipeline_config.eval_steps
-        if self.val_rollout_scheduler is None or not every or (step % every and step != self.checkpoints.num_steps):
+        if (
+            self.val_rollout_scheduler is None
+            or not every
+            or (step % every and step != self.checkpoints.num_steps)
+        ):
             return
         with self.log.phase("val"):
             groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
@@ -120,7 +139,8 @@ class AgenticPipeline:
         self.log.add(self.by_validation.see(step, validation_metrics(groups), self.checkpoints))
 
     def end_step(self, step: int, rollout: StepRollout | None = None) -> StepReport:
-        """Logs metrics, writes trajectories, and saves a checkpoint if one is due. `rollout` is None for the final report."""
+        """Logs metrics, writes trajectories, and saves a checkpoint if one is due. `rollout` is None for the
+        final report."""
         log, groups = self.log, rollout.groups if rollout else []
         if rollout:
             log.add(rollout.measure(step))
@@ -132,7 +152,9 @@ class AgenticPipeline:
             self.checkpoints.end_here()
         checkpoint = self.do_checkpoint() if self.checkpoints.is_due else None
         self.interrupts.release()
-        return StepReport(step + 1 if rollout else step, metrics, groups, checkpoint, is_final=rollout is None)
+        return StepReport(
+            step + 1 if rollout else step, metrics, groups, checkpoint, is_final=rollout is None
+        )
 
     def do_checkpoint(self) -> Path:
         """Saves a checkpoint of the last finished step, and returns its folder."""
@@ -140,9 +162,15 @@ class AgenticPipeline:
             return self.checkpoints.save()
 
     def close(self) -> None:
-        """Closes servers, files and the event loop, each even if another fails. Safe in the middle of a step."""
+        """Closes servers, files and the event loop, each even if another fails. Safe in the middle of a
+        step."""
         with ExitStack() as rest:
-            for close in (self.folder.close, self.interrupts.restore, self.event_loop.close, self.journal.close):
+            for close in (
+                self.folder.close,
+                self.interrupts.restore,
+                self.event_loop.close,
+                self.journal.close,
+            ):
                 rest.callback(close)
             rest.callback(self.cluster.shutdown)
             rest.callback(lambda: self.event_loop.run(self.actor_infer.close()))

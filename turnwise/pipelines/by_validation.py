@@ -1,4 +1,5 @@
-"""Keeps the model with the best validation (`save_best`), and ends a run that no longer gets better (`early_stopping`)."""
+"""Keeps the model with the best validation (`save_best`), and ends a run that no longer gets better
+(`early_stopping`)."""
 
 import json
 import logging
@@ -25,8 +26,8 @@ class BestValue:
     """The best value of a metric so far.
 
     >>> best = BestValue("val/score/mean", "max", min_delta=0.1)
-    >>> [best.see(step, {"val/score/mean": value}) for step, value in enumerate([0.5, 0.55, 0.7])], best.num_since
-    ([True, False, True], 0)
+    >>> [best.see(step, {"val/score/mean": value}) for step, value in enumerate([0.5, 0.55, 0.7])],
+    best.num_since ([True, False, True], 0)
     """
 
     metric: str
@@ -38,12 +39,13 @@ class BestValue:
     """Number of validations since the best one."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Records a validation. Returns whether it is better than the best so far by more than `min_delta` (NaN never is).
-        Raises ConfigError if this validation and all earlier ones lack the metric."""
+        """Records a validation. Returns whether it is better than the best so far by more than `min_delta`
+        (NaN never is). Raises ConfigError if this validation and all earlier ones lack the metric."""
         if self.metric not in measured:
             if self.step < 0 and not self.num_since:
                 raise ConfigError(
-                    f"metric {self.metric!r} of save_best or early_stopping isn't measured by this run's validations, which "
+                    f"metric {self.metric!r} of save_best or early_stopping isn't measured by this run's "
+                    f"validations, which "
                     f"measure {', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"
                 )
             return False
@@ -63,42 +65,64 @@ class BestValue:
         return {name: getattr(self, name) for name in ("metric", "mode", "value", "step", "num_since")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the saved values, unless they are of another metric or mode. Old states name neither, and are restored."""
+        """Restores the saved values, unless they are of another metric or mode. Old states name neither, and
+        are restored."""
         if (state.get("metric", self.metric), state.get("mode", self.mode)) == (self.metric, self.mode):
             self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
 
 
 class ByValidation:
-    """Applies `save_best` and `early_stopping` where the config sets them. The best model is written into `folder`."""
+    """Applies `save_best` and `early_stopping` where the config sets them. The best model is written into
+    `folder`."""
 
     def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
         best, stopping = config.save_best, config.early_stopping
         self.best = BestValue(best.metric, best.mode) if best else None
         self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta) if stopping else None
         self._patience = stopping.patience if stopping else 0
-        self._parts = {name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part}
+        self._parts = {
+            name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part
+        }
         self._folder = folder
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
-        """Saves a better model; ends the run after `patience` validations without gain. Returns metrics and any `val/best`."""
+        """Saves a better model; ends the run after `patience` validations without gain. Returns metrics and
+        any `val/best`."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(self.best.record()) + "\n"})
-            logger.info("%s: the best so far, %s %g after %d steps", self._folder, self.best.metric, self.best.value, step)
-        if self.stopping and not self.stopping.see(step, measured) and self.stopping.num_since >= self._patience:
+            logger.info(
+                "%s: the best so far, %s %g after %d steps",
+                self._folder,
+                self.best.metric,
+                self.best.value,
+                step,
+            )
+        if (
+            self.stopping
+            and not self.stopping.see(step, measured)
+            and self.stopping.num_since >= self._patience
+        ):
             if step < checkpoints.num_steps:
                 value, after = self.stopping.value, counted(self.stopping.step, "step")
                 best = "never a number" if value is None else f"best after {after} ({value:g})"
                 num_steps = f"{step} of {checkpoints.num_steps} steps"
-                logger.warning("early_stopping: %s was %s: the run ends after %s", self.stopping.metric, best, num_steps)
+                logger.warning(
+                    "early_stopping: %s was %s: the run ends after %s", self.stopping.metric, best, num_steps
+                )
             checkpoints.end_here()
-        return metrics if self.best is None or self.best.value is None else [*metrics, Metric("val/best", self.best.value)]
+        return (
+            metrics
+            if self.best is None or self.best.value is None
+            else [*metrics, Metric("val/best", self.best.value)]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the best values. If the best model isn't in the folder, the next validation counts as the best so far."""
+        """Restores the best values. If the best model isn't in the folder, the next validation counts as the
+        best so far."""
         for name, part in self._parts.items():
             if name in state:
                 part.load_state_dict(state[name])

@@ -35,7 +35,8 @@ class Collection:
         num_trajectories: int,
         begin_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Plays batches of `num_trajectories`; tells `begin_phase` their names. Ctrl-C or an error loses no finished group."""
+        """Plays batches of `num_trajectories`; tells `begin_phase` their names. Ctrl-C or an error loses no
+        finished group."""
         for step in range(num_batches):
             begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()
@@ -57,8 +58,14 @@ class Collection:
             if played := EpisodeResult.of_group(group):
                 self._outcomes.setdefault(group.task.tag, []).append(played)
             # By sibling, since an episode with sub-agents has several trajectories.
-            limits = {(t.sibling, t.limit): t.limit for t in group.trajectories if t.status != "failed" and t.limit}
-            errors = {t.sibling: kind_of_failure(t.error, group.task) for t in played_of(group) if t.error is not None}
+            limits = {
+                (t.sibling, t.limit): t.limit for t in group.trajectories if t.status != "failed" and t.limit
+            }
+            errors = {
+                t.sibling: kind_of_failure(t.error, group.task)
+                for t in played_of(group)
+                if t.error is not None
+            }
             self._limits.update(limits.values())
             self._failures.update(errors.values())
             for turn in (turn for trajectory in played_of(group) for turn in trajectory.turns):
@@ -66,9 +73,12 @@ class Collection:
                 self._environment_s += turn.step_s
 
     def summary(self) -> dict[str, Any]:
-        """Scores of all finished episodes, also of filtered groups; numbers of episodes by the limit or error that ended them,
-        the most frequent first; seconds of waiting for tokens and environments, added up over concurrent episodes."""
-        sampled_tokens = sum(episode.num_tokens for tasks in self._outcomes.values() for task in tasks for episode in task)
+        """Scores of all finished episodes, also of filtered groups; numbers of episodes by the limit or error
+        that ended them, the most frequent first; seconds of waiting for tokens and environments, added up
+        over concurrent episodes."""
+        sampled_tokens = sum(
+            episode.num_tokens for tasks in self._outcomes.values() for task in tasks for episode in task
+        )
         return {
             **self._evaluation().to_json(),
             "num_groups": self._groups.total(),
@@ -91,14 +101,26 @@ class Collection:
         summary, evaluation = self.summary(), self._evaluation()
         lines = [score_table(evaluation.rows()), *evaluation.too_few_samples()]
         if self._limits:
-            lines.append("truncated  " + ", ".join(f"{count} by {limit}" for limit, count in self._limits.most_common()))
+            lines.append(
+                "truncated  "
+                + ", ".join(f"{count} by {limit}" for limit, count in self._limits.most_common())
+            )
         if self._failures:
             [(error, count)] = self._failures.most_common(1)
-            lines.append(f"failed     {counted(evaluation.num_failed, 'episode')}; most often ({count}×): {error}")
+            lines.append(
+                f"failed     {counted(evaluation.num_failed, 'episode')}; most often ({count}×): {error}"
+            )
         if summary["num_filtered"]:
-            lines.append(f"filtered   {summary['num_filtered']} of {summary['num_groups']} groups, by group_filter")
-        speed = f"{summary['sampled_tokens']:,} tokens in {self._elapsed_s:.1f} s, {summary['tokens_per_s']:,.0f} a second"
+            lines.append(
+                f"filtered   {summary['num_filtered']} of {summary['num_groups']} groups, by group_filter"
+            )
+        speed = (
+            f"{summary['sampled_tokens']:,} tokens in {self._elapsed_s:.1f} s, "
+            f"{summary['tokens_per_s']:,.0f} a second"
+        )
         waited_s = self._engine_s + self._environment_s
         if waited_s:
-            speed += f"; episodes waited {self._engine_s / waited_s:.1%} for the engine, the rest for environments"
+            speed += (
+                f"; episodes waited {self._engine_s / waited_s:.1%} for the engine, the rest for environments"
+            )
         return "\n".join([*lines, f"speed      {speed}"])

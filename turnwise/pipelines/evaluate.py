@@ -22,8 +22,9 @@ class EpisodeResult(NamedTuple):
 
     @classmethod
     def of_group(cls, group: Group) -> "list[EpisodeResult]":
-        """The results of the group's episodes that didn't fail. An episode may have several trajectories, all with its score.
-        An episode succeeds if its environment's metric `success` exceeds 0.5; without that metric, if its score is positive."""
+        """The results of the group's episodes that didn't fail. An episode may have several trajectories, all
+        with its score. An episode succeeds if its environment's metric `success` exceeds 0.5; without that
+        metric, if its score is positive."""
         episodes: dict[int, list[Trajectory]] = {}
         for trajectory in group.trajectories:
             episodes.setdefault(trajectory.sibling, []).append(trajectory)
@@ -42,7 +43,8 @@ class EpisodeResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Success rate over the episodes of several tasks, its 95% interval (`clustered_interval`), and means per episode."""
+    """Success rate over the episodes of several tasks, its 95% interval (`clustered_interval`), and means per
+    episode."""
 
     num_episodes: int
     num_successes: int
@@ -89,7 +91,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What `turnwise eval` reports of a model: overall, by tag, and how many episodes failed for reasons outside the policy."""
+    """What `turnwise eval` reports of a model: overall, by tag, and how many episodes failed for reasons
+    outside the policy."""
 
     overall: Score
     by_tag: dict[str, Score]
@@ -118,14 +121,19 @@ class Evaluation:
         """For each k, a sentence that says how many tasks pass@k covers, if it covers less than all."""
         total = self.overall.num_tasks
         return [
-            f"pass@{k}: over {num_tasks} of {counted(total, 'task')}; the others have fewer than {counted(k, 'episode')}"
+            f"pass@{k}: over {num_tasks} of {counted(total, 'task')}; the others have fewer than "
+            f"{counted(k, 'episode')}"
             for k, num_tasks in self.overall.pass_at_tasks.items()
             if num_tasks < total
         ]
 
     def failures(self) -> list[str]:
         """A sentence about the failed episodes, if there are any."""
-        return [f"not counted: {counted(self.num_failed, 'episode')} that failed outside the policy"] if self.num_failed else []
+        return (
+            [f"not counted: {counted(self.num_failed, 'episode')} that failed outside the policy"]
+            if self.num_failed
+            else []
+        )
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
@@ -139,8 +147,8 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
-    """Estimates the chance that at least one of k samples of a task succeeds, from c successes among n ≥ k samples:
-    1 − C(n−c, k)/C(n, k), which is unbiased (Chen et al. 2021, arXiv:2107.03374, eq. 1).
+    """Estimates the chance that at least one of k samples of a task succeeds, from c successes among n ≥ k
+    samples: 1 − C(n−c, k)/C(n, k), which is unbiased (Chen et al. 2021, arXiv:2107.03374, eq. 1).
 
     >>> pass_at_k(4, 1, k=1), pass_at_k(4, 1, k=2), pass_at_k(4, 3, k=2)
     (0.25, 0.5, 1.0)
@@ -151,7 +159,8 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
     """Mean pass@k of the tasks with at least k samples, for each of the `_sample_sizes`."""
     return {
-        k: _mean(pass_at_k(n, c, k) for n, c in zip(trials, successes, strict=True) if n >= k) for k in _sample_sizes(trials)
+        k: _mean(pass_at_k(n, c, k) for n, c in zip(trials, successes, strict=True) if n >= k)
+        for k in _sample_sizes(trials)
     }
 
 
@@ -176,17 +185,27 @@ def success_table(rows: Sequence[tuple[str, Score]]) -> str:
 
 def score_table(rows: Sequence[tuple[str, Score]]) -> str:
     """A plain-text table of named scores: success, its interval, pass@k, and means per episode."""
-    return _table("", rows, sorted({k for _, score in rows for k in score.pass_at if k > 1}), has_lengths=True)
+    return _table(
+        "", rows, sorted({k for _, score in rows for k in score.pass_at if k > 1}), has_lengths=True
+    )
 
 
-def _table(title: str, rows: Sequence[tuple[str, Score]], ks: Sequence[int], has_lengths: bool = False) -> str:
+def _table(
+    title: str, rows: Sequence[tuple[str, Score]], ks: Sequence[int], has_lengths: bool = False
+) -> str:
     width = max(len(title), *(len(name) for name, _ in rows))
-    header = f"{title:<{width}}  success  95% interval    episodes" + "".join(f"  {f'pass@{k}':>7}" for k in ks)
+    header = f"{title:<{width}}  success  95% interval    episodes" + "".join(
+        f"  {f'pass@{k}':>7}" for k in ks
+    )
     header += "    score  turns  tokens  truncated" if has_lengths else ""
     lines = [header, "-" * len(header)]
     for name, s in rows:
         line = f"{name:<{width}}  {s.success:7.3f}  [{s.low:.3f}, {s.high:.3f}]  {s.num_episodes:8d}"
         line += "".join(f"  {s.pass_at[k]:7.3f}" if k in s.pass_at else " " * 9 for k in ks)
-        line += f"  {s.mean_score:7.3f}  {s.mean_turns:5.1f}  {s.mean_tokens:6.1f}  {s.truncated:9.1%}" if has_lengths else ""
+        line += (
+            f"  {s.mean_score:7.3f}  {s.mean_turns:5.1f}  {s.mean_tokens:6.1f}  {s.truncated:9.1%}"
+            if has_lengths
+            else ""
+        )
         lines.append(line)
     return "\n".join(lines)

@@ -19,8 +19,8 @@ _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")  # the signals of a cluster that ends a job
 
 @contextmanager
 def continued_by(words: str) -> Iterator[None]:
-    """Inside, an interrupted run says that it continues with `words`: the caller may lack `resume_from_checkpoint`. Of nested
-    calls the outermost counts, since that is what the user called."""
+    """Inside, an interrupted run says that it continues with `words`: the caller may lack
+    `resume_from_checkpoint`. Of nested calls the outermost counts, since that is what the user called."""
     token = _CONTINUED_BY.set(_CONTINUED_BY.get() or words)
     try:
         yield
@@ -36,9 +36,10 @@ def how_to_continue() -> str:
 class Interrupts:
     """Holds Ctrl-C back while a step is trained and saved, and lets it through everywhere else.
 
-    After `hold` a first Ctrl-C is remembered until `release`, which raises KeyboardInterrupt. A second Ctrl-C raises it at
-    once. Elsewhere Ctrl-C raises it as usual, and asyncio then cancels the running episodes. `hold` and `release` do nothing
-    outside the main thread, since Python delivers signals to the main thread only."""
+    After `hold` a first Ctrl-C is remembered until `release`, which raises KeyboardInterrupt. A second Ctrl-C
+    raises it at once. Elsewhere Ctrl-C raises it as usual, and asyncio then cancels the running episodes.
+    `hold` and `release` do nothing outside the main thread, since Python delivers signals to the main thread
+    only."""
 
     def __init__(self) -> None:
         self._is_pressed = False
@@ -46,19 +47,22 @@ class Interrupts:
         self._doing = ""
 
     def hold(self, doing: str) -> None:
-        """Makes Ctrl-C wait for `release`. At Ctrl-C, `doing` tells the user what the program finishes first."""
+        """Makes Ctrl-C wait for `release`. At Ctrl-C, `doing` tells the user what the program finishes
+        first."""
         self._is_pressed, self._doing = False, doing
         if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)
 
     def release(self) -> None:
-        """Restores the previous handler of Ctrl-C. Raises KeyboardInterrupt if Ctrl-C was pressed since `hold`."""
+        """Restores the previous handler of Ctrl-C. Raises KeyboardInterrupt if Ctrl-C was pressed since
+        `hold`."""
         self.restore()
         if self._is_pressed:
             raise KeyboardInterrupt
 
     def restore(self) -> None:
-        """Restores the previous handler of Ctrl-C, if `hold` has replaced it. A remembered Ctrl-C isn't raised."""
+        """Restores the previous handler of Ctrl-C, if `hold` has replaced it. A remembered Ctrl-C isn't
+        raised."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
@@ -67,14 +71,17 @@ class Interrupts:
         if self._is_pressed:
             raise KeyboardInterrupt
         self._is_pressed = True
-        with suppress(OSError, ValueError, RuntimeError):  # the terminal is closed (SIGHUP), or is being written to
+        with suppress(
+            OSError, ValueError, RuntimeError
+        ):  # the terminal is closed (SIGHUP), or is being written to
             print(f"\n{self._doing}; press Ctrl-C again to drop it", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """Makes Ctrl-C raise KeyboardInterrupt, even if a shell has started the process with Ctrl-C ignored, or `ends_at_once` is
-    active. Signals that end a job (SIGTERM, or SIGHUP of a closed terminal) count as Ctrl-C."""
+    """Makes Ctrl-C raise KeyboardInterrupt, even if a shell has started the process with Ctrl-C ignored, or
+    `ends_at_once` is active. Signals that end a job (SIGTERM, or SIGHUP of a closed terminal) count as
+    Ctrl-C."""
     if not _is_main_thread():
         yield
         return
@@ -95,8 +102,9 @@ def ends_by_signals() -> Iterator[None]:
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Makes Ctrl-C end the process at once. Use it around a command's imports, when there is nothing to save: a library that
-    catches KeyboardInterrupt in the middle of its imports would continue without a part of itself and fail later."""
+    """Makes Ctrl-C end the process at once. Use it around a command's imports, when there is nothing to save:
+    a library that catches KeyboardInterrupt in the middle of its imports would continue without a part of
+    itself and fail later."""
     if not _is_main_thread():
         yield
         return

@@ -12,15 +12,17 @@ NUM_STEPS = 2
 MAX_TRAINED = 256
 """Maximum number of trained tokens that are measured."""
 SHARE = 1 / 16
-"""Maximum share of the step's tokens that pass the model once more. A token that was sampled and trained on costs ten forward
-passes or more, so this takes less than 1% of a step's time."""
+"""Maximum share of the step's tokens that pass the model once more. A token that was sampled and trained on
+costs ten forward passes or more, so this takes less than 1% of a step's time."""
 MIN_TOKENS = 256
-"""Tokens that may pass the model once more in a step so small that its share would hold no prompt: a few milliseconds."""
+"""Tokens that may pass the model once more in a step so small that its share would hold no prompt: a few
+milliseconds."""
 
 
 def log_prob_change(role: ModelRole, samples: Sequence[Sample], step: int) -> list[Metric]:
-    """`log_prob_change`: the mean absolute change of the log-probs of at most `MAX_TRAINED` trained tokens, in nats, by the
-    update of pipeline step `step`. [] after the first `NUM_STEPS` steps that train `role`, or if no sample fits."""
+    """`log_prob_change`: the mean absolute change of the log-probs of at most `MAX_TRAINED` trained tokens,
+    in nats, by the update of pipeline step `step`. [] after the first `NUM_STEPS` steps that train `role`, or
+    if no sample fits."""
     if not 0 <= step - role.plan.first_step < NUM_STEPS:
         return []
     prefixes = _prefixes(samples)
@@ -35,8 +37,8 @@ def log_prob_change(role: ModelRole, samples: Sequence[Sample], step: int) -> li
 
 
 def _prefixes(samples: Sequence[Sample]) -> list[Sample]:
-    """Beginnings of samples with their first trained tokens, the shortest prompts first, within the limits above. A beginning
-    suffices, since the log-prob of a token depends on the tokens before it only."""
+    """Beginnings of samples with their first trained tokens, the shortest prompts first, within the limits
+    above. A beginning suffices, since the log-prob of a token depends on the tokens before it only."""
     trained = [sample for sample in samples if sample.num_trained and not sample.media]
     remaining = max(MIN_TOKENS, int(SHARE * sum(sample.num_tokens for sample in samples)))
     num_trained = MAX_TRAINED

@@ -1,5 +1,5 @@
-"""The parity gate: checks that the servers sample from the policy that is trained. `docs/design/parity.md` says what is
-compared and when, and how the cause of a failure is found."""
+"""The parity gate: checks that the servers sample from the policy that is trained. `docs/design/parity.md`
+says what is compared and when, and how the cause of a failure is found."""
 
 import asyncio
 import logging
@@ -38,8 +38,8 @@ Prompt = list[Message]
 
 @dataclass
 class Probe:
-    """A conversation that can start over, always under the same request id. Its first turn gets `prompt`; later turns get the
-    last message of `prompt` again. Turn n always has the same seed."""
+    """A conversation that can start over, always under the same request id. Its first turn gets `prompt`;
+    later turns get the last message of `prompt` again. Turn n always has the same seed."""
 
     template: ChatTemplate
     server: PolicyServer
@@ -52,7 +52,9 @@ class Probe:
         self.start_over()
 
     def start_over(self) -> None:
-        self._conversation = TokenConversation(self.template, self.server, self.request_id, self.sampling, self.max_length)
+        self._conversation = TokenConversation(
+            self.template, self.server, self.request_id, self.sampling, self.max_length
+        )
 
     @property
     def num_turns(self) -> int:
@@ -60,10 +62,13 @@ class Probe:
 
     async def speak(self) -> bool:
         """Samples one more turn. Returns False if the context has no room for it."""
-        return await self._conversation.generate(self.prompt[-1:] if self.num_turns else self.prompt) is not None
+        return (
+            await self._conversation.generate(self.prompt[-1:] if self.num_turns else self.prompt) is not None
+        )
 
     def sample(self, num_scored: int) -> Sample:
-        """The conversation so far. Its response mask marks the sampled tokens of the last `num_scored` turns."""
+        """The conversation so far. Its response mask marks the sampled tokens of the last `num_scored`
+        turns."""
         sample = _sample(self._conversation.turns)
         sample.response_mask[: sample.turn_spans[-num_scored].start] = False
         return sample
@@ -90,7 +95,8 @@ class _Listener:
 async def first_prompts(
     agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
 ) -> dict[str, Prompt]:
-    """The first prompt of each tag's agent, in a task made for the gate. A tag is left out if its agent gives no prompt."""
+    """The first prompt of each tag's agent, in a task made for the gate. A tag is left out if its agent gives
+    no prompt."""
     prompts = {}
     for tag, agent in agents.items():
         listener = _Listener(max_length)
@@ -102,7 +108,9 @@ async def first_prompts(
             await agent.run(_task(tag, derive_seed(seed, "parity", tag)), 0, open_conversation, sampling)
         except (ConfigError, DeadlineError):
             raise
-        except Exception as error:  # boundary: agents and environments are foreign code; rollouts report their errors
+        except (
+            Exception
+        ) as error:  # boundary: agents and environments are foreign code; rollouts report their errors
             logger.info("parity: %s gave no first prompt (%r); the parity check does without it", tag, error)
         if listener.heard:
             prompts[tag] = listener.heard
@@ -126,12 +134,14 @@ _MAX_TURNS = 4  # turns after which a continued conversation starts over
 class ParityGate:
     """Compares the log-probs of a few tokens that the servers sample with those that the trainer computes.
 
-    Each prompt has two conversations. The new one has two turns and starts over at every check, so its metrics depend on the
-    weights alone. The continued one gets a turn per check and starts over after `_MAX_TURNS`: a server that still cached its
-    prefix from before the weight update would answer from old weights. Both are sampled with `sampling`.
+    Each prompt has two conversations. The new one has two turns and starts over at every check, so its
+    metrics depend on the weights alone. The continued one gets a turn per check and starts over after
+    `_MAX_TURNS`: a server that still cached its prefix from before the weight update would answer from old
+    weights. Both are sampled with `sampling`.
 
-    The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so that no episode
-    reuses what the gate cached. Dropping caches waits for running requests, so set `forgets` only if none run at a check."""
+    The gate's request ids are never released. With `forgets` the servers drop their caches after a check, so
+    that no episode reuses what the gate cached. Dropping caches waits for running requests, so set `forgets`
+    only if none run at a check."""
 
     run_async: Callable[..., Any]
     server: PolicyServer
@@ -144,18 +154,23 @@ class ParityGate:
     forgets: bool = True
 
     def __post_init__(self) -> None:
-        self._last: tuple[int, list[Sample]] | None = None  # the version of the last check, and its new conversations
+        self._last: tuple[int, list[Sample]] | None = (
+            None  # the version of the last check, and its new conversations
+        )
         self._new = [self._probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(self.prompts)]
         # The names say "kept", as in earlier revisions, since the seeds are derived from them.
-        self._continued = [self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)]
+        self._continued = [
+            self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)
+        ]
 
     def _probe(self, name: str, prompt: Prompt) -> Probe:
         own = replace(self.sampling, seed=derive_seed(self.sampling.seed, name))
         return Probe(self.template, self.server, name, prompt, own, self.max_length)
 
     def check(self, version: int) -> list[Metric]:
-        """Samples turns. Returns metrics of the new conversations. Raises ParityError if the mean difference of the new or the
-        continued ones exceeds `max_diff` (nats per token). Call it right after the servers have received policy `version`."""
+        """Samples turns. Returns metrics of the new conversations. Raises ParityError if the mean difference
+        of the new or the continued ones exceeds `max_diff` (nats per token). Call it right after the servers
+        have received policy `version`."""
         started = time.perf_counter()
         new, continued = self.run_async(self._play(version))
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
@@ -201,7 +216,8 @@ class ParityGate:
         return version, float(logprob_differences(new, [sample.rollout_logprobs for sample in before]).mean())
 
     def _ask_afresh(self, version: int, played: Sequence[Sample]) -> float:
-        """Lets servers with empty caches answer the last turns again; returns the mean difference of the worst conversation."""
+        """Lets servers with empty caches answer the last turns again; returns the mean difference of the
+        worst conversation."""
         answered = self.run_async(self._answer_uncached(version, played))
         return max(float(self._differences([sample]).mean()) for sample in answered)
 
@@ -210,7 +226,9 @@ class ParityGate:
         await self.server.sleep(["kv_cache"])
         await self.server.wake(["kv_cache"])
         await self.server.resume(version)
-        return await asyncio.gather(*(self._answer(f"parity/afresh/{index}", sample) for index, sample in enumerate(samples)))
+        return await asyncio.gather(
+            *(self._answer(f"parity/afresh/{index}", sample) for index, sample in enumerate(samples))
+        )
 
     async def _answer(self, request_id: str, sample: Sample) -> Sample:
         """Samples the last turn of a sample again, in the same context."""

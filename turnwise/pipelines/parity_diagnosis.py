@@ -1,5 +1,6 @@
-"""Finds out why servers and trainer disagree about the log-probs of the same tokens: measures how well each known fault
-explains the difference. ParityError's message names the fault that explains it best, if any, and what to do about it."""
+"""Finds out why servers and trainer disagree about the log-probs of the same tokens: measures how well each
+known fault explains the difference. ParityError's message names the fault that explains it best, if any, and
+what to do about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,14 +22,16 @@ ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 
 _NEGLIGIBLE = 1e-5  # nats by which two ways of computing the same log-probs in fp32 may differ
 _ROUNDING_SPREAD = 3.0
-"""The sizes of two rounding errors of the same dtype are taken as equal if they differ by at most this factor."""
+"""The sizes of two rounding errors of the same dtype are taken as equal if they differ by at most this
+factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """The models and settings that a server can be compared with. `score` computes the trainer's log-probs; `without_adapter`
-    computes them with the LoRA adapter off (None = no adapter). `weights` returns the trainer's `(Hugging Face name, tensor)`
-    pairs. `folders` maps the config's model folders to the settings that name them. Training started from the first folder."""
+    """The models and settings that a server can be compared with. `score` computes the trainer's log-probs;
+    `without_adapter` computes them with the LoRA adapter off (None = no adapter). `weights` returns the
+    trainer's `(Hugging Face name, tensor)` pairs. `folders` maps the config's model folders to the settings
+    that name them. Training started from the first folder."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -41,7 +44,9 @@ class Suspects:
 
     def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
         """Log-probs by transformers' own forward pass with the trainer's weights."""
-        return plain_logprobs(plain_model(self.model_config, self.weights(), parse_dtype(dtype)), samples, temperature)
+        return plain_logprobs(
+            plain_model(self.model_config, self.weights(), parse_dtype(dtype)), samples, temperature
+        )
 
     def score_folder(self, samples: Sequence[Sample], folder: str) -> list[FloatArray]:
         """Log-probs by transformers' own forward pass with the weights of a folder."""
@@ -54,10 +59,10 @@ class Suspects:
 class Evidence:
     """The conversations in which sampler and trainer disagree about policy `version`.
 
-    `max_diff` is the largest mean difference allowed. `ask_afresh` drops the server's caches, requests the last turns again,
-    and returns the mean difference of the worst conversation. `change_since` is `(version, distance)`: the policy version of
-    the last check, and the mean change of the server's log-probs since then; None without an earlier check, or if the server
-    sampled other tokens then."""
+    `max_diff` is the largest mean difference allowed. `ask_afresh` drops the server's caches, requests the
+    last turns again, and returns the mean difference of the worst conversation. `change_since` is `(version,
+    distance)`: the policy version of the last check, and the mean change of the server's log-probs since
+    then; None without an earlier check, or if the server sampled other tokens then."""
 
     version: int
     samples: Sequence[Sample]
@@ -67,8 +72,9 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A possible cause. `rest()` returns the mean difference between the log-probs that the cause predicts and the server's.
-    If given, `rounding()` decides instead: it returns a dtype's mean rounding error, since single errors can't be predicted."""
+    """A possible cause. `rest()` returns the mean difference between the log-probs that the cause predicts
+    and the server's. If given, `rounding()` decides instead: it returns a dtype's mean rounding error, since
+    single errors can't be predicted."""
 
     cause: str
     rest: Callable[[], float]
@@ -77,7 +83,8 @@ class Fault(NamedTuple):
 
 
 def diagnose(evidence: Evidence, suspects: Suspects) -> str:
-    """The message of a ParityError: how far sampler and trainer differ, why, what to do, and what was tried."""
+    """The message of a ParityError: how far sampler and trainer differ, why, what to do, and what was
+    tried."""
     differences = logprob_differences(evidence.samples, suspects.score(evidence.samples))
     mean = float(differences.mean())
     most = max(mean / 10, min(mean / 3, evidence.max_diff))
@@ -99,8 +106,10 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
             proven.append((rest, fault))
     return "\n".join(
         [
-            f"sampler and trainer differ by {mean:.2g} nats per token in the mean, {differences.max():.2g} at most, "
-            f"over {len(differences)} tokens of policy version {evidence.version}; parity_max_logprob_diff is "
+            f"sampler and trainer differ by {mean:.2g} nats per token in the mean, {differences.max():.2g} "
+            f"at most, "
+            f"over {len(differences)} tokens of policy version {evidence.version}; "
+            f"parity_max_logprob_diff is "
             f"{evidence.max_diff:g}.",
             _verdict(proven),
             "Mean difference that would be left if the cause were",
@@ -110,9 +119,13 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
 
 
 def _verdict(proven: Sequence[tuple[float, Fault]]) -> str:
-    """The sentences on the cause, of faults that explain the difference, each with the mean difference that it leaves."""
+    """The sentences on the cause, of faults that explain the difference, each with the mean difference that
+    it leaves."""
     if not proven:
-        return "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
+        return (
+            "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the "
+            "difference."
+        )
     # One fault may look like another. The first of those with about the least rest is named.
     least = min(rest for rest, _ in proven)
     fault = next(fault for rest, fault in proven if rest <= 2 * least + _NEGLIGIBLE)
@@ -127,7 +140,8 @@ def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
         yield Fault(
             cause="adapter not loaded",
             rest=partial(_distance, samples, suspects.without_adapter),
-            advice="The server agrees with the model without the LoRA adapter that is trained: it must load the "
+            advice="The server agrees with the model without the LoRA adapter that is trained: it must load "
+            "the "
             "adapter, or be given merged weights",
         )
     if suspects.temperature != 1.0:
@@ -135,8 +149,10 @@ def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
             cause="temperature 1",
             rest=partial(_plain_distance, suspects, samples, 1.0, suspects.sampler_dtype),
             advice="The server's log-probs are those of this temperature, the trainer's of "
-            f"{suspects.temperature:g} (actor_infer.generating_args.temperature, train_env_manager's before it). A "
-            "server must return log-probs after the temperature; for vLLM that is logprobs_mode: processed_logprobs",
+            f"{suspects.temperature:g} (actor_infer.generating_args.temperature, train_env_manager's before "
+            f"it). A "
+            "server must return log-probs after the temperature; for vLLM that is logprobs_mode: "
+            "processed_logprobs",
         )
     yield from _folder_faults(suspects, samples)
     yield _trainer_fault(suspects, samples)
@@ -149,7 +165,8 @@ def _server_faults(evidence: Evidence) -> Iterator[Fault]:
     yield Fault(
         cause="stale prefix",
         rest=evidence.ask_afresh,
-        advice="With emptied caches the server agrees: its `resume` must drop every cached prefix; until it does, "
+        advice="With emptied caches the server agrees: its `resume` must drop every cached prefix; until it "
+        "does, "
         "turn its prefix cache off in actor_infer.strategy_args.strategy_config",
     )
     if evidence.change_since is None:
@@ -178,7 +195,8 @@ def _folder_faults(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fa
             yield Fault(
                 cause=f"wrong folder, {setting} {folder}",
                 rest=rest,
-                advice=f"The server samples from this model, and training started from {start}: name one folder for both",
+                advice=f"The server samples from this model, and training started from {start}: name one "
+                f"folder for both",
             )
 
 
@@ -221,7 +239,8 @@ def _plain_distance(suspects: Suspects, samples: Sequence[Sample], temperature: 
 
 
 def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> float:
-    """The mean |Δ log-prob| between the trainer's own forward pass and transformers' in `dtype`, over the sampled tokens."""
+    """The mean |Δ log-prob| between the trainer's own forward pass and transformers' in `dtype`, over the
+    sampled tokens."""
     trained = suspects.score(samples)
     rounded = suspects.score_plainly(samples, suspects.temperature, dtype)
     triples = zip(samples, trained, rounded, strict=True)
@@ -230,6 +249,7 @@ def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> floa
 
 
 def logprob_differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
-    """|Δ log-prob| [R] between the server and `logprobs` (an array [N] per sample) at the R sampled tokens of all samples."""
+    """|Δ log-prob| [R] between the server and `logprobs` (an array [N] per sample) at the R sampled tokens of
+    all samples."""
     pairs = zip(samples, logprobs, strict=True)
     return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])

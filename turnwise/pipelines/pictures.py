@@ -18,8 +18,8 @@ NUM_RECORDED = 4
 
 
 class Pictures:
-    """Records the first sibling's episode of some tasks, and writes GIFs below `folder`. Recording only calls the environment's
-    `render()`, and changes nothing in an episode."""
+    """Records the first sibling's episode of some tasks, and writes GIFs below `folder`. Recording only calls
+    the environment's `render()`, and changes nothing in an episode."""
 
     def __init__(self, folder: Path, task_ids: Collection[str]) -> None:
         self.folder = folder
@@ -27,7 +27,8 @@ class Pictures:
         self._recordings: dict[str, Views] = {}
 
     def recorded(self, build: Callable[[MakeEnv], AgentLoop], make_env: MakeEnv) -> AgentLoop:
-        """An agent that plays like `build(make_env)` and also records the first sibling of each chosen task."""
+        """An agent that plays like `build(make_env)` and also records the first sibling of each chosen
+        task."""
 
         def heard_loop(observer: EpisodeObserver) -> AgentLoop:
             return build(lambda task: ObservedEnv(make_env(task), observer))
@@ -35,8 +36,8 @@ class Pictures:
         return ObservedLoop(build(make_env), self._observer, heard_loop)
 
     def write(self, name: str, groups: Sequence[Group]) -> list[Path]:
-        """Writes a GIF into `folder/name` for each recorded episode that didn't fail: `{tag}-{group}-{score}.gif`. Returns the
-        paths. A file that can't be written is only logged."""
+        """Writes a GIF into `folder/name` for each recorded episode that didn't fail:
+        `{tag}-{group}-{score}.gif`. Returns the paths. A file that can't be written is only logged."""
         written: list[Path] = []
         for group in groups:
             recording = self._recordings.pop(group.task.id, None)
@@ -45,7 +46,10 @@ class Pictures:
                 continue
             views = recording.views
             if len(views) != len(trajectory.turns) + 1:
-                logger.warning("%s: its environment isn't played turn by turn, so there is no picture of it", group.task.id)
+                logger.warning(
+                    "%s: its environment isn't played turn by turn, so there is no picture of it",
+                    group.task.id,
+                )
                 continue
             tag = re.sub(r"[^\w.-]", "_", group.task.tag)
             path = self.folder / name / f"{tag}-{group.index}-{trajectory.score:.2f}.gif"
@@ -59,14 +63,16 @@ class Pictures:
         return written
 
     def _observer(self, task: Task, sibling: int) -> Views | None:
-        """The observer that collects an episode's views, shared by its retries; None if the episode isn't recorded."""
+        """The observer that collects an episode's views, shared by its retries; None if the episode isn't
+        recorded."""
         if sibling or task.id not in self._task_ids:
             return None
         return self._recordings.setdefault(task.id, Views())
 
 
 def frames(trajectory: Trajectory, views: Sequence[View]) -> list[Frame]:
-    """One frame of the start and one after each turn. A turn's caption tells what the model saw, said and did."""
+    """One frame of the start and one after each turn. A turn's caption tells what the model saw, said and
+    did."""
     turns, task = trajectory.turns, trajectory.task
     result = [Frame(views[0].picture, f"{task.id}\nbefore turn 1 of {len(turns)}", ())]
     score = 0.0

@@ -16,13 +16,15 @@ from turnwise.types import Denominators, Group, Metric, Sample, derive_seed, sam
 
 
 class PolicyUpdate:
-    """Trains `role` in one pipeline step. If all samples come at once, the role's plan splits them into optimiser steps. If
-    training `is_streamed`, they come in parts that together make one optimiser step. The parts' undivided gradients are added
-    up, and the sum is divided by the step's denominator at the end. Up to rounding, the result is that of all samples at once.
+    """Trains `role` in one pipeline step. If all samples come at once, the role's plan splits them into
+    optimiser steps. If training `is_streamed`, they come in parts that together make one optimiser step. The
+    parts' undivided gradients are added up, and the sum is divided by the step's denominator at the end. Up
+    to rounding, the result is that of all samples at once.
 
-    The update is skipped if all advantages are 0 and the loss has no other gradient, since only momentum and weight decay would
-    change the weights. A part whose advantages are all 0 is trained on together with the next part. Before pipeline step
-    `plan.first_step` (for the actor, the end of the critic's warm-up) nothing is trained."""
+    The update is skipped if all advantages are 0 and the loss has no other gradient, since only momentum and
+    weight decay would change the weights. A part whose advantages are all 0 is trained on together with the
+    next part. Before pipeline step `plan.first_step` (for the actor, the end of the critic's warm-up) nothing
+    is trained."""
 
     def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
         self.role = role
@@ -36,7 +38,8 @@ class PolicyUpdate:
         self._waiting: list[Sample] = []
 
     def train_on(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
-        """Trains on the samples. The call with `is_last` changes the weights and returns the metrics of all calls."""
+        """Trains on the samples. The call with `is_last` changes the weights and returns the metrics of all
+        calls."""
         if self.step < self.role.plan.first_step:
             return []
         samples, self._waiting = [*self._waiting, *samples], []
@@ -53,16 +56,20 @@ class PolicyUpdate:
         return [*metrics, self._left_out(0.0)] if is_last else []
 
     def measure(self, samples: Sequence[Sample]) -> list[Metric]:
-        """How far the weights' change in this pipeline step moved the policy (`log_prob_change`); [] if they didn't change."""
+        """How far the weights' change in this pipeline step moved the policy (`log_prob_change`); [] if they
+        didn't change."""
         has_stepped = self.role.num_updates > self._num_updates_before
         return log_prob_change(self.role, samples, self.step) if has_stepped else []
 
     def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
-        """Whether the loss needs advantages, there are trained tokens, and the advantages of all of them are set and 0."""
+        """Whether the loss needs advantages, there are trained tokens, and the advantages of all of them are
+        set and 0."""
         if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
             return False
         trained = [sample for sample in samples if sample.num_trained]
-        known = [sample.advantages[sample.response_mask] for sample in trained if sample.advantages is not None]
+        known = [
+            sample.advantages[sample.response_mask] for sample in trained if sample.advantages is not None
+        ]
         return len(known) == len(trained) > 0 and not any(advantages.any() for advantages in known)
 
     def _left_out(self, number: float) -> Metric:
@@ -72,7 +79,9 @@ class PolicyUpdate:
         """Adds the gradient of a part. The last part makes the optimiser step and returns its metrics."""
         if not isinstance(self.loss, StreamsStep):
             name = type(self.loss).__name__
-            raise NotAvailableError(f"{name} must see all samples of a step at once; set stream_training: false")
+            raise NotAvailableError(
+                f"{name} must see all samples of a step at once; set stream_training: false"
+            )
         plan = self.role.plan
         seed = derive_seed(plan.seed, self.role.name, "part", self.step, len(self._parts))
         samples, measured = self.role.prepare(samples, self.loss, seed)
@@ -92,8 +101,9 @@ class PolicyUpdate:
 
 
 class StepRollout:
-    """Iterates over the parts of a step's batch: one, or several if training is streamed. Waiting for a part is timed as phase
-    `rollout`. Phase `total` lasts from the first wait until the loop's body has run with the last part."""
+    """Iterates over the parts of a step's batch: one, or several if training is streamed. Waiting for a part
+    is timed as phase `rollout`. Phase `total` lasts from the first wait until the loop's body has run with
+    the last part."""
 
     def __init__(self, source: RolloutSource, log: RunLog, config: AgenticConfig) -> None:
         self.groups: list[Group] = []

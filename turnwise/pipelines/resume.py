@@ -1,4 +1,5 @@
-"""Finds the checkpoint to continue from, compares its settings with the new ones, and opens the run's folder."""
+"""Finds the checkpoint to continue from, compares its settings with the new ones, and opens the run's
+folder."""
 
 import errno
 import os
@@ -30,7 +31,8 @@ Config = AgenticConfig | SFTConfig
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A complete checkpoint, the folder of the run that saved it (None if not found), and messages about damaged newer ones."""
+    """A complete checkpoint, the folder of the run that saved it (None if not found), and messages about
+    damaged newer ones."""
 
     checkpoint: Path
     run: Path | None
@@ -38,14 +40,16 @@ class ResumePoint:
 
 
 def checkpoints_folder(config: Config, run: Path) -> Path:
-    """The folder of a run's checkpoints: below `checkpoint_config.output_dir` if that is set, else in the run's folder."""
+    """The folder of a run's checkpoints: below `checkpoint_config.output_dir` if that is set, else in the
+    run's folder."""
     asked = config.checkpoint_config.output_dir
     return Path(asked).absolute() / config.exp_name / run.name if asked else run / "checkpoints"
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """The checkpoint that `resume_from_checkpoint` asks for. None if the key is false, or is true and the experiment has no
-    checkpoint. Raises CheckpointError if the key is a path without a checkpoint, or no checkpoint found is complete."""
+    """The checkpoint that `resume_from_checkpoint` asks for. None if the key is false, or is true and the
+    experiment has no checkpoint. Raises CheckpointError if the key is a path without a checkpoint, or no
+    checkpoint found is complete."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
@@ -61,13 +65,17 @@ def find_resume_point(config: Config) -> ResumePoint | None:
         try:
             verify(path)
         except CheckpointError as fault:
-            whole = next((sibling for sibling in reversed(all_checkpoints(path.parent)) if _fault(sibling) is None), None)
+            whole = next(
+                (sibling for sibling in reversed(all_checkpoints(path.parent)) if _fault(sibling) is None),
+                None,
+            )
             raise CheckpointError(f"{fault}; {whole} is complete" if whole else str(fault)) from fault
         return ResumePoint(path, _run_of(config, path))
     found = [*all_checkpoints(path), *(_checkpoints_of(config, path) if path.is_dir() else ())]
     if not found:
         raise CheckpointError(
-            f"resume_from_checkpoint {asked}: there is no checkpoint; give a folder checkpoint-N, a run's folder, "
+            f"resume_from_checkpoint {asked}: there is no checkpoint; give a folder checkpoint-N, a run's "
+            f"folder, "
             "or true for the newest of this experiment"
         )
     newest, faults = _newest_whole(found)
@@ -81,13 +89,17 @@ def check_resume(config: Config) -> None:
 
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
-    """The folder that the run writes into, and notes for the log. A run that continues from its newest checkpoint keeps its
-    folder. If there are newer checkpoints, or the folder can't be written, a new folder begins with a copy of the metrics
-    and trajectories up to that checkpoint. Raises CheckpointError if the run can't be continued."""
+    """The folder that the run writes into, and notes for the log. A run that continues from its newest
+    checkpoint keeps its folder. If there are newer checkpoints, or the folder can't be written, a new folder
+    begins with a copy of the metrics and trajectories up to that checkpoint. Raises CheckpointError if the
+    run can't be continued."""
     point = find_resume_point(config)
     if point is None:
         is_expected = config.resume_from_checkpoint is not False
-        notes = [f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts from the beginning"]
+        notes = [
+            f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts from the "
+            f"beginning"
+        ]
         return _new_folder(config), notes if is_expected else []
     notes = [*point.faults, _describe_changes(config, point)]
     num_done = read_state(point.checkpoint)["step"]
@@ -107,15 +119,20 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
 
 
 def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> RunFolder:
-    """Reopens the run's own folder, and sets newer checkpoints aside, which are all damaged. Raises CheckpointError if another
-    process uses the folder or has just saved a checkpoint; OSError if the folder can't be written."""
+    """Reopens the run's own folder, and sets newer checkpoints aside, which are all damaged. Raises
+    CheckpointError if another process uses the folder or has just saved a checkpoint; OSError if the folder
+    can't be written."""
     folder = RunFolder.reopen(run)
     with ExitStack() as on_error:
         on_error.callback(folder.close)
         if find_resume_point(config) != point:
-            raise CheckpointError(f"{run} saved another checkpoint while this one was chosen; start again to take the newest")
+            raise CheckpointError(
+                f"{run} saved another checkpoint while this one was chosen; start again to take the newest"
+            )
         for place in (run, folder.metrics, folder.rollouts, point.checkpoint.parent):
-            if place.exists() and not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            if place.exists() and not os.access(
+                place, os.W_OK, effective_ids=os.access in os.supports_effective_ids
+            ):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         remove_leftovers(point.checkpoint.parent)
         for broken in all_checkpoints(point.checkpoint.parent):
@@ -126,9 +143,12 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
 
 
 def _new_folder(config: Config) -> RunFolder:
-    """Makes a run folder, under a name that has no checkpoints yet in the folder where the config puts them."""
+    """Makes a run folder, under a name that has no checkpoints yet in the folder where the config puts
+    them."""
     return RunFolder.create(
-        Path(config.output_dir), config.exp_name, is_free=lambda run: not all_checkpoints(checkpoints_folder(config, run))
+        Path(config.output_dir),
+        config.exp_name,
+        is_free=lambda run: not all_checkpoints(checkpoints_folder(config, run)),
     )
 
 
@@ -146,7 +166,8 @@ def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
 
 
 def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
-    """The latest complete checkpoint, and messages about later, damaged ones. Raises CheckpointError if all are damaged."""
+    """The latest complete checkpoint, and messages about later, damaged ones. Raises CheckpointError if all
+    are damaged."""
     faults: list[str] = []
     for folder in sorted(found, key=_saved_at, reverse=True):
         fault = _fault(folder)
@@ -154,11 +175,14 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
             return folder, faults
         faults.append(f"{fault}; going back to the one before")
     listed = "".join(f"\n  - {fault}" for fault in faults)
-    raise CheckpointError(f"no checkpoint is complete:{listed}\nStart from the beginning with resume_from_checkpoint=false")
+    raise CheckpointError(
+        f"no checkpoint is complete:{listed}\nStart from the beginning with resume_from_checkpoint=false"
+    )
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:
-    """The modification time of a checkpoint's manifest (else of its folder, else 0), and the checkpoint's number."""
+    """The modification time of a checkpoint's manifest (else of its folder, else 0), and the checkpoint's
+    number."""
     for look in ((folder / MANIFEST_FILE).stat, folder.lstat):
         with suppress(OSError):
             return look().st_mtime, number_of(folder)
@@ -175,15 +199,19 @@ def _fault(checkpoint: Path) -> CheckpointError | None:
 
 
 def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
-    """Whether a complete checkpoint of more steps is beside this one, or this one isn't named `checkpoint-N`."""
+    """Whether a complete checkpoint of more steps is beside this one, or this one isn't named
+    `checkpoint-N`."""
     siblings = all_checkpoints(checkpoint.parent)
     later = (sibling for sibling in siblings if number_of(sibling) > num_done)
     return checkpoint not in siblings or any(_fault(sibling) is None for sibling in later)
 
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
-    """A note about settings that differ from the checkpoint's. Raises CheckpointError if one of them must not change."""
-    changed = differences(_load_yaml(point.checkpoint / CONFIG_FILE), load_yaml(dump_yaml(config), "this config"))
+    """A note about settings that differ from the checkpoint's. Raises CheckpointError if one of them must not
+    change."""
+    changed = differences(
+        _load_yaml(point.checkpoint / CONFIG_FILE), load_yaml(dump_yaml(config), "this config")
+    )
     refused = [difference for difference in changed if difference.is_refused]
     if refused:
         raise CheckpointError(
@@ -208,14 +236,16 @@ def _load_yaml(file: Path) -> dict[str, Any]:
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
-    """A checkpoint's run folder: its grandparent, or `output_dir/exp_name/<parent's name>`. None if neither has a config."""
+    """A checkpoint's run folder: its grandparent, or `output_dir/exp_name/<parent's name>`. None if neither
+    has a config."""
     around = checkpoint.parent.parent
     named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)
 
 
 def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:
-    """Copies metrics and trajectories to the new folder. Returns a note about each file that can't be copied."""
+    """Copies metrics and trajectories to the new folder. Returns a note about each file that can't be
+    copied."""
     notes = []
     for source, target in ((old.metrics, new.metrics), (old.rollouts, new.rollouts)):
         try:

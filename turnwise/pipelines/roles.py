@@ -1,4 +1,5 @@
-"""A role's model. Its methods send micro-batches of samples to the workers, and write the results into the samples."""
+"""A role's model. Its methods send micro-batches of samples to the workers, and write the results into the
+samples."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,7 +8,16 @@ from typing import Any, Literal
 
 from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import deal, denominators, micro_batches, optimizer_steps
-from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, NeedsWholeStep, Output, Pending, StepPart, Workers
+from turnwise.protocols import (
+    WHOLE_STEP,
+    Loss,
+    MemoryKind,
+    NeedsWholeStep,
+    Output,
+    Pending,
+    StepPart,
+    Workers,
+)
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.spec import OldLogProbs
 from turnwise.types import Denominators, FloatArray, Metric, Sample, derive_seed
@@ -17,9 +27,10 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a role splits its samples. An optimiser step has `samples_per_step` samples. A micro-batch has at most
-    `max_tokens_train` or `max_tokens_infer` tokens if that is set (dynamic batching), else at most `max_sequences` samples.
-    Micro-batches change memory and speed, never results. `max_length` is the longest context in tokens."""
+    """How a role splits its samples. An optimiser step has `samples_per_step` samples. A micro-batch has at
+    most `max_tokens_train` or `max_tokens_infer` tokens if that is set (dynamic batching), else at most
+    `max_sequences` samples. Micro-batches change memory and speed, never results. `max_length` is the longest
+    context in tokens."""
 
     samples_per_step: int
     max_length: int
@@ -29,18 +40,22 @@ class BatchPlan:
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
     samples_per_batch: int | None = None
-    """Number of samples per batch (one per trajectory) that the learning-rate schedule assumes; None = the actual number."""
+    """Number of samples per batch (one per trajectory) that the learning-rate schedule assumes; None = the
+    actual number."""
     first_step: int = 0
     """The first pipeline step in which the role is trained."""
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
-        """Sample indices of each micro-batch, those of the first rank first. All ranks have the same number of micro-batches;
-        some may be empty. Samples with a common prefix are adjacent, so that the prefix is computed once."""
+        """Sample indices of each micro-batch, those of the first rank first. All ranks have the same number
+        of micro-batches; some may be empty. Samples with a common prefix are adjacent, so that the prefix is
+        computed once."""
         limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
         ranks = []
         for dealt in deal(samples, num_ranks):
             dealt.sort(key=lambda index: samples[index].token_ids.tobytes())
-            parts = micro_batches([samples[index].num_tokens for index in dealt], **limits, order=range(len(dealt)))
+            parts = micro_batches(
+                [samples[index].num_tokens for index in dealt], **limits, order=range(len(dealt))
+            )
             ranks.append([[dealt[place] for place in part] for part in parts])
         most = max(len(parts) for parts in ranks)
         return [part for parts in ranks for part in [*parts, *[[]] * (most - len(parts))]]
@@ -50,8 +65,9 @@ class BatchPlan:
         return self.num_epochs * -(-num_samples // self.samples_per_step)
 
     def position(self, step: int, number: int, num_samples: int) -> float:
-        """Position in the learning-rate schedule of optimiser step `number` (from 0) of a pipeline step. Each pipeline step
-        advances the schedule by the planned number of optimiser steps, even if its `num_samples` make more or fewer.
+        """Position in the learning-rate schedule of optimiser step `number` (from 0) of a pipeline step. Each
+        pipeline step advances the schedule by the planned number of optimiser steps, even if its
+        `num_samples` make more or fewer.
 
         >>> plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, samples_per_batch=8)
         >>> [plan.position(5, number, num_samples=8) for number in range(2)]
@@ -68,8 +84,9 @@ ClaimDevices = Callable[[str, Collection[MemoryKind] | None], None]
 
 @dataclass(eq=False)
 class ModelRole:
-    """A role, such as `actor_train`, `reference` or `critic`, on its workers. If `is_base`, its model is the workers' base
-    model without the LoRA adapter. `stopwatch` is that of the workers; it counts micro-batches and tokens."""
+    """A role, such as `actor_train`, `reference` or `critic`, on its workers. If `is_base`, its model is the
+    workers' base model without the LoRA adapter. `stopwatch` is that of the workers; it counts micro-batches
+    and tokens."""
 
     name: str
     workers: Workers
@@ -91,46 +108,59 @@ class ModelRole:
         self.is_sharded = self.is_sharded and self.workers.size > 1
 
     def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
-        """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics carry `name`."""
+        """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics
+        carry `name`."""
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
 
     def call_full_model(self, method: str, *args: Any) -> Pending:
-        """Calls a method that needs the whole model on the first rank. The other ranks take part if they hold shares of it."""
+        """Calls a method that needs the whole model on the first rank. The other ranks take part if they hold
+        shares of it."""
         return self.workers.call(method, *args, route="broadcast" if self.is_sharded else "rank0")
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
-        """Sets the field `into` of every sample to this model's log-probs of its tokens. Returns the metrics of the passes."""
+        """Sets the field `into` of every sample to this model's log-probs of its tokens. Returns the metrics
+        of the passes."""
         is_cut = any(sample.kept_ids is not None for sample in samples)
-        results, metrics = self._forward(samples, frozenset({"logprobs", *(("full_logprobs",) if is_cut else ())}))
+        results, metrics = self._forward(
+            samples, frozenset({"logprobs", *(("full_logprobs",) if is_cut else ())})
+        )
         for sample, arrays in zip(samples, results, strict=True):
             if into == "old_logprobs":
-                sample.old_logprobs, sample.old_full_logprobs = arrays["logprobs"], arrays.get("full_logprobs")
+                sample.old_logprobs, sample.old_full_logprobs = (
+                    arrays["logprobs"],
+                    arrays.get("full_logprobs"),
+                )
             else:
                 sample.ref_logprobs = arrays.get("full_logprobs", arrays["logprobs"])
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:
-        """Sets `old_logprobs`, the log-probs of the policy at the start of an update, as the setting `old_log_probs` says. With
-        `if_needed` they are left out for a single optimiser step on samples of the current policy, `version`: its own forward
-        pass computes the same numbers, and without `old_logprobs` the loss takes the ratio to be 1."""
+        """Sets `old_logprobs`, the log-probs of the policy at the start of an update, as the setting
+        `old_log_probs` says. With `if_needed` they are left out for a single optimiser step on samples of the
+        current policy, `version`: its own forward pass computes the same numbers, and without `old_logprobs`
+        the loss takes the ratio to be 1."""
         if self.old_log_probs == "rollouts":
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
             return []
-        is_stale = any(run.version != version for sample in samples for runs in sample.versions for run in runs)
+        is_stale = any(
+            run.version != version for sample in samples for runs in sample.versions for run in runs
+        )
         if is_stale or self.plan.num_optimizer_steps(len(samples)) > 1 or self.old_log_probs == "always":
             return self.compute_log_probs(samples, into="old_logprobs")
         return []
 
     def compute_values(self, samples: Sequence[Sample]) -> list[Metric]:
-        """Sets `values` and `next_values` of every sample by this model's value head. Returns the metrics of the passes."""
+        """Sets `values` and `next_values` of every sample by this model's value head. Returns the metrics of
+        the passes."""
         results, metrics = self._forward(samples, frozenset({"values", "next_values"}))
         for sample, arrays in zip(samples, results, strict=True):
             sample.values, sample.next_values = arrays["values"], arrays["next_values"]
         return metrics
 
     def train_step(self, samples: Sequence[Sample], loss: Loss, step: int) -> list[Metric]:
-        """Trains on the samples of pipeline step `step`: `num_epochs` shuffled passes, each split into optimiser steps."""
+        """Trains on the samples of pipeline step `step`: `num_epochs` shuffled passes, each split into
+        optimiser steps."""
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
@@ -143,9 +173,12 @@ class ModelRole:
             metrics += self.optimizer_step(chunk, loss, position, derive_seed(seed, number))
         return metrics
 
-    def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
-        """Makes one optimiser step on all of the samples, or none if the loss counts none of their tokens. `position` in
-        the schedule sets the learning rate; `seed` seeds the loss's random draws. Returns metrics as `named` names them."""
+    def optimizer_step(
+        self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0
+    ) -> list[Metric]:
+        """Makes one optimiser step on all of the samples, or none if the loss counts none of their tokens.
+        `position` in the schedule sets the learning rate; `seed` seeds the loss's random draws. Returns
+        metrics as `named` names them."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:
@@ -153,9 +186,15 @@ class ModelRole:
         return self.named(metrics, has_stepped=divisors.num_tokens > 0)
 
     def backward(
-        self, samples: Sequence[Sample], divisors: Denominators, loss: Loss, position: float, part: StepPart = WHOLE_STEP
+        self,
+        samples: Sequence[Sample],
+        divisors: Denominators,
+        loss: Loss,
+        position: float,
+        part: StepPart = WHOLE_STEP,
     ) -> list[Metric]:
-        """Lets the workers make an optimiser step, or a part of one, on the samples. Returns unnamed metrics (see `named`)."""
+        """Lets the workers make an optimiser step, or a part of one, on the samples. Returns unnamed metrics
+        (see `named`)."""
         cuts = self._cut(samples, self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut] or [blank(samples[0])], divisors) for cut in cuts]
         with self._computing("train", len(batches)) as batch_metrics:
@@ -165,24 +204,36 @@ class ModelRole:
         self.num_updates += part.divisor is not None
         return [*results, *batch_metrics]
 
-    def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
-        """The samples, or copies with the annotations that a `NeedsWholeStep` loss makes, and the metrics of its `prepare`."""
+    def prepare(
+        self, samples: Sequence[Sample], loss: Loss, seed: int
+    ) -> tuple[Sequence[Sample], list[Metric]]:
+        """The samples, or copies with the annotations that a `NeedsWholeStep` loss makes, and the metrics of
+        its `prepare`."""
         divisors = denominators(samples, self.plan.max_length)
         if not isinstance(loss, NeedsWholeStep) or not divisors.num_tokens:
             return samples, []
         step_batch = pack(samples, divisors)
         annotations, metrics = loss.prepare(step_batch, seed)
-        known = {name: unpack(array, step_batch.lengths) for name, array in annotations._asdict().items() if array is not None}
-        own: list[dict[str, Any]] = [{name: parts[index] for name, parts in known.items()} for index in range(len(samples))]
+        known = {
+            name: unpack(array, step_batch.lengths)
+            for name, array in annotations._asdict().items()
+            if array is not None
+        }
+        own: list[dict[str, Any]] = [
+            {name: parts[index] for name, parts in known.items()} for index in range(len(samples))
+        ]
         return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
     def named(self, metrics: Sequence[Metric], has_stepped: bool) -> list[Metric]:
-        """The metrics of an optimiser step, and `backward_steps`: 1 if `has_stepped`, else 0. A name without `/` gets the
-        role's name as a prefix, without `_train` except for the gradient norm: `actor_train/grad_norm`, but `actor/lr`."""
+        """The metrics of an optimiser step, and `backward_steps`: 1 if `has_stepped`, else 0. A name without
+        `/` gets the role's name as a prefix, without `_train` except for the gradient norm:
+        `actor_train/grad_norm`, but `actor/lr`."""
         own = {"grad_norm": self.name}
         short = self.name.removesuffix("_train")
         return [
-            metric if "/" in metric.name else metric._replace(name=f"{own.get(metric.name, short)}/{metric.name}")
+            metric
+            if "/" in metric.name
+            else metric._replace(name=f"{own.get(metric.name, short)}/{metric.name}")
             for metric in (*metrics, Metric("backward_steps", float(has_stepped), "sum"))
         ]
 
@@ -211,9 +262,12 @@ class ModelRole:
         return by_sample, metrics
 
     @contextmanager
-    def _computing(self, kind: str, num_batches: int, memory: Collection[MemoryKind] | None = None) -> Iterator[list[Metric]]:
-        """Prepares the workers for a call on `num_batches` micro-batches: claims devices for these kinds of `memory` (None =
-        all). After the call, the yielded list has the call's metrics: its tokens' shares of padding and of merged prefixes."""
+    def _computing(
+        self, kind: str, num_batches: int, memory: Collection[MemoryKind] | None = None
+    ) -> Iterator[list[Metric]]:
+        """Prepares the workers for a call on `num_batches` micro-batches: claims devices for these kinds of
+        `memory` (None = all). After the call, the yielded list has the call's metrics: its tokens' shares of
+        padding and of merged prefixes."""
         work = self.stopwatch.work
         if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", num_batches)

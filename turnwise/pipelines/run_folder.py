@@ -1,4 +1,5 @@
-"""The folder of a run, `output_dir/exp_name/<time>`: its paths, lock and log, and a record of its config and versions."""
+"""The folder of a run, `output_dir/exp_name/<time>`: its paths, lock and log, and a record of its config and
+versions."""
 
 import fcntl
 import importlib.metadata
@@ -36,8 +37,9 @@ class _RunPath:
 
 @dataclass(slots=True)
 class RunFolder:
-    """The paths in a run's folder, and its log and lock. `create` makes a new folder, `reopen` opens that of an earlier run.
-    Both raise CheckpointError if another process holds the lock. `RunFolder(path)` opens nothing: only its paths are usable."""
+    """The paths in a run's folder, and its log and lock. `create` makes a new folder, `reopen` opens that of
+    an earlier run. Both raise CheckpointError if another process holds the lock. `RunFolder(path)` opens
+    nothing: only its paths are usable."""
 
     path: Path
     resumed_from: Path | None = None
@@ -53,8 +55,11 @@ class RunFolder:
     """Whether this process has created the folder."""
 
     @classmethod
-    def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> "RunFolder":
-        """Makes a folder named after the time, at a path that `is_free` accepts. Raises ConfigError if it can't be made."""
+    def create(
+        cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True
+    ) -> "RunFolder":
+        """Makes a folder named after the time, at a path that `is_free` accepts. Raises ConfigError if it
+        can't be made."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
             # Absolute, since an environment may change the folder.
@@ -95,7 +100,9 @@ class RunFolder:
             ) from fault
         except OSError as fault:
             lock.close()
-            raise ConfigError(f"output_dir: {self.path} can't be locked ({fault}); choose a file system with locks") from fault
+            raise ConfigError(
+                f"output_dir: {self.path} can't be locked ({fault}); choose a file system with locks"
+            ) from fault
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -118,7 +125,8 @@ class RunFolder:
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
-        """Records the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns notes on them."""
+        """Records the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns
+        notes on them."""
         self.resumed_from, self.num_done, notes = checkpoint, num_done, []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
@@ -129,15 +137,17 @@ class RunFolder:
         return notes
 
     def begin(self, config_yaml: str) -> None:
-        """Writes the resolved config, the versions of packages and Python, and turnwise's git revision. Cuts metrics and
-        trajectories after the first `num_done` steps, since a resumed run plays the later steps again."""
+        """Writes the resolved config, the versions of packages and Python, and turnwise's git revision. Cuts
+        metrics and trajectories after the first `num_done` steps, since a resumed run plays the later steps
+        again."""
         _replace_text(self.config, config_yaml)
         _replace_text(self.path / "environment.json", json.dumps(_environment(), indent=2) + "\n")
         for file, length in self.lengths.items():
             os.truncate(file, length)
 
     def open_log(self, folder: Path | None) -> None:
-        """Logs turnwise's messages and Python's warnings to a file in `folder` (default: the run's). Also prints warnings."""
+        """Logs turnwise's messages and Python's warnings to a file in `folder` (default: the run's). Also
+        prints warnings."""
         folder = folder or self.path
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")
@@ -150,22 +160,24 @@ class RunFolder:
         self.log.enter_context(warnings_on_terminal())
 
     def close(self) -> None:
-        """Closes this run's log, so that the next run of this process doesn't write into it, and releases the lock."""
+        """Closes this run's log, so that the next run of this process doesn't write into it, and releases the
+        lock."""
         self.log.close()
         if self.lock is not None:
             self.lock.close()
             self.lock = None
 
     def discard(self) -> None:
-        """Closes the folder, and removes it if `create` made it, so that a failed start leaves nothing behind."""
+        """Closes the folder, and removes it if `create` made it, so that a failed start leaves nothing
+        behind."""
         self.close()
         if self.is_new:
             shutil.rmtree(self.path)
 
 
 def _length_of_steps(file: Path, num_done: int) -> int:
-    """Number of bytes before the first line of step `num_done` or later, or before a last line that a killed process left
-    incomplete. Raises CheckpointError if the file is damaged before that."""
+    """Number of bytes before the first line of step `num_done` or later, or before a last line that a killed
+    process left incomplete. Raises CheckpointError if the file is damaged before that."""
     if not file.is_file():  # opening a pipe would wait
         raise CheckpointError(f"{file} isn't a file")
     length = 0
@@ -184,7 +196,8 @@ def _length_of_steps(file: Path, num_done: int) -> int:
 
 
 def _replace_text(file: Path, text: str) -> None:
-    """Replaces the text of a file. Even if the process is killed, a reader finds the whole old or the whole new text."""
+    """Replaces the text of a file. Even if the process is killed, a reader finds the whole old or the whole
+    new text."""
     partial = file.with_name(file.name + ".partial")
     with naming(file):
         partial.write_text(text, encoding="utf-8")
@@ -193,9 +206,11 @@ def _replace_text(file: Path, text: str) -> None:
 
 @cache
 def _environment() -> dict[str, Any]:
-    """The contents of `environment.json`. They are computed once, since the code of a process stays as it was loaded."""
+    """The contents of `environment.json`. They are computed once, since the code of a process stays as it was
+    loaded."""
     return {
-        "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "packages": {"turnwise": __version__}
+        | {name: importlib.metadata.version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "git_revision": _git_revision(),
     }

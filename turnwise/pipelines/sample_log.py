@@ -1,4 +1,5 @@
-"""Shows the best and the worst episode of a step turn by turn in the run's log, and the best in brief on the terminal."""
+"""Shows the best and the worst episode of a step turn by turn in the run's log, and the best in brief on the
+terminal."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,8 +18,9 @@ DecodeArray = Callable[[IntArray], str]
 
 
 def log_samples(step: int, groups: Sequence[Group], decode: DecodeArray) -> tuple[str, str]:
-    """Logs the trajectories with the highest and the lowest score, turn by turn. Returns a few lines about the best one, and
-    the whole logged text; both are empty if nothing was played. `decode` should keep special tokens."""
+    """Logs the trajectories with the highest and the lowest score, turn by turn. Returns a few lines about
+    the best one, and the whole logged text; both are empty if nothing was played. `decode` should keep
+    special tokens."""
     played = [t for g in groups for t in g.trajectories if t.turns]
     if not played:
         return "", ""
@@ -31,8 +33,9 @@ def log_samples(step: int, groups: Sequence[Group], decode: DecodeArray) -> tupl
 
 
 def describe_trajectory(trajectory: Trajectory, decode: DecodeArray) -> str:
-    """The episode as text: the first prompt, then each turn's observation, answer, action and reward, and the turn's mean
-    advantage over tokens if it has been computed. Long texts are clipped; of many turns the middle ones are left out."""
+    """The episode as text: the first prompt, then each turn's observation, answer, action and reward, and the
+    turn's mean advantage over tokens if it has been computed. Long texts are clipped; of many turns the
+    middle ones are left out."""
     text = _EpisodeText(trajectory, decode)
     retold(trajectory, text)
     return "\n".join(text.lines)
@@ -66,26 +69,33 @@ class _EpisodeText(SilentObserver):
             gained += f", advantage {self._advantages[number].mean():+.3f}"
         if not self._has_actions:
             return gained
-        action = "no action could be parsed" if turn.action is None else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
+        action = (
+            "no action could be parsed"
+            if turn.action is None
+            else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
+        )
         return f"{action}; {gained}"
 
 
 def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
-    """The episode with one line per turn. Of more than `num_turns` turns, those in the middle are left out."""
+    """The episode with one line per turn. Of more than `num_turns` turns, those in the middle are left
+    out."""
     lines = [headline(trajectory)]
     left_out = _middle(len(trajectory.turns), num_turns)
     for number, turn in enumerate(trajectory.turns):
         if number not in left_out:
             seen = _clipped(" / ".join(turn.observation.split("\n")), 60)
-            lines.append(f"  {seen} → {_clipped(repr(turn.text), 60)}" + (f"  {turn.reward:+g}" if turn.reward else ""))
+            lines.append(
+                f"  {seen} → {_clipped(repr(turn.text), 60)}" + (f"  {turn.reward:+g}" if turn.reward else "")
+            )
         elif number == left_out.start:
             lines.append(f"  … {len(left_out)} turns")
     return "\n".join(lines)
 
 
 def _middle(num_turns: int, max_turns: int) -> range:
-    """The numbers of the turns that are left out, so that `max_turns` lines show an episode: none if all fit, else all but the
-    first and the last ones, with a line for those between them."""
+    """The numbers of the turns that are left out, so that `max_turns` lines show an episode: none if all fit,
+    else all but the first and the last ones, with a line for those between them."""
     if num_turns <= max_turns:
         return range(0)
     num_first = max_turns // 2

@@ -24,8 +24,9 @@ P = TypeVar("P", bound=Pipeline)
 
 @contextmanager
 def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
-    """Builds a pipeline, runs the body with it, and closes it. If the body ends early, by Ctrl-C, SIGTERM, an error, or because
-    a generator around it is closed, the finished steps are saved. If `build` fails, a new folder is removed."""
+    """Builds a pipeline, runs the body with it, and closes it. If the body ends early, by Ctrl-C, SIGTERM, an
+    error, or because a generator around it is closed, the finished steps are saved. If `build` fails, a new
+    folder is removed."""
     with ends_by_signals():
         with ExitStack() as start_that_failed:
             start_that_failed.callback(folder.discard)
@@ -36,7 +37,9 @@ def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
             said: list[str] = []
             on_the_way_out.callback(lambda: sys.stderr.writelines(f"{line}\n" for line in said))
             on_the_way_out.push(partial(_close, pipeline))
-            on_the_way_out.push(partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done, said.append))
+            on_the_way_out.push(
+                partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done, said.append)
+            )
             yield pipeline
 
 
@@ -48,16 +51,28 @@ def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
 
 
 def _save_unfinished(
-    pipeline: Pipeline, start: int, say: Callable[[str], None], kind: object, fault: BaseException | None, trace: object
+    pipeline: Pipeline,
+    start: int,
+    say: Callable[[str], None],
+    kind: object,
+    fault: BaseException | None,
+    trace: object,
 ) -> None:
-    """If something ended the run early: saves the steps finished since `start`, if any, and tells `say` where."""
+    """If something ended the run early: saves the steps finished since `start`, if any, and tells `say`
+    where."""
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
-    newest = f"the newest checkpoint is {checkpoints.newest}" if checkpoints.newest else "there is no checkpoint yet"
+    newest = (
+        f"the newest checkpoint is {checkpoints.newest}"
+        if checkpoints.newest
+        else "there is no checkpoint yet"
+    )
     pipeline.interrupts.hold("saving")
     try:
-        if checkpoints.is_torn and not (pipeline.cluster.keep_first_ranks() and checkpoints.has_whole_weights()):
+        if checkpoints.is_torn and not (
+            pipeline.cluster.keep_first_ranks() and checkpoints.has_whole_weights()
+        ):
             steps = counted(checkpoints.num_done, "finished step")
             say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {newest}")
             return

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SFTPipeline:
-    """Trains a model to imitate the assistant turns of demonstrations. `build.sft.build_sft` builds this pipeline."""
+    """Trains a model to imitate the assistant turns of demonstrations. `build.sft.build_sft` builds this
+    pipeline."""
 
     pipeline_config: "SFTConfig"
     sft: ModelRole
@@ -47,10 +48,13 @@ class SFTPipeline:
         return self.checkpoints.num_steps
 
     def run(self) -> None:
-        """Trains in passes over the demonstrations, each in its own seeded order, one optimiser step at a time."""
+        """Trains in passes over the demonstrations, each in its own seeded order, one optimiser step at a
+        time."""
         config, log = self.pipeline_config, self.log
         seed = derive_seed(config.seed, "sft", "shuffle")
-        epochs = optimizer_steps(len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs)
+        epochs = optimizer_steps(
+            len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs
+        )
         steps = [indices for epoch in epochs for indices in epoch][: self.num_steps]
         for step in range(self.checkpoints.num_done, len(steps)):
             if self.val_samples and config.eval_steps and step % config.eval_steps == 0:
@@ -75,13 +79,16 @@ class SFTPipeline:
         self.do_checkpoint()
 
     def validate(self, step: int) -> None:
-        """Logs the mean loss of the validation demonstrations' assistant tokens. May save the best model, or end the run."""
+        """Logs the mean loss of the validation demonstrations' assistant tokens. May save the best model, or
+        end the run."""
         metrics = []
         with self.log.phase("val"):
             results = self.sft.forward(self.val_samples, "logprobs")
         for sample, logprobs in zip(self.val_samples, results, strict=True):
             mask = sample.response_mask
-            metrics.append(Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum())))
+            metrics.append(
+                Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum()))
+            )
         self.log.add(self.by_validation.see(step, metrics, self.checkpoints))
 
     def do_checkpoint(self) -> Path:
@@ -91,7 +98,13 @@ class SFTPipeline:
 
     def close(self) -> None:
         """Closes log, processes, event loop and folder, and restores Ctrl-C; each even if another fails."""
-        ends = (self.folder.close, self.interrupts.restore, self.event_loop.close, self.cluster.shutdown, self.log.close)
+        ends = (
+            self.folder.close,
+            self.interrupts.restore,
+            self.event_loop.close,
+            self.cluster.shutdown,
+            self.log.close,
+        )
         with ExitStack() as rest:
             for close in ends:
                 rest.callback(close)

@@ -11,7 +11,8 @@ Move = Callable[[list[MemoryKind]], Awaitable[object]]
 
 @dataclass(slots=True)
 class Resident:
-    """A role, and the `kinds` of its memory that can move from devices to the host. Weights that another role reads can't."""
+    """A role, and the `kinds` of its memory that can move from devices to the host. Weights that another role
+    reads can't."""
 
     devices: frozenset[int]
     kinds: frozenset[MemoryKind]
@@ -25,21 +26,24 @@ class Resident:
 
 
 class SharedDevices:
-    """Knows which roles' memory is on which device. Before a role computes, the other roles on its devices move their memory
-    away, and its own memory comes back. Optimiser state and KV cache are never on a device together."""
+    """Knows which roles' memory is on which device. Before a role computes, the other roles on its devices
+    move their memory away, and its own memory comes back. Optimiser state and KV cache are never on a device
+    together."""
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         self._residents = residents
         self._lock = asyncio.Lock()
 
     async def claim(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
-        """Brings these `kinds` of the role's memory (default: all) to its devices, and moves all other memory off them."""
+        """Brings these `kinds` of the role's memory (default: all) to its devices, and moves all other memory
+        off them."""
         own = self._residents.get(role)
         if own is not None:
             await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
 
     async def free_for_transfer(self) -> None:
-        """Leaves only the weights of trainer and servers on their devices. Call it before a weight transfer."""
+        """Leaves only the weights of trainer and servers on their devices. Call it before a weight
+        transfer."""
         weights: frozenset[MemoryKind] = frozenset({"weights"})
         devices = [self._residents[role].devices for role in ("actor_train", "actor_infer")]
         await self._share({"actor_train": weights, "actor_infer": weights}, devices[0] | devices[1])

@@ -19,9 +19,11 @@ class StepReport:
     checkpoint: Path | None
     """The folder of the checkpoint that was saved after this step, if any."""
     is_final: bool = False
-    """Whether this is the final report: after the last step, with the final validation if the run validates."""
+    """Whether this is the final report: after the last step, with the final validation if the run
+    validates."""
 
     @property
     def validation(self) -> dict[str, float] | None:
-        """The metrics (`val/…`) of the validation before this step, or of the final one; None if there was none."""
+        """The metrics (`val/…`) of the validation before this step, or of the final one; None if there was
+        none."""
         return {name: value for name, value in self.metrics.items() if name.startswith("val/")} or None

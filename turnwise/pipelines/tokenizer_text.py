@@ -19,18 +19,25 @@ _NUM_EPISODES = 200
 def environment_text() -> Iterator[str]:
     """The texts of FrozenLake episodes of a random player, in each form of observations."""
     settings = EnvAgentSettings(
-        tag="FrozenLake", system_template=DEFAULT_SYSTEM_TEMPLATE, turn_template=DEFAULT_TURN_TEMPLATE, max_steps=10
+        tag="FrozenLake",
+        system_template=DEFAULT_SYSTEM_TEMPLATE,
+        turn_template=DEFAULT_TURN_TEMPLATE,
+        max_steps=10,
     )
     for kind in get_args(ObservationKind):
         tasks = [
-            Task(id=f"corpus/{kind}/{i}", tag="FrozenLake", split="train", seed=derive_seed("corpus", kind, i))
+            Task(
+                id=f"corpus/{kind}/{i}", tag="FrozenLake", split="train", seed=derive_seed("corpus", kind, i)
+            )
             for i in range(_NUM_EPISODES)
         ]
 
         def make_env(task: Task, kind: ObservationKind = kind) -> FrozenLakeEnv:
             return FrozenLakeEnv(observation=kind, split=task.split)
 
-        yield from message_text(demonstrations(make_env, settings, lambda env, task: RandomPlayer(env, task.seed), tasks))
+        yield from message_text(
+            demonstrations(make_env, settings, lambda env, task: RandomPlayer(env, task.seed), tasks)
+        )
 
 
 def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
@@ -44,7 +51,8 @@ def file_text(paths: list[str]) -> Iterator[str]:
     for path in map(Path, paths):
         if not path.is_file():
             raise DataError(
-                f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; --text takes text files for the tokenizer"
+                f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; --text takes text files for "
+                f"the tokenizer"
             )
         try:
             yield from path.read_text(encoding="utf-8").splitlines()

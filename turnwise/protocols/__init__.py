@@ -1,5 +1,5 @@
-"""The contracts between packages. Any class with the right methods implements one; nothing here imports a heavy library.
-`docs/design/protocols.md` shows how each contract fits the systems that it is for."""
+"""The contracts between packages. Any class with the right methods implements one; nothing here imports a
+heavy library. `docs/design/protocols.md` shows how each contract fits the systems that it is for."""
 
 from turnwise.protocols.cluster import (
     Cluster as Cluster,

@@ -13,7 +13,8 @@ class Pending(Protocol):
     """The future result of a call."""
 
     def result(self) -> Any:
-        """Waits for the result. Past the cluster's deadline, raises a DeadlineError that names role and method."""
+        """Waits for the result. Past the cluster's deadline, raises a DeadlineError that names role and
+        method."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
 
@@ -25,9 +26,10 @@ class Workers(Protocol):
     dp_size: int
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Pending:
-        """Calls a method of the ranks. The route `split` cuts every positional argument, a list, into equal shares for the
-        data-parallel ranks, gives all ranks the keyword arguments, and joins the returned lists in order. `broadcast` gives all
-        ranks the same and returns rank 0's answer. `rank0` calls rank 0 only."""
+        """Calls a method of the ranks. The route `split` cuts every positional argument, a list, into equal
+        shares for the data-parallel ranks, gives all ranks the keyword arguments, and joins the returned
+        lists in order. `broadcast` gives all ranks the same and returns rank 0's answer. `rank0` calls rank 0
+        only."""
 
     def at(self, rank: int) -> "RankCalls":
         """One rank, to be called alone. Raises WorkerError if the role has no such rank."""
@@ -52,11 +54,13 @@ class Cluster(Protocol):
         """The workers in this process, by role."""
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> Workers:
-        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's stopwatch. With
-        `beside`, the ranks are those of another role, which has been spawned, and its workers are their neighbours."""
+        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's
+        stopwatch. With `beside`, the ranks are those of another role, which has been spawned, and its workers
+        are their neighbours."""
 
     def keep_first_ranks(self) -> bool:
-        """After a failure, ends the processes that host no role's first rank. Returns whether the first ranks can still be
-        called to save their state: they can't while they wait for an all-reduce with the ended ranks."""
+        """After a failure, ends the processes that host no role's first rank. Returns whether the first ranks
+        can still be called to save their state: they can't while they wait for an all-reduce with the ended
+        ranks."""
 
     def shutdown(self) -> None: ...

@@ -1,4 +1,5 @@
-"""The contracts of what is played: environments, conversations, agents, observers of an episode, and rewards."""
+"""The contracts of what is played: environments, conversations, agents, observers of an episode, and
+rewards."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -20,8 +21,9 @@ MakeEnv = Callable[[Task], "Env"]
 
 
 class Env(Protocol):
-    """Gymnasium's contract with text actions, and with observations of text or of text and images. Environments see no tokens.
-    `reset` and `step` may be coroutines. `step`'s info may have `"metrics"`, a dict of numbers named in `metric_reductions`."""
+    """Gymnasium's contract with text actions, and with observations of text or of text and images.
+    Environments see no tokens. `reset` and `step` may be coroutines. `step`'s info may have `"metrics"`, a
+    dict of numbers named in `metric_reductions`."""
 
     @property
     def metric_reductions(self) -> Mapping[str, Reduction]:
@@ -30,7 +32,8 @@ class Env(Protocol):
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]: ...
 
     def step(self, action: str) -> tuple[str | Observation, float, bool, bool, dict[str, Any]]:
-        """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed action."""
+        """`(observation, reward, terminated, truncated, info)` after one action; "" stands for an unparsed
+        action."""
 
     def render(self) -> Any:
         """What people see: an RGB array [H, W, 3], a string, or None."""
@@ -40,7 +43,8 @@ class Env(Protocol):
 
 @runtime_checkable
 class HasStateKey(Protocol):
-    """An environment with a key of its true state, because equal observations may hide different states (GiGPO)."""
+    """An environment with a key of its true state, because equal observations may hide different states
+    (GiGPO)."""
 
     def state_key(self) -> Hashable: ...
 
@@ -54,18 +58,24 @@ class HasExpert(Protocol):
 
 
 class Conversation(Protocol):
-    """A conversation with the model in one context, as agents see it. `chat.conversation` keeps its exact tokens."""
+    """A conversation with the model in one context, as agents see it. `chat.conversation` keeps its exact
+    tokens."""
 
     turns: list[Turn]
-    """One turn per response, in order. The agent writes action, reward, state key and metrics into each turn."""
+    """One turn per response, in order. The agent writes action, reward, state key and metrics into each
+    turn."""
 
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
-        """Adds the messages, samples a response and returns it as an assistant message. Options may differ from call to call.
+    async def generate(
+        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+    ) -> Message | None:
+        """Adds the messages, samples a response and returns it as an assistant message. Options may differ
+        from call to call.
 
-        Returns None, and samples nothing, if the context has no room for the messages and one token. In a context with tools
-        the message has `tool_calls`, in OpenAI's form with arguments as a mapping, and `call_errors`, a sentence for each call
-        that can't be read. In a replay it may have `tool_results`, the recorded answers to the calls. Raises ServerError if the
-        request can't be served; RolloutError if the episode's first prompt doesn't fit into its context."""
+        Returns None, and samples nothing, if the context has no room for the messages and one token. In a
+        context with tools the message has `tool_calls`, in OpenAI's form with arguments as a mapping, and
+        `call_errors`, a sentence for each call that can't be read. In a replay it may have `tool_results`,
+        the recorded answers to the calls. Raises ServerError if the request can't be served; RolloutError if
+        the episode's first prompt doesn't fit into its context."""
 
     async def close(self) -> None:
         """Ends the context: servers may forget it. Closing again changes nothing."""
@@ -75,10 +85,11 @@ class Conversation(Protocol):
 
 
 class OpenConversation(Protocol):
-    """Opens a context. Agents call it once per episode in trajectory mode, once per turn in step mode, and once per sub-agent.
-    `parent` is the index of the turn that an agent's rewritten history branches off; the context's first Turn records it.
-    `tools` are the schemas that the prompt shows. Without `encode_special_tokens`, special tokens that are spelt out in
-    messages of users and tools stay ordinary text."""
+    """Opens a context. Agents call it once per episode in trajectory mode, once per turn in step mode, and
+    once per sub-agent. `parent` is the index of the turn that an agent's rewritten history branches off; the
+    context's first Turn records it. `tools` are the schemas that the prompt shows. Without
+    `encode_special_tokens`, special tokens that are spelt out in messages of users and tools stay ordinary
+    text."""
 
     def __call__(
         self,
@@ -92,8 +103,8 @@ class OpenConversation(Protocol):
 
 @runtime_checkable
 class AgentLoop(Protocol):
-    """Plays one task. Returns one trajectory, or several (sub-agents, compaction) whose weights add up to 1. Failures of
-    an environment or a tool are raised; the scheduler records them, retries, and continues."""
+    """Plays one task. Returns one trajectory, or several (sub-agents, compaction) whose weights add up to 1.
+    Failures of an environment or a tool are raised; the scheduler records them, retries, and continues."""
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
@@ -110,7 +121,8 @@ class TurnPlace(NamedTuple):
 
 
 class EpisodeObserver(Protocol):
-    """Hears one episode as it happens, and changes nothing. `docs/design/ledger.md` says who tells which event."""
+    """Hears one episode as it happens, and changes nothing. `docs/design/ledger.md` says who tells which
+    event."""
 
     def asked(self, place: TurnPlace, messages: Sequence[Message]) -> None:
         """The agent asks for the response to new messages."""
@@ -122,13 +134,15 @@ class EpisodeObserver(Protocol):
         """A tool has answered a call."""
 
     def reset(self, env: Env, result: tuple[Any, ...]) -> None:
-        """`env.reset` has returned. This event and `stepped` come in the thread that calls the environment."""
+        """`env.reset` has returned. This event and `stepped` come in the thread that calls the
+        environment."""
 
     def stepped(self, env: Env, action: str, result: tuple[Any, ...]) -> None:
         """`env.step` has returned."""
 
     def rewarded(self, place: TurnPlace, turn: Turn) -> None:
-        """The agent has written action, reward and metrics into the turn. Told before the next turn, and at the end."""
+        """The agent has written action, reward and metrics into the turn. Told before the next turn, and at
+        the end."""
 
     def ended(self, trajectories: Sequence[Trajectory], fault: BaseException | None) -> None:
         """The episode is over. `fault` is the exception that ended it, if any."""

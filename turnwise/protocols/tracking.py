@@ -6,7 +6,8 @@ from typing import NamedTuple, Protocol
 
 
 class StepTexts(NamedTuple):
-    """Texts that trackers get with a step's metrics: sentences on the run's health, by condition, and sample trajectories."""
+    """Texts that trackers get with a step's metrics: sentences on the run's health, by condition, and sample
+    trajectories."""
 
     health: Mapping[str, str] = MappingProxyType({})
     brief: str = ""

@@ -15,13 +15,13 @@ from turnwise.types import (
 )
 
 Output = Literal["logprobs", "full_logprobs", "entropy", "values", "next_values"]
-"""For each token: its log-prob over its kept ids (those that top-k, top-p or min-p left) and over the whole vocabulary, the
-entropy of its distribution, and the values of the states before and after it."""
+"""For each token: its log-prob over its kept ids (those that top-k, top-p or min-p left) and over the whole
+vocabulary, the entropy of its distribution, and the values of the states before and after it."""
 
 
 class Loss(Protocol):
-    """The function that a strategy minimises. It returns a *sum already divided by the step's denominators*, so that losses and
-    gradients of micro-batches and ranks add up."""
+    """The function that a strategy minimises. It returns a *sum already divided by the step's denominators*,
+    so that losses and gradients of micro-batches and ranks add up."""
 
     outputs: frozenset[Output]
     """The outputs of the forward pass that the loss needs."""
@@ -30,7 +30,8 @@ class Loss(Protocol):
 
 
 class StepPart(NamedTuple):
-    """Says which part of an optimiser step a call of `train_step` computes, if the step's samples come in parts."""
+    """Says which part of an optimiser step a call of `train_step` computes, if the step's samples come in
+    parts."""
 
     number: int = 0
     """Counts from 0. Part 0 discards what an unfinished earlier step left behind."""
@@ -47,22 +48,26 @@ class TrainStrategy(Protocol):
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """For each batch the `outputs` by name: numpy arrays [N], without gradients. No logits leave the strategy, since the
-        vocabulary may be sharded. `without_adapter` turns the LoRA adapter off, so that the base model serves as reference."""
+        """For each batch the `outputs` by name: numpy arrays [N], without gradients. No logits leave the
+        strategy, since the vocabulary may be sharded. `without_adapter` turns the LoRA adapter off, so that
+        the base model serves as reference."""
 
     def train_step(
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """Makes one optimiser step over the *list* of its micro-batches, since pipeline schedules and engines with their own
-        accumulation and clipping need them together. If the step comes in parts, adds gradients up until the last `part`.
-        `position` in the learning-rate schedule counts the optimiser steps planned before (docs/design/training.md)."""
+        """Makes one optimiser step over the *list* of its micro-batches, since pipeline schedules and engines
+        with their own accumulation and clipping need them together. If the step comes in parts, adds
+        gradients up until the last `part`. `position` in the learning-rate schedule counts the optimiser
+        steps planned before (docs/design/training.md)."""
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in and sharded parameters made whole."""
+        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in and sharded parameters
+        made whole."""
 
     def save(self, folder: Path) -> None:
-        """Writes the whole state. If each rank holds the whole model, only the first rank is called, so that it can save after
-        another rank has died. If the model is sharded, all ranks are called, and the first one writes."""
+        """Writes the whole state. If each rank holds the whole model, only the first rank is called, so that
+        it can save after another rank has died. If the model is sharded, all ranks are called, and the first
+        one writes."""
 
     def load(self, folder: Path) -> None: ...
 
@@ -84,8 +89,8 @@ class Stateful(Protocol):
 
 
 class Algorithm(Protocol):
-    """Credit assignment and loss of one method. A new method needs a file of its own and an entry in `spec`. A class that
-    a config names as `module:Class` is called with `(settings, kl_controller)`."""
+    """Credit assignment and loss of one method. A new method needs a file of its own and an entry in `spec`.
+    A class that a config names as `module:Class` is called with `(settings, kl_controller)`."""
 
     needs: frozenset[str]
     """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` the method needs."""
@@ -97,14 +102,15 @@ class Algorithm(Protocol):
     """Statistics of the whole run (`running` normalisation), None if unused."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages`, and with a critic `returns`, into every Sample of the groups. Returns metrics."""
+        """Writes `advantages`, and with a critic `returns`, into every Sample of the groups. Returns
+        metrics."""
 
 
 @runtime_checkable
 class StreamsStep(Protocol):
-    """A loss whose optimiser step may come in parts. The loss is a sum with one term per sample, divided by *one* denominator
-    of the step. In a part's batches all denominators but `max_length` are 1, since those of the step aren't known yet.
-    `NeedsWholeStep.prepare` is called for each part."""
+    """A loss whose optimiser step may come in parts. The loss is a sum with one term per sample, divided by
+    *one* denominator of the step. In a part's batches all denominators but `max_length` are 1, since those of
+    the step aren't known yet. `NeedsWholeStep.prepare` is called for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
         """The divisor of the summed gradients of the parts."""
@@ -119,7 +125,8 @@ class NeedsAdvantages(Protocol):
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether the gradient is 0 if all advantages are 0. If True, an update whose advantages are all 0 is skipped."""
+        """Whether the gradient is 0 if all advantages are 0. If True, an update whose advantages are all 0 is
+        skipped."""
 
 
 @runtime_checkable
@@ -129,6 +136,7 @@ class NeedsWholeStep(Protocol):
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """Returns annotations of the tokens of the next optimiser step, numpy arrays [N], and metrics.
 
-        `pipelines.roles` calls this in the pipeline's process, once per optimiser step or streamed part, each time with another
-        `seed`. `step_batch` packs all samples of the step or part as numpy arrays. The annotations go with their tokens into
-        the micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
+        `pipelines.roles` calls this in the pipeline's process, once per optimiser step or streamed part, each
+        time with another `seed`. `step_batch` packs all samples of the step or part as numpy arrays. The
+        annotations go with their tokens into the micro-batches, whose denominators count the kept tokens. The
+        loss itself has no state."""

@@ -26,22 +26,28 @@ _MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.
 MIN_SMOOTHED = 20
 """Minimum number of points of a curve that is smoothed."""
 _PHASES = ("rollout", "train", "val", "checkpoint")
-_SHARES = {"groups alike": r"rollout/zero_variance_groups", "parsed": r"rollout/parsed", "valid": r"env/.+/action_is_valid"}
+_SHARES = {
+    "groups alike": r"rollout/zero_variance_groups",
+    "parsed": r"rollout/parsed",
+    "valid": r"env/.+/action_is_valid",
+}
 _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
 
 
-def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None) -> Path:
+def learning_curve(
+    rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None
+) -> Path:
     """Writes the `curve_figure` of a run to `path`, in the format of its ending, and returns `path`."""
     write_figure(curve_figure(rows, title, baselines), path)
     return path
 
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
-    """Draws success (the score if success isn't measured, the loss in fine-tuning) over the steps of a run, in training and in
-    validation, with dashed lines for the model before training and for a random player, where these are known. Small panels
-    show, if there are data, entropy, KL, gradient norm, the seconds of a step, and shares (of groups with equal scores, of
-    parsed responses, of valid actions). Success in validation has its 95% Wilson interval, which assumes independent episodes.
-    pyplot isn't used.
+    """Draws success (the score if success isn't measured, the loss in fine-tuning) over the steps of a run,
+    in training and in validation, with dashed lines for the model before training and for a random player,
+    where these are known. Small panels show, if there are data, entropy, KL, gradient norm, the seconds of a
+    step, and shares (of groups with equal scores, of parsed responses, of valid actions). Success in
+    validation has its 95% Wilson interval, which assumes independent episodes. pyplot isn't used.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
@@ -87,9 +93,9 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
 
 
 def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]], path: Path) -> Path:
-    """Draws a panel for each entry of `panels` into `path`: title → label → one curve for each run of that label. The line is
-    the smoothed mean of these runs, the points are the steps themselves, and the band reaches from the lowest to the highest
-    run."""
+    """Draws a panel for each entry of `panels` into `path`: title → label → one curve for each run of that
+    label. The line is the smoothed mean of these runs, the points are the steps themselves, and the band
+    reaches from the lowest to the highest run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1 + 3 * len(panels)), layout="constrained")
@@ -109,8 +115,8 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
 
 
 def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
-    """The points of a metric with steps that count from 1, as people see them; in `metrics.jsonl` they count from 0. There a
-    validation after n steps stands in the row of step n, so its points stay as they are."""
+    """The points of a metric with steps that count from 1, as people see them; in `metrics.jsonl` they count
+    from 0. There a validation after n steps stands in the row of step n, so its points stay as they are."""
     return [(shown_step(step, metric), value) for step, value in points]
 
 
@@ -154,7 +160,9 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
     counts = dict(_series(rows, r"val/num_episodes"))
     points = [(step, value, counts[step]) for step, value in held_out if step in counts]
     if is_success and points:
-        low, high = zip(*(wilson_interval(round(value * count), round(count)) for _, value, count in points), strict=True)
+        low, high = zip(
+            *(wilson_interval(round(value * count), round(count)) for _, value, count in points), strict=True
+        )
         axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
     lines = {**_measured_lines(rows, held_out or train, is_success), **baselines}
     for (name, value), color in zip(lines.items(), _COLORS[1:] * len(lines), strict=False):
@@ -165,8 +173,8 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
 
 
 def _measured_lines(rows: Sequence[Row], points: Sequence[Point], is_success: bool) -> dict[str, float]:
-    """Lines that the run has measured itself: the first validation, or else the first step's rollouts, is of the model before
-    training; a random player plays only in a run that seems to learn nothing."""
+    """Lines that the run has measured itself: the first validation, or else the first step's rollouts, is of
+    the model before training; a random player plays only in a run that seems to learn nothing."""
     lines: dict[str, float] = {}
     if len(points) > 1 and points[0][0] <= 1:
         lines["before training"] = points[0][1]
@@ -186,7 +194,9 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
             axis("{x:g}")
 
 
-def _draw_pair(axes: "Axes", train: Sequence[Point], held_out: Sequence[Point], trained: str, validated: str) -> None:
+def _draw_pair(
+    axes: "Axes", train: Sequence[Point], held_out: Sequence[Point], trained: str, validated: str
+) -> None:
     """Draws a metric in training, raw and smoothed, and in validation."""
     if train:
         axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
@@ -196,7 +206,8 @@ def _draw_pair(axes: "Axes", train: Sequence[Point], held_out: Sequence[Point], 
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
-    """The small panels that these rows can fill, by title. A KL that is 0 throughout is off, and isn't drawn."""
+    """The small panels that these rows can fill, by title. A KL that is 0 throughout is off, and isn't
+    drawn."""
     panels: dict[str, Draw] = {}
     for title, names, top in (
         ("entropy (nats per token)", {"": r"actor/entropy"}, None),
@@ -205,7 +216,11 @@ def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
         ("shares", _SHARES, 1.05),
     ):
         found = {label: _series(rows, name) for label, name in names.items()}
-        curves = {label: points for label, points in found.items() if any(value or label not in _KL for _, value in points)}
+        curves = {
+            label: points
+            for label, points in found.items()
+            if any(value or label not in _KL for _, value in points)
+        }
         if curves:
             panels[title] = partial(_draw_curves, curves=curves, top=top)
     if any(row.get(f"time/step_{phase}") for row in rows for phase in _PHASES):
@@ -214,7 +229,8 @@ def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
 
 
 def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float | None) -> None:
-    """Draws the curves, with a legend unless the only label is "". `top` is the y-axis's upper end; None = automatic."""
+    """Draws the curves, with a legend unless the only label is "". `top` is the y-axis's upper end; None =
+    automatic."""
     for (label, points), color in zip(curves.items(), _COLORS, strict=False):
         axes.plot(*_columns(points), color=color, linewidth=1, label=label)
     if top is not None:
@@ -230,28 +246,39 @@ def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float
 def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
     """Stacks the seconds of the phases. A phase that takes 1% of all these seconds or less is left out."""
     times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
-    shown = {phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))}
+    shown = {
+        phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))
+    }
     axes.stackplot(
-        [row["step"] + 1 for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid"
+        [row["step"] + 1 for row in rows],
+        list(shown.values()),
+        labels=shown,
+        colors=_COLORS,
+        linewidth=0,
+        step="mid",
     )
     axes.set_ylim(0, axes.get_ylim()[1] * (1 + 0.15 * len(shown)))  # the legend is above the bars
     axes.legend(fontsize=6, loc="upper right")
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
-    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric are left out. Steps
-    count from 1. A row of step n from 0 has the validation after n steps, which is shown there."""
+    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric
+    are left out. Steps count from 1. A row of step n from 0 has the validation after n steps, which is shown
+    there."""
     points = []
     for row in rows:
-        values = [value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)]
+        values = [
+            value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)
+        ]
         if values:
             points.append((row["step"], sum(values) / len(values)))
     return counted(points, pattern)
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
-    """Means over windows that reach a twentieth of the run (1 to 10 points) to both sides. The curve ends where its window
-    does: one that shrank at the end would show the noise of the last step as a result. Few points stay as they are."""
+    """Means over windows that reach a twentieth of the run (1 to 10 points) to both sides. The curve ends
+    where its window does: one that shrank at the end would show the noise of the last step as a result. Few
+    points stay as they are."""
     if len(points) < MIN_SMOOTHED:
         return list(points)
     reach = min(len(points) // 20, 10)

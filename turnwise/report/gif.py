@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 PICTURE_SIDE = 320
-"""Maximum pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones shrunk."""
+"""Maximum pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones
+shrunk."""
 FRAME_MS, LAST_FRAME_MS = 900, 2500
 MAX_LINES = 9
 """Maximum lines of one text. If a text is longer, its last line tells how many characters are left out."""
@@ -25,7 +26,8 @@ _INK, _PAPER = (34, 40, 49), (255, 255, 255)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One image of an animation: a picture (uint8 [H, W, 3]) or a text in its place, and beside it a title and a caption."""
+    """One image of an animation: a picture (uint8 [H, W, 3]) or a text in its place, and beside it a title
+    and a caption."""
 
     picture: NDArray[np.uint8] | str
     title: str
@@ -55,7 +57,8 @@ def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
 
 
 def caption_lines(frame: Frame) -> list[str]:
-    """The lines beside a frame's picture: the title, then each text of the caption, wrapped, after its label."""
+    """The lines beside a frame's picture: the title, then each text of the caption, wrapped, after its
+    label."""
     lines = _wrapped(frame.title, _COLUMNS + _LABEL_COLUMNS)
     for label, text in frame.caption:
         first, *rest = _wrapped(text, _COLUMNS)
@@ -64,7 +67,8 @@ def caption_lines(frame: Frame) -> list[str]:
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """At most `MAX_LINES` lines of at most `columns` characters. Unprintable characters are escaped, such as `\\x1b`."""
+    """At most `MAX_LINES` lines of at most `columns` characters. Unprintable characters are escaped, such as
+    `\\x1b`."""
     printable = "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text.expandtabs(4))
     lines: list[str] = []
     for line in printable.splitlines():
@@ -98,7 +102,10 @@ def _draw_lines(image: Image.Image, left: int, lines: Sequence[str]) -> None:
 
 @lru_cache
 def _font() -> Any:
-    """DejaVu Sans Mono, which comes with matplotlib. It is monospaced and has box characters, Greek and Cyrillic."""
+    """DejaVu Sans Mono, which comes with matplotlib. It is monospaced and has box characters, Greek and
+    Cyrillic."""
     import matplotlib
 
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"), _TEXT_SIZE)
+    return ImageFont.truetype(
+        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"), _TEXT_SIZE
+    )

@@ -23,16 +23,20 @@ def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], z: float = 1.959964) -> tuple[float, float]:
+def clustered_interval(
+    num_successes: Sequence[int], num_trials: Sequence[int], z: float = 1.959964
+) -> tuple[float, float]:
     """The interval of a success rate over tasks that were each tried several times, by default at 95%.
 
-    Trials of one task resemble each other, so they count for less than trials of different tasks. This is the Wilson interval
-    of an effective number of trials: p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, Survey
-    Sampling, ch. 5), but no fewer than the tasks and no more than the trials. With one trial per task it is `wilson_interval`.
+    Trials of one task resemble each other, so they count for less than trials of different tasks. This is the
+    Wilson interval of an effective number of trials: p(1−p)/V, where V is the variance of the rate with tasks
+    as clusters (Kish 1965, Survey Sampling, ch. 5), but no fewer than the tasks and no more than the trials.
+    With one trial per task it is `wilson_interval`.
 
     >>> clustered_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
     True
-    >>> same, mixed = clustered_interval([4, 0] * 10, [4, 4] * 10), clustered_interval([2, 2] * 10, [4, 4] * 10)
+    >>> same, mixed = clustered_interval([4, 0] * 10, [4, 4] * 10), clustered_interval([2, 2] * 10, [4, 4] *
+    10)
     >>> same == wilson_interval(10, 20), mixed == wilson_interval(40, 80)
     (True, True)
     """

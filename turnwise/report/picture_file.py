@@ -1,4 +1,5 @@
-"""Writes figures as files that name turnwise as their maker. No import of matplotlib is needed to recognise them."""
+"""Writes figures as files that name turnwise as their maker. No import of matplotlib is needed to recognise
+them."""
 
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +17,8 @@ _DPI = 150
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
-    """Writes a figure as PNG, PDF or SVG, as the file's name says. Raises OSError, with an errno, if it can't be written."""
+    """Writes a figure as PNG, PDF or SVG, as the file's name says. Raises OSError, with an errno, if it can't
+    be written."""
     # Drawn in memory, since the encoders of pictures hide the system's error, such as a full disk.
     picture = BytesIO()
     figure.savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata={_MAKER_KEYS[path.suffix]: MAKER})
@@ -24,7 +26,8 @@ def write_figure(figure: "Figure", path: Path) -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether a picture may be written to `path`: nothing is there, or an empty file, or a picture of turnwise."""
+    """Whether a picture may be written to `path`: nothing is there, or an empty file, or a picture of
+    turnwise."""
     if not path.exists():
         return True
     content = path.read_bytes()

@@ -14,12 +14,14 @@ OPEN = "but the 95% intervals overlap: measure more rows (eval.max_samples) to b
 
 
 def compare_stages(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Compares the model after grpo with that after sft. Returns `verdict` (better, worse or equal), `is_significant` (whether
-    the 95% intervals are apart), `held_out` and `training` with `before` and `after`, and `sentence`, which says all of it.
-    `training` is None if the run's metrics aren't there. Returns {} if one of the evaluations is missing.
+    """Compares the model after grpo with that after sft. Returns `verdict` (better, worse or equal),
+    `is_significant` (whether the 95% intervals are apart), `held_out` and `training` with `before` and
+    `after`, and `sentence`, which says all of it. `training` is None if the run's metrics aren't there.
+    Returns {} if one of the evaluations is missing.
 
     >>> accuracy = {"accuracy_low": 0.0, "accuracy_high": 1.0, "num_samples": 4}
-    >>> results = {"sft_evaluation": {"accuracy": 0.5, **accuracy}, "grpo_evaluation": {"accuracy": 0.25, **accuracy}}
+    >>> results = {"sft_evaluation": {"accuracy": 0.5, **accuracy}, "grpo_evaluation": {"accuracy": 0.25,
+    **accuracy}}
     >>> compare_stages(results)["verdict"]
     'worse'
     """
@@ -34,14 +36,22 @@ def compare_stages(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "verdict": verdict,
         "is_significant": is_significant,
-        "held_out": {"before": before, "after": after, "num_samples": results["grpo_evaluation"]["num_samples"]},
+        "held_out": {
+            "before": before,
+            "after": after,
+            "num_samples": results["grpo_evaluation"]["num_samples"],
+        },
         "training": training,
         "sentence": _sentence(verdict, is_significant, before, after, training),
     }
 
 
 def _accuracy(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    return {"accuracy": evaluation["accuracy"], "low": evaluation["accuracy_low"], "high": evaluation["accuracy_high"]}
+    return {
+        "accuracy": evaluation["accuracy"],
+        "low": evaluation["accuracy_low"],
+        "high": evaluation["accuracy_high"],
+    }
 
 
 def _rewards(training: Mapping[str, Any]) -> dict[str, float] | None:
@@ -66,13 +76,17 @@ def _sentence(
     if verdict == "equal":
         said = f"After grpo the model is as good as after sft: {held_out}."
     else:
-        said = f"After grpo the model is {verdict} than after sft: {held_out}, {SETTLED if is_significant else OPEN}."
+        said = (
+            f"After grpo the model is {verdict} than after sft: {held_out}, "
+            f"{SETTLED if is_significant else OPEN}."
+        )
     if training is None:
         return said
     said += f" Mean reward in training {training['before']:.3f} → {training['after']:.3f}."
     if verdict != "better" and training["after"] > training["before"]:
         said += (
-            " What training has taught doesn't carry over to held-out problems: train on more different rows, or for less long."
+            " What training has taught doesn't carry over to held-out problems: train on more different "
+            "rows, or for less long."
         )
     return said
 

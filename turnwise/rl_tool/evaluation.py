@@ -1,4 +1,5 @@
-"""The action `evaluate`. A model answers the prompts of rows with known true answers, and its answers are measured."""
+"""The action `evaluate`. A model answers the prompts of rows with known true answers, and its answers are
+measured."""
 
 import json
 import math
@@ -50,13 +51,16 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What is wrong: `truncated`, `no_answer`, `calculation` (a false equation) or `reasoning`; "" for a right answer."""
+        """What is wrong: `truncated`, `no_answer`, `calculation` (a false equation) or `reasoning`; "" for a
+        right answer."""
         if self.is_correct:
             return ""
         if answer_of(self.completion) is None and stated_answer(self.completion) is None:
             return "truncated" if self.is_cut else "no_answer"
         equations = _EQUATION.findall(self.completion)
-        is_false = any(abs(_OPERATIONS[o](float(a), float(b)) - float(c)) > TOLERANCE for a, o, b, c in equations)
+        is_false = any(
+            abs(_OPERATIONS[o](float(a), float(b)) - float(c)) > TOLERANCE for a, o, b, c in equations
+        )
         return "truncated" if self.is_cut else "calculation" if is_false else "reasoning"
 
     @property
@@ -67,19 +71,24 @@ class Answer(NamedTuple):
 
 
 def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """Measures the model's answers to rows, writes the worst ones to a file, and returns the entries of the tool's answer."""
+    """Measures the model's answers to rows, writes the worst ones to a file, and returns the entries of the
+    tool's answer."""
     check_checker(asked.checker)
     check_model(asked.model_path)
     base = base_of_adapter(asked.model_path)
     if asked.use_lora and base is None:
-        raise ConfigError(f"use_lora: {asked.model_path} holds no LoRA adapter; leave it out, or name an adapter's folder")
+        raise ConfigError(
+            f"use_lora: {asked.model_path} holds no LoRA adapter; leave it out, or name an adapter's folder"
+        )
     model = base if base is not None and asked.use_lora is False else asked.model_path
     name, rows, _ = loaded = data.load(asked, "rl", datasets, split="test", number=100)
     data.require_truths(loaded, ["ground_truth"])
     model_folder = local_path(asked.model_path)
     worst = Path(asked.output_dir or Path(model_folder if model_folder.is_dir() else "output", "evaluation"))
     worst.mkdir(parents=True, exist_ok=True)
-    TemporaryDirectory(dir=worst).cleanup()  # A folder that can't be written is refused before the answers are sampled.
+    TemporaryDirectory(
+        dir=worst
+    ).cleanup()  # A folder that can't be written is refused before the answers are sampled.
     started = time.perf_counter()
     groups = _answers(model, asked, rows)
     seconds = time.perf_counter() - started
@@ -88,7 +97,11 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
         raise DataError(f"dataset {name}: no prompt was answered; they are too long for the model")
     measured = measure(answers)
     _write_worst(worst / "worst_samples.jsonl", answers)
-    details = {"details": [answer._asdict() for of_row in answers for answer in of_row]} if asked.return_details else {}
+    details = (
+        {"details": [answer._asdict() for of_row in answers for answer in of_row]}
+        if asked.return_details
+        else {}
+    )
     return {
         "model_path": asked.model_path,
         "uses_lora": base is not None and model != base,
@@ -117,7 +130,11 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
         seed=asked.seed,
         eval_steps=1,
         val_batch_size=len(rows) * asked.k,
-        val_env_manager={"num_env_groups": min(len(rows), 64), "group_size": asked.k, "generating_args": sampling},
+        val_env_manager={
+            "num_env_groups": min(len(rows), 64),
+            "group_size": asked.k,
+            "generating_args": sampling,
+        },
         track_with=[],
         is_quiet=True,
     )
@@ -129,7 +146,9 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
 
         groups: "list[Group]"
 
-        def play(self, scheduler: Any, num_batches: int, num_trajectories: int, begin_phase: Any = None) -> None:
+        def play(
+            self, scheduler: Any, num_batches: int, num_trajectories: int, begin_phase: Any = None
+        ) -> None:
             self.groups = scheduler.get_batch(num_trajectories)
 
     collected = CollectedGroups(Path("rollouts.jsonl"))
@@ -161,7 +180,9 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
     from turnwise.pipelines.evaluate import EpisodeResult, Score
 
     answers = [answer for of_row in rows for answer in of_row]
-    score = Score.of_tasks([[EpisodeResult(a.is_correct, float(a.is_correct)) for a in of_row] for of_row in rows])
+    score = Score.of_tasks(
+        [[EpisodeResult(a.is_correct, float(a.is_correct)) for a in of_row] for of_row in rows]
+    )
     errors = Counter(answer.error for answer in answers if answer.error)
     levels = sorted({answer.difficulty for answer in answers})
     return {
@@ -178,29 +199,41 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
         "format_rate": _mean(has_format(answer.completion) for answer in answers),
         "errors": dict(errors.most_common()),
         "accuracy_by_steps": {
-            str(level): _mean(answer.is_correct for answer in answers if answer.difficulty == level) for level in levels
+            str(level): _mean(answer.is_correct for answer in answers if answer.difficulty == level)
+            for level in levels
         },
     }
 
 
 def _majority_is_correct(answers: Sequence[Answer]) -> bool:
-    """Whether the most frequent answer to a row is right. If several answers are equally frequent, the first of them counts."""
+    """Whether the most frequent answer to a row is right. If several answers are equally frequent, the first
+    of them counts."""
     keys = [answer_key(answer.completion) for answer in answers]
     [(winner, _)] = Counter(keys).most_common(1)
     return answers[keys.index(winner)].is_correct
 
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
-    """Writes the first wrong answer of each of the `NUM_WORST` worst rows. A row is worse if a smaller share of its answers is
-    right or, at equal shares, if its first answer is farther from the truth. An answer without a number is the farthest."""
+    """Writes the first wrong answer of each of the `NUM_WORST` worst rows. A row is worse if a smaller share
+    of its answers is right or, at equal shares, if its first answer is farther from the truth. An answer
+    without a number is the farthest."""
 
     def badness(answers: Sequence[Answer]) -> tuple[float, float]:
         distance = 0.0 if answers[0].is_correct else answers[0].distance
-        return _mean(not answer.is_correct for answer in answers) or 0.0, math.inf if distance is None else distance
+        return _mean(
+            not answer.is_correct for answer in answers
+        ) or 0.0, math.inf if distance is None else distance
 
     ordered = sorted(rows, key=badness, reverse=True)
-    wrong = [next(a for a in of_row if not a.is_correct) for of_row in ordered if not all(a.is_correct for a in of_row)]
-    lines = [json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False) for answer in wrong[:NUM_WORST]]
+    wrong = [
+        next(a for a in of_row if not a.is_correct)
+        for of_row in ordered
+        if not all(a.is_correct for a in of_row)
+    ]
+    lines = [
+        json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False)
+        for answer in wrong[:NUM_WORST]
+    ]
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 

@@ -1,4 +1,5 @@
-"""The parameters of each action of the tool: their types, defaults and meaning. The function schema is generated from them."""
+"""The parameters of each action of the tool: their types, defaults and meaning. The function schema is
+generated from them."""
 
 import textwrap
 from collections.abc import Mapping
@@ -14,26 +15,32 @@ from turnwise.errors import ConfigError, nearest
 PositiveInt = Annotated[int, Field(ge=1)]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that JSON can't hold. `function_schema` leaves them out."""
-KEYS_OF_CONFIGS = {"resume_from_checkpoint": "resume", "pretrain": "model_name, and model_path of a model that was trained"}
+KEYS_OF_CONFIGS = {
+    "resume_from_checkpoint": "resume",
+    "pretrain": "model_name, and model_path of a model that was trained",
+}
 """Keys that messages of a training run name, and the tool's parameters for them."""
 
 
 class Action(BaseModel):
     """Base class of the parameters of an action. Unknown parameters are refused."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), frozen=True
+    )
 
 
 class RowChoice(Action):
     """Base class of the parameters of actions that work on rows."""
 
     dataset: Any = None
-    """`gsm8k`, `generated` (new word problems), a registered name, a file or folder, a hub data set, or rows in Python
-    [gsm8k if it is in ./gsm8k or ./data/gsm8k or can be read from the hub, else `generated`]."""
+    """`gsm8k`, `generated` (new word problems), a registered name, a file or folder, a hub data set, or rows
+    in Python [gsm8k if it is in ./gsm8k or ./data/gsm8k or can be read from the hub, else `generated`]."""
     split: Literal["train", "test"] | None = None
     """The split to read, if the data set has splits [train; test for evaluate]."""
     max_samples: PositiveInt | None = None
-    """Maximum number of rows, from the first on [all rows; 1,000 generated ones; 100 rows for load_dataset and evaluate]."""
+    """Maximum number of rows, from the first on [all rows; 1,000 generated ones; 100 rows for load_dataset
+    and evaluate]."""
 
 
 class Train(RowChoice):
@@ -44,7 +51,8 @@ class Train(RowChoice):
     algorithm: Literal["sft", "grpo", "ppo"] = "sft"
     """How the model is trained."""
     preset: Literal["quick", "small", "medium", "full"] | None = None
-    """Sizes, from a quick trial to a full run, and stricter default rewards; parameters given explicitly take precedence."""
+    """Sizes, from a quick trial to a full run, and stricter default rewards; parameters given explicitly take
+    precedence."""
     num_epochs: PositiveInt = 3
     """Passes over the rows."""
     batch_size: PositiveInt = 4
@@ -62,11 +70,13 @@ class Train(RowChoice):
     dtype: Dtype = "fp32"
     """Dtype of the computation; trained weights stay fp32."""
     deepspeed: dict[str, Any] | None = None
-    """DeepSpeed's own config (zero_optimization), which shards training over the processes of a launcher [plain torch]."""
+    """DeepSpeed's own config (zero_optimization), which shards training over the processes of a launcher
+    [plain torch]."""
     learning_rate: Positive | None = None
     """The optimiser's learning rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
-    """Learning rate of ppo's value model, which is trained in full [learning_rate; without LoRA 10 × that, up to 1e-3]."""
+    """Learning rate of ppo's value model, which is trained in full [learning_rate; without LoRA 10 × that, up
+    to 1e-3]."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a linear or cosine decay to 0 at the last step."""
     warmup_ratio: Fraction = 0.0
@@ -106,7 +116,8 @@ class Train(RowChoice):
 
 
 class LoadDataset(RowChoice):
-    """Loads rows, shows the first three as text with roles and true answers, and counts the rows that have faults."""
+    """Loads rows, shows the first three as text with roles and true answers, and counts the rows that have
+    faults."""
 
     format: Literal["sft", "rl"] = "sft"
     """Demonstrations for SFT, or prompts with their true answers."""
@@ -141,7 +152,8 @@ class Evaluate(RowChoice):
     return_details: bool = False
     """Also return every answer, not only the metrics."""
     output_dir: str | None = None
-    """Folder of worst_samples.jsonl [model_path/evaluation, or ./output/evaluation for a model on the hub]."""
+    """Folder of worst_samples.jsonl [model_path/evaluation, or ./output/evaluation for a model on the
+    hub]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Seed of everything random."""
 
@@ -168,11 +180,14 @@ P = TypeVar("P", bound=Action)
 
 
 def parse(kind: type[P], values: Mapping[str, Any]) -> P:
-    """The checked parameters of an action. Raises ConfigError with a sentence for each parameter that is wrong."""
+    """The checked parameters of an action. Raises ConfigError with a sentence for each parameter that is
+    wrong."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError("; ".join(_sentence(kind, item) for item in error.errors(include_url=False))) from error
+        raise ConfigError(
+            "; ".join(_sentence(kind, item) for item in error.errors(include_url=False))
+        ) from error
 
 
 def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
@@ -180,14 +195,18 @@ def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
     if item["type"] == "extra_forbidden" and name in KEYS_OF_CONFIGS:
         return f"{name}: a key of configs; this tool calls it {KEYS_OF_CONFIGS[name]}"
     if item["type"] == "extra_forbidden":
-        return f"{name}: unknown parameter.{nearest(name, kind.model_fields) or ' Known are ' + ', '.join(kind.model_fields)}"
+        return (
+            f"{name}: unknown "
+            f"parameter.{nearest(name, kind.model_fields) or ' Known are ' + ', '.join(kind.model_fields)}"
+        )
     if item["type"] == "missing":
         return f"{name}: is needed; give it: {kind.model_fields[name].description}"
     return f"{name}: {item['msg'][:1].lower()}{item['msg'][1:]} (got {item['input']!r:.60})"
 
 
 def describe_action(action: str) -> str:
-    """The parameters of an action for a terminal: those that are needed first, each with its type, default and meaning."""
+    """The parameters of an action for a terminal: those that are needed first, each with its type, default
+    and meaning."""
     kind = ACTIONS[action]
     parameters = [(name, field) for name, field in kind.model_fields.items() if name not in PYTHON_ONLY]
     parameters.sort(key=lambda entry: not entry[1].is_required())
@@ -196,7 +215,10 @@ def describe_action(action: str) -> str:
         lines.append(f"  --{name} {_type_name(kind, name)}{_default(field)}")
         text = " ".join((field.description or "").split())
         lines += textwrap.wrap(text, 100, initial_indent="      ", subsequent_indent="      ")
-    advice = "Values are YAML: --use_lora false, --lora_target_modules '[q_proj, v_proj]'. docs/rl_tool.md says more."
+    advice = (
+        "Values are YAML: --use_lora false, --lora_target_modules '[q_proj, v_proj]'. docs/rl_tool.md "
+        "says more."
+    )
     return "\n".join([*lines, "", advice])
 
 
@@ -205,7 +227,8 @@ def _type_name(kind: type[Action], name: str) -> str:
     schema = kind.model_json_schema()["properties"][name]
     choices = [branch for branch in schema.get("anyOf", [schema]) if branch.get("type") != "null"]
     names = [
-        "|".join(branch["enum"]) if "enum" in branch else _TYPE_NAMES.get(branch.get("type"), "VALUE") for branch in choices
+        "|".join(branch["enum"]) if "enum" in branch else _TYPE_NAMES.get(branch.get("type"), "VALUE")
+        for branch in choices
     ]
     return " or ".join(dict.fromkeys(names)) or "VALUE"
 
@@ -232,8 +255,11 @@ def _default(field: FieldInfo) -> str:
 
 
 def function_schema() -> dict[str, Any]:
-    """The tool's schema in OpenAI's form: `action`, and the parameters of all actions except `PYTHON_ONLY`."""
-    properties: dict[str, Any] = {"action": {"type": "string", "enum": list(ACTIONS), "description": "What to do."}}
+    """The tool's schema in OpenAI's form: `action`, and the parameters of all actions except
+    `PYTHON_ONLY`."""
+    properties: dict[str, Any] = {
+        "action": {"type": "string", "enum": list(ACTIONS), "description": "What to do."}
+    }
     for action, kind in ACTIONS.items():
         for name, found in kind.model_json_schema()["properties"].items():
             if name not in PYTHON_ONLY:
@@ -243,4 +269,7 @@ def function_schema() -> dict[str, Any]:
                 properties[name]["description"] = actions
     parameters = {"type": "object", "properties": properties, "required": ["action"]}
     about = "Trains, evaluates and exports a language model; loads data sets and makes rewards for that."
-    return {"type": "function", "function": {"name": "rl_training", "description": about, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": "rl_training", "description": about, "parameters": parameters},
+    }

@@ -1,4 +1,5 @@
-"""`AgenticRLPipeline` runs SFT, an evaluation, GRPO and another evaluation, with the settings of one config file."""
+"""`AgenticRLPipeline` runs SFT, an evaluation, GRPO and another evaluation, with the settings of one config
+file."""
 
 import json
 from collections.abc import Mapping
@@ -25,9 +26,10 @@ class StageError(TurnwiseError):
 
 
 class AgenticRLPipeline:
-    """Runs six stages from a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring`
-    (`docs/rl_tool.md`). A stage that is recorded in `training_results.json` isn't done again; an interrupted training run
-    continues. Raises ConfigError for an unknown key or a wrong value, or if `sft` and `grpo` have the same output_dir."""
+    """Runs six stages from a config file with the sections `model`, `data`, `sft`, `grpo`, `eval`,
+    `monitoring` (`docs/rl_tool.md`). A stage that is recorded in `training_results.json` isn't done again; an
+    interrupted training run continues. Raises ConfigError for an unknown key or a wrong value, or if `sft`
+    and `grpo` have the same output_dir."""
 
     def __init__(self, config_path: str | Path) -> None:
         self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))
@@ -37,12 +39,15 @@ class AgenticRLPipeline:
         sft, grpo = (parse(Train, with_preset(self._training(kind, "model"))) for kind in ("sft", "grpo"))
         parse(Evaluate, self._evaluation("model"))
         if Path(sft.output_dir).resolve() == Path(grpo.output_dir).resolve():
-            raise ConfigError(f"sft.output_dir and grpo.output_dir are both {sft.output_dir}; give each stage its own folder")
+            raise ConfigError(
+                f"sft.output_dir and grpo.output_dir are both {sft.output_dir}; give each stage its own "
+                f"folder"
+            )
         self.results = _recorded(self.output_dir / RESULTS)
 
     def run(self) -> dict[str, Any]:
-        """Runs all stages in order and prints how the model has changed. Returns the results with `comparison` or, if a stage
-        failed, its error in the form of the tool's answers."""
+        """Runs all stages in order and prints how the model has changed. Returns the results with
+        `comparison` or, if a stage failed, its error in the form of the tool's answers."""
         try:
             self.stage1_prepare_data()
             sft_model = self.stage2_sft_training()
@@ -57,7 +62,8 @@ class AgenticRLPipeline:
         return {"status": "success", "action": "pipeline", "output_dir": str(self.output_dir), **self.results}
 
     def stage1_prepare_data(self) -> dict[str, Any]:
-        """Loads and examines the rows as demonstrations and as prompts; returns the report on the demonstrations."""
+        """Loads and examines the rows as demonstrations and as prompts; returns the report on the
+        demonstrations."""
         rows = parse(LoadDataset, self._section("data")).model_dump(exclude_unset=True)
         found = self._stage("data", "load_dataset", {**rows, "format": "sft"})
         self._stage("rl_data", "load_dataset", {**rows, "format": "rl"})
@@ -77,21 +83,24 @@ class AgenticRLPipeline:
         least = self._section("eval").get(THRESHOLD, 0.0)
         if evaluation["accuracy"] < least:
             raise StageError(
-                f"accuracy after sft is {evaluation['accuracy']:.3f}, below eval.{THRESHOLD} {least}, so grpo doesn't start; "
+                f"accuracy after sft is {evaluation['accuracy']:.3f}, below eval.{THRESHOLD} {least}, so "
+                f"grpo doesn't start; "
                 "train longer in the section sft with another output_dir, or lower the threshold"
             )
 
     def stage4_grpo_training(self, sft_model_path: str) -> str:
         """Trains by GRPO; returns the folder of the model."""
-        return str(self._stage("grpo_training", "train", self._training("grpo", sft_model_path))["output_dir"])
+        return str(
+            self._stage("grpo_training", "train", self._training("grpo", sft_model_path))["output_dir"]
+        )
 
     def stage5_grpo_evaluation(self, model_path: str) -> dict[str, Any]:
         """Evaluates the model after GRPO; returns the tool's answer."""
         return self._stage("grpo_evaluation", "evaluate", self._evaluation(model_path))
 
     def stage6_save_results(self) -> str:
-        """Writes the results as JSON, and a report with curves and answers as HTML; returns the file of the results. Once both
-        evaluations are there, the results have their `comparison`."""
+        """Writes the results as JSON, and a report with curves and answers as HTML; returns the file of the
+        results. Once both evaluations are there, the results have their `comparison`."""
         if comparison := compare_stages(self.results):
             self.results["comparison"] = comparison
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -107,12 +116,18 @@ class AgenticRLPipeline:
         recorded, asked = self.results.get(name), {"action": action, **parameters}
         if recorded is not None:
             if recorded["parameters"] != asked:
-                raise StageError(f"{name} was done with other parameters in {self.output_dir}; choose another output_dir")
+                raise StageError(
+                    f"{name} was done with other parameters in {self.output_dir}; choose another output_dir"
+                )
             print(f"{name}: done already", flush=True)
             return dict(recorded)
         print(f"{name}: begins", flush=True)
         out = Path(asked.get("output_dir", ""))
-        goes_on = action == "train" and not asked.get("overwrite") and any((out / "run").glob("*/checkpoints/checkpoint-*"))
+        goes_on = (
+            action == "train"
+            and not asked.get("overwrite")
+            and any((out / "run").glob("*/checkpoints/checkpoint-*"))
+        )
         with continued_by("the same command"):
             result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
         if result["status"] != "success":
@@ -139,7 +154,8 @@ class AgenticRLPipeline:
 
 
 def _sections(found: Any, file: str) -> dict[str, Any]:
-    """The sections of a config file. Raises ConfigError if they are wrong. Doesn't check parameters of actions in them."""
+    """The sections of a config file. Raises ConfigError if they are wrong. Doesn't check parameters of
+    actions in them."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():
@@ -148,7 +164,9 @@ def _sections(found: Any, file: str) -> dict[str, Any]:
         if name != "output_dir" and not isinstance(section or {}, Mapping):
             raise ConfigError(f"{file}: {name} is {section!r:.60}; it is a section with its own keys")
     if list(found.get("model") or ()) != ["base_model"]:
-        raise ConfigError(f"{file}: the section model has the key base_model, a folder or a name of the hub, and no other")
+        raise ConfigError(
+            f"{file}: the section model has the key base_model, a folder or a name of the hub, and no other"
+        )
     if not isinstance(found.get("output_dir", ""), str):
         raise ConfigError(f"{file}: output_dir is {found['output_dir']!r:.60}; it is the name of a folder")
     least = (found.get("eval") or {}).get(THRESHOLD, 0.0)

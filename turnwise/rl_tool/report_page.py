@@ -1,4 +1,5 @@
-"""The page of a pipeline, `report.html`: the outcome first, then each stage with its curve, then answers before and after."""
+"""The page of a pipeline, `report.html`: the outcome first, then each stage with its curve, then answers
+before and after."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -38,7 +39,9 @@ def write_report(file: Path, results: Results) -> None:
     """Writes the results of the stages as one self-contained HTML file."""
     head = f"<!doctype html><meta charset=utf-8><title>turnwise pipeline</title><style>{_STYLE}</style>"
     stages = [part for name in STAGES if name in results for part in _stage(STAGES[name], results[name])]
-    file.write_text("\n".join([head, *_headline(results), *stages, *_answers(results)]) + "\n", encoding="utf-8")
+    file.write_text(
+        "\n".join([head, *_headline(results), *stages, *_answers(results)]) + "\n", encoding="utf-8"
+    )
 
 
 def _headline(results: Results) -> Iterator[str]:
@@ -60,7 +63,10 @@ def _headline(results: Results) -> Iterator[str]:
     cells = f"<td>{with_interval(before)}</td><td>{with_interval(after)}</td>"
     yield f"<tr><td>accuracy on {number} held-out problems</td>{cells}</tr>"
     if training := comparison["training"]:
-        yield f"<tr><td>mean reward in training</td><td>{training['before']:.3f}</td><td>{training['after']:.3f}</td></tr>"
+        yield (
+            f"<tr><td>mean reward in "
+            f"training</td><td>{training['before']:.3f}</td><td>{training['after']:.3f}</td></tr>"
+        )
     yield "</table>"
 
 
@@ -72,7 +78,10 @@ def _stage(title: str, result: Mapping[str, Any]) -> Iterator[str]:
     yield "</table>"
     curve = Path(result.get("curve", ""))
     if curve.is_file():
-        yield f'<img alt="learning curve" src="data:image/png;base64,{base64.b64encode(curve.read_bytes()).decode()}">'
+        yield (
+            f'<img alt="learning curve" '
+            f'src="data:image/png;base64,{base64.b64encode(curve.read_bytes()).decode()}">'
+        )
 
 
 def _shown(value: Any) -> str:

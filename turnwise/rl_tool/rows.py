@@ -49,9 +49,10 @@ def load(
     number: int | None = None,
     takes_null: bool = False,
 ) -> LoadedRows:
-    """The rows of `choice`, in the form for `kind` (sft or rl). `split` and `number` (None = all, or 1,000 generated ones)
-    apply where `choice` sets none. Raises ConfigError if the data set is unknown, or has no splits and `choice` sets one;
-    DataError if there are no rows, or a row lacks columns, has wrong messages or (unless `takes_null`) a null in `_READ`."""
+    """The rows of `choice`, in the form for `kind` (sft or rl). `split` and `number` (None = all, or 1,000
+    generated ones) apply where `choice` sets none. Raises ConfigError if the data set is unknown, or has no
+    splits and `choice` sets one; DataError if there are no rows, or a row lacks columns, has wrong messages
+    or (unless `takes_null`) a null in `_READ`."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:
@@ -61,7 +62,9 @@ def load(
     rows = [with_plain_messages(row, tools_of(row)) if not _problem(row) else row for row in rows]
     for row, made in zip(found, rows, strict=False):
         if problem := _problem(made):
-            raise DataError(f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content")
+            raise DataError(
+                f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content"
+            )
     if not rows:
         raise DataError(f"dataset {name} has no rows; name one with at least one row")
     return LoadedRows(name, rows, [row.columns for row in found[:number]])
@@ -94,7 +97,10 @@ def _problem(row: Mapping[str, Any]) -> str:
         return ""
     if not isinstance(messages, list) or not messages:
         return f"has {str(messages)[:40]!r} for its messages"
-    told = ({**m, "content": "" if m.get("content") is None else m["content"]} if isinstance(m, dict) else m for m in messages)
+    told = (
+        {**m, "content": "" if m.get("content") is None else m["content"]} if isinstance(m, dict) else m
+        for m in messages
+    )
     return next(filter(None, (message_problem(index, message) for index, message in enumerate(told))), "")
 
 
@@ -103,21 +109,30 @@ def require_truths(loaded: LoadedRows, columns: Sequence[str]) -> None:
     for number, row in enumerate(loaded.rows, start=1):
         if not any(column in row for column in columns):
             raise DataError(
-                f"dataset {loaded.name}, row {number} has no column {' or '.join(columns)}, with which answers are compared; "
+                f"dataset {loaded.name}, row {number} has no column {' or '.join(columns)}, with which "
+                f"answers are compared; "
                 "add it"
             )
 
 
-def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]) -> tuple[str, Sequence[TableRow]]:
+def _find(
+    choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]
+) -> tuple[str, Sequence[TableRow]]:
     asked = choice.dataset
     is_python = asked is not None and not isinstance(asked, str | Path)
     if choice.split and (is_python or (isinstance(asked, str) and asked in registered)):
-        raise ConfigError("split: rows given in Python have none; leave split out, or give the rows of the split")
+        raise ConfigError(
+            "split: rows given in Python have none; leave split out, or give the rows of the split"
+        )
     if isinstance(asked, str) and asked in registered:
         return asked, _of_python(registered[asked], asked)
     if asked is None or asked == "gsm8k":
         files = local_files(split) or [f"{HUB_NAME}:{split}"]
-        rows = _tables(files[0]) if asked is None and files[0].startswith(HUB_NAME) else read_tables(files, "dataset")
+        rows = (
+            _tables(files[0])
+            if asked is None and files[0].startswith(HUB_NAME)
+            else read_tables(files, "dataset")
+        )
         if rows:
             return "gsm8k", rows
         asked = GENERATED
@@ -131,13 +146,17 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
         raise ConfigError(f"split: {asked} has none; leave split out, or name a folder with {split}.jsonl")
     if not files and not path.exists() and "/" not in str(asked) and "." not in str(asked):
         known = ["gsm8k", GENERATED, *registered]
-        raise ConfigError(f"dataset {asked!r} isn't one of {', '.join(known)}, a file or a folder.{nearest(str(asked), known)}")
+        raise ConfigError(
+            f"dataset {asked!r} isn't one of {', '.join(known)}, a file or a "
+            f"folder.{nearest(str(asked), known)}"
+        )
     return Path(asked).name, read_tables(files or [str(asked)], "dataset")
 
 
 @lru_cache(maxsize=4)
 def _tables(name: str) -> list[TableRow]:
-    """The rows of a data set on the hub; [] if they can't be read. Cached, since the hub's retries take half a minute."""
+    """The rows of a data set on the hub; [] if they can't be read. Cached, since the hub's retries take half
+    a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
@@ -167,21 +186,26 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def _contents(row: Mapping[str, Any]) -> list[Any]:
-    """The contents of a row's messages; [] if it has none. RL doesn't read the column `messages`, which may hold anything."""
+    """The contents of a row's messages; [] if it has none. RL doesn't read the column `messages`, which may
+    hold anything."""
     messages = row.get("messages")
-    return [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+    return (
+        [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+    )
 
 
 def quality(loaded: LoadedRows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
-    """Counts rows with an empty value, rows with a null, copies of earlier rows, rows of over `LONGEST` tokens (without
-    `count_tokens`, four characters are a token), and rows whose true answer has no number."""
+    """Counts rows with an empty value, rows with a null, copies of earlier rows, rows of over `LONGEST`
+    tokens (without `count_tokens`, four characters are a token), and rows whose true answer has no number."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
     values = [[*row.values(), *_contents(row)] for row in loaded.columns]
     truths = [row.get("ground_truth", (_contents(row) or [""])[-1]) for row in loaded.rows]
     copies = Counter(json.dumps(row, sort_keys=True, default=str) for row in loaded.rows)
     return {
-        "empty": sum(any(isinstance(value, str) and not value.strip() for value in of_row) for of_row in values),
+        "empty": sum(
+            any(isinstance(value, str) and not value.strip() for value in of_row) for of_row in values
+        ),
         "null": sum(any(value is None for value in of_row) for of_row in values),
         "duplicate": sum(number - 1 for number in copies.values()),
         "over_long": sum(length > LONGEST for length in lengths),

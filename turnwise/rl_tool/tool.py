@@ -1,4 +1,5 @@
-"""`RLTrainingTool` runs an action (a dict) and answers in JSON. Agents call it as a function; people use `turnwise tool`."""
+"""`RLTrainingTool` runs an action (a dict) and answers in JSON. Agents call it as a function; people use
+`turnwise tool`."""
 
 import json
 import re
@@ -10,7 +11,16 @@ from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.pipelines.interrupt import continued_by
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
-from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
+from turnwise.rl_tool.parameters import (
+    ACTIONS,
+    CreateReward,
+    Evaluate,
+    Export,
+    LoadDataset,
+    Train,
+    function_schema,
+    parse,
+)
 from turnwise.rl_tool.requirements import without_effect
 from turnwise.rl_tool.rewards import BUILT_IN, create
 from turnwise.rl_tool.training import train, with_preset
@@ -23,14 +33,16 @@ _CONTINUED = {
     "train": "a training run continues with resume_from_checkpoint=true",
     "pipeline": "the same command does no stage again that is done, and continues a training run",
 }
-"""How an action continues after a full disk, for those that can. `error_answer` names the key as the tool does."""
+"""How an action continues after a full disk, for those that can. `error_answer` names the key as the tool
+does."""
 
 
 class RLTrainingTool:
     """One tool with the actions train, load_dataset, create_reward, evaluate and export (`docs/rl_tool.md`).
 
     >>> json.loads(RLTrainingTool().run({"action": "create_reward", "reward_type": "acuracy"}))["message"]
-    "reward_type 'acuracy' isn't one of accuracy, length_penalty, step, format, combined, judge. Did you mean 'accuracy'?"
+    "reward_type 'acuracy' isn't one of accuracy, length_penalty, step, format, combined, judge. Did you mean
+    'accuracy'?"
     """
 
     name = "rl_training"
@@ -45,29 +57,36 @@ class RLTrainingTool:
         return function_schema()
 
     def register_dataset(self, name: str, dataset: Any) -> None:
-        """Registers rows (a list of dicts, or a `datasets.Dataset`) under a name, for the parameter `dataset` of actions."""
+        """Registers rows (a list of dicts, or a `datasets.Dataset`) under a name, for the parameter `dataset`
+        of actions."""
         self._datasets[name] = dataset
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
-        """Registers a function `(completions, **columns) -> numbers` under a name, for the parameter `reward_type` of actions.
-        Raises ConfigError if a built-in reward has this name."""
+        """Registers a function `(completions, **columns) -> numbers` under a name, for the parameter
+        `reward_type` of actions. Raises ConfigError if a built-in reward has this name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function
 
     def run(self, parameters: Mapping[str, Any]) -> str:
-        """The answer of `run_dict` as JSON, without `dataset_object` and `reward_function`, which JSON can't hold."""
+        """The answer of `run_dict` as JSON, without `dataset_object` and `reward_function`, which JSON can't
+        hold."""
         answer = self.run_dict(parameters)
-        plain = {key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")}
+        plain = {
+            key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")
+        }
         return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs an action. The answer's `status` is `success`, or `error` after a TurnwiseError or OSError (`error_answer`)."""
+        """Runs an action. The answer's `status` is `success`, or `error` after a TurnwiseError or OSError
+        (`error_answer`)."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:
             if str(action) not in ACTIONS:
-                raise ConfigError(f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}")
+                raise ConfigError(
+                    f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}"
+                )
             asked = parse(ACTIONS[action], with_preset(given) if action == "train" else given)
             sentences = without_effect(asked)
             unread = {"without_effect": sentences} if sentences else {}
@@ -128,8 +147,11 @@ def _export(asked: Export) -> dict[str, Any]:
 
 
 def error_answer(error: Exception, action: Any) -> dict[str, Any]:
-    """An error as the tool's answer: `code` is the kind of error, `hint` the part of the message that says what to do."""
-    code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")).lower()
+    """An error as the tool's answer: `code` is the kind of error, `hint` the part of the message that says
+    what to do."""
+    code = re.sub(
+        r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")
+    ).lower()
     sentence = file_error(error, _CONTINUED.get(action)) if isinstance(error, OSError) else None
     text = sentence or str(error)
     # Errors name the keys of configs; the tool's own parameters are what its caller can change.
@@ -144,5 +166,8 @@ def error_answer(error: Exception, action: Any) -> dict[str, Any]:
         text = text.replace(key, parameter)
     message, _, hint = text.rpartition("; ")
     if not message:
-        hint = next(iter(re.findall(r"Did you mean .*\?", hint)), "docs/rl_tool.md explains each action and its parameters")
+        hint = next(
+            iter(re.findall(r"Did you mean .*\?", hint)),
+            "docs/rl_tool.md explains each action and its parameters",
+        )
     return {"status": "error", "action": action, "code": code or "system", "message": text, "hint": hint}

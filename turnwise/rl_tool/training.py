@@ -1,4 +1,5 @@
-"""The action `train`. It runs a Trainer with the tool's parameters, and puts the resulting model into output_dir."""
+"""The action `train`. It runs a Trainer with the tool's parameters, and puts the resulting model into
+output_dir."""
 
 import math
 import os
@@ -26,8 +27,9 @@ RUN = "run"
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
 """Default learning rates by `(kind of training, whether LoRA is used)`."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""Without LoRA, the critic's default learning rate is `CRITIC_FACTOR` × the policy's, since the value head starts at 0 and must
-fit before the policy improves; it is at most `FASTEST_CRITIC`, so that small critics converge. With LoRA it is the policy's."""
+"""Without LoRA, the critic's default learning rate is `CRITIC_FACTOR` × the policy's, since the value head
+starts at 0 and must fit before the policy improves; it is at most `FASTEST_CRITIC`, so that small critics
+converge. With LoRA it is the policy's."""
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
 
@@ -88,43 +90,63 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
 
 def _require_free(asked: Train, out: Path) -> None:
     if asked.resume and asked.overwrite:
-        raise ConfigError("resume and overwrite contradict each other: one continues what the other replaces; choose one")
+        raise ConfigError(
+            "resume and overwrite contradict each other: one continues what the other replaces; choose one"
+        )
     base: str | None = asked.model_name
     while base is not None:
         if Path(base).resolve() == out.resolve():
-            raise ConfigError(f"output_dir {out} is a model that this training starts from; name another folder, to keep it")
+            raise ConfigError(
+                f"output_dir {out} is a model that this training starts from; name another folder, to keep it"
+            )
         base = base_of_adapter(base)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"output_dir {out} is a file; name a folder")
     is_taken = bool(model_files(out)) or any((out / RUN).glob("*/checkpoints/checkpoint-*"))
     if is_taken and not (asked.resume or asked.overwrite):
-        raise ExistsError(f"output_dir {out} holds a result already; name another folder, or set resume or overwrite")
+        raise ExistsError(
+            f"output_dir {out} holds a result already; name another folder, or set resume or overwrite"
+        )
     _require_replaceable_files(out)
 
 
 def _require_replaceable_files(out: Path) -> None:
-    """Raises ConfigError if the result would replace files of `out` that aren't a result's, such as another config.json."""
+    """Raises ConfigError if the result would replace files of `out` that aren't a result's, such as another
+    config.json."""
     reason = why_files_kept(out)
     if reason:
         raise ConfigError(f"output_dir {out}: its files aren't replaced, as {reason}; name another folder")
 
 
 def _common(asked: Train) -> dict[str, Any]:
-    trackers = [name for name, is_used in (("tensorboard", asked.use_tensorboard), ("wandb", asked.use_wandb)) if is_used]
+    trackers = [
+        name
+        for name, is_used in (("tensorboard", asked.use_tensorboard), ("wandb", asked.use_wandb))
+        if is_used
+    ]
     return {
         "output_dir": asked.output_dir,
         "exp_name": RUN,
         "seed": asked.seed,
         "save_steps": 50,
         "track_with": [*trackers, "stdout"],
-        "tracker_kwargs": {"wandb": {"project": asked.wandb_project}} if asked.use_wandb and asked.wandb_project else {},
+        "tracker_kwargs": {"wandb": {"project": asked.wandb_project}}
+        if asked.use_wandb and asked.wandb_project
+        else {},
         "resume_from_checkpoint": asked.resume,
     }
 
 
 def _model_args(asked: Train) -> dict[str, Any]:
-    lora = {"lora_rank": asked.lora_rank, "lora_alpha": asked.lora_alpha, "lora_target": asked.lora_target_modules}
-    return {"dtype": asked.dtype, **{key: value for key, value in lora.items() if asked.use_lora and value is not None}}
+    lora = {
+        "lora_rank": asked.lora_rank,
+        "lora_alpha": asked.lora_alpha,
+        "lora_target": asked.lora_target_modules,
+    }
+    return {
+        "dtype": asked.dtype,
+        **{key: value for key, value in lora.items() if asked.use_lora and value is not None},
+    }
 
 
 def _strategy(asked: Train) -> dict[str, Any]:
@@ -148,7 +170,8 @@ def _share_of_a_step(asked: Train) -> int:
     samples, (_, num_processes) = asked.batch_size * num_generations(asked), launched()
     if samples % num_processes:
         raise ConfigError(
-            f"batch_size {asked.batch_size}: a step has {samples} samples, which {num_processes} processes can't share evenly; "
+            f"batch_size {asked.batch_size}: a step has {samples} samples, which {num_processes} processes "
+            f"can't share evenly; "
             "start a number of processes that divides it, or choose another batch_size"
         )
     return samples // num_processes
@@ -180,7 +203,9 @@ def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dic
     group_size = num_generations(asked)
     safe = read_table(__file__, "presets.yaml")["safe_rewards"] if asked.preset else {}
     if asked.algorithm == "grpo" and group_size == 1:
-        raise ConfigError("num_generations is 1: grpo compares the answers to a prompt, so it needs 2 or more; ppo takes 1")
+        raise ConfigError(
+            "num_generations is 1: grpo compares the answers to a prompt, so it needs 2 or more; ppo takes 1"
+        )
     return {
         **_common(asked),
         "algorithm": "gae" if asked.algorithm == "ppo" else "grpo",
@@ -193,7 +218,9 @@ def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dic
         "data": {
             "num_epochs": asked.num_epochs,
             "checker": asked.checker,
-            "reward": reward_sections(asked.reward_type, asked.reward_config, asked.custom_reward, registered, safe),
+            "reward": reward_sections(
+                asked.reward_type, asked.reward_config, asked.custom_reward, registered, safe
+            ),
         },
         "actor_infer": {
             "generating_args": {
@@ -215,19 +242,25 @@ def _critic(asked: Train) -> dict[str, Any]:
     actor = learning_rate(asked)
     faster = actor if asked.use_lora else max(actor, min(CRITIC_FACTOR * actor, FASTEST_CRITIC))
     rate = asked.critic_learning_rate or faster
-    return {"training_args": _training_args(asked, rate), "use_dynamic_batching_in_train": True, **_strategy(asked)}
+    return {
+        "training_args": _training_args(asked, rate),
+        "use_dynamic_batching_in_train": True,
+        **_strategy(asked),
+    }
 
 
 def new_tokens(model: str, asked: int | None) -> int:
-    """Maximum tokens per answer: the number asked for, else 512 or, if that is less, half of the model's context."""
+    """Maximum tokens per answer: the number asked for, else 512 or, if that is less, half of the model's
+    context."""
     shape = read_model_shape(model)
     context = min(shape.context_length, _DEFAULT_CONTEXT) if shape else _DEFAULT_CONTEXT
     return asked or min(_DEFAULT_NEW_TOKENS, context // 2)
 
 
 def place_result(checkpoint: Path, out: Path) -> None:
-    """Puts the model of a checkpoint and its tokenizer into the folder `out`: a LoRA adapter as it is, any other model as a
-    plain Hugging Face folder. Replaces a model that `out` holds. Raises ConfigError if its files are of something else."""
+    """Puts the model of a checkpoint and its tokenizer into the folder `out`: a LoRA adapter as it is, any
+    other model as a plain Hugging Face folder. Replaces a model that `out` holds. Raises ConfigError if its
+    files are of something else."""
     from turnwise.models.load import export_model, load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 
@@ -252,7 +285,8 @@ def place_result(checkpoint: Path, out: Path) -> None:
 
 
 def parameter_counts(folder: Path) -> tuple[int, int]:
-    """`(trained, all)`: the parameters in a result's own files, and these together with those of an adapter's base model."""
+    """`(trained, all)`: the parameters in a result's own files, and these together with those of an adapter's
+    base model."""
     base, own = base_of_adapter(folder), _num_values(folder)
     return own, own if base is None else own + parameter_counts(NOTHING.folder(base))[1]
 
@@ -272,7 +306,8 @@ def _number(checkpoint: Path) -> int:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of `train`: the given ones, and the preset's for the rest. Raises ConfigError for an unknown preset."""
+    """The parameters of `train`: the given ones, and the preset's for the rest. Raises ConfigError for an
+    unknown preset."""
     name = given.get("preset")
     if name is None:
         return dict(given)
@@ -283,8 +318,8 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """Roughly how many seconds a training run takes here if all answers are as long as they may be (`costs.model`), with four
-    characters per token. Returns 0 if the model's size is unknown."""
+    """Roughly how many seconds a training run takes here if all answers are as long as they may be
+    (`costs.model`), with four characters per token. Returns 0 if the model's size is unknown."""
     shape = read_model_shape(asked.model_name)
     if shape is None:
         return 0.0

@@ -1,1 +1,2 @@
-"""Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Agents and servers are protocols here."""
+"""Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Agents and servers are
+protocols here."""

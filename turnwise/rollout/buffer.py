@@ -1,4 +1,5 @@
-"""Decides which groups may be admitted and which groups each step trains on. It reads no clock and knows no tasks."""
+"""Decides which groups may be admitted and which groups each step trains on. It reads no clock and knows no
+tasks."""
 
 import math
 from collections import Counter
@@ -10,13 +11,16 @@ from turnwise.rollout.source import Rejection
 
 
 class GroupBuffer:
-    """Keeps groups from their admission until a step trains on them. `docs/design/asynchronous.md` proves the bounds below.
+    """Keeps groups from their admission until a step trains on them. `docs/design/asynchronous.md` proves the
+    bounds below.
 
-    A group's index is the number of groups admitted before it. While a step of G groups is collected, the buffer has at most
-    (1 + ratio)·G groups, and during training at most ratio·G, where ratio is `async_generation_ratio`. The last step of a group
-    admitted in step s is s + ratio: no later step may train on it. At most `num_tasks` groups are admitted (None = no limit).
+    A group's index is the number of groups admitted before it. While a step of G groups is collected, the
+    buffer has at most (1 + ratio)·G groups, and during training at most ratio·G, where ratio is
+    `async_generation_ratio`. The last step of a group admitted in step s is s + ratio: no later step may
+    train on it. At most `num_tasks` groups are admitted (None = no limit).
 
-    >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1))
+    >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8,
+    async_generation_ratio=1))
     >>> buffer.begin(num_groups=2)
     >>> list(iter(buffer.admit, None))
     [0, 1, 2, 3]
@@ -46,8 +50,12 @@ class GroupBuffer:
         self._interrupted: list[int] = []  # playing groups that must be started again, before any new one
         self.selected: list[int] = []
         """Finished groups selected for this step, in selection order."""
-        self._unselected: dict[int, int] = {}  # finished groups that aren't selected yet, and the last step of each
-        self._num_due: Counter[int] = Counter()  # last step → number of groups, playing or finished, that aren't selected yet
+        self._unselected: dict[
+            int, int
+        ] = {}  # finished groups that aren't selected yet, and the last step of each
+        self._num_due: Counter[int] = (
+            Counter()
+        )  # last step → number of groups, playing or finished, that aren't selected yet
 
     def begin(self, num_groups: int) -> None:
         """Begins the next step, which collects `num_groups` groups."""
@@ -57,7 +65,8 @@ class GroupBuffer:
         self.selected = []
 
     def admit(self) -> int | None:
-        """Admits the next group to play and returns its index; None while there is no room, or if no task is left."""
+        """Admits the next group to play and returns its index; None while there is no room, or if no task is
+        left."""
         if self.num_running >= self.settings.max_concurrent_groups:
             return None
         if self._interrupted:
@@ -80,9 +89,10 @@ class GroupBuffer:
         self._num_filtered += rejected == "filtered"
 
     def select(self) -> bool:
-        """Selects finished groups for the step; returns whether the step is complete. Selected groups stay selected, so they
-        may be trained on before the others end. Groups are selected in order of finishing, unless another group would then
-        miss its last step. With `is_ordered`, the lowest indices are selected, with `drops_stale` the earliest last steps."""
+        """Selects finished groups for the step; returns whether the step is complete. Selected groups stay
+        selected, so they may be trained on before the others end. Groups are selected in order of finishing,
+        unless another group would then miss its last step. With `is_ordered`, the lowest indices are
+        selected, with `drops_stale` the earliest last steps."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -115,7 +125,8 @@ class GroupBuffer:
         self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
-        """Whether no group would miss its last step if this step selects a group with `last_step`, then `num_places` others."""
+        """Whether no group would miss its last step if this step selects a group with `last_step`, then
+        `num_places` others."""
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]
@@ -124,16 +135,23 @@ class GroupBuffer:
         return True
 
     def close_step(self) -> list[int]:
-        """Removes the selected groups, which the step trains on, and stale groups, which no later step may train on. Returns
-        the indices of stale groups. Without `drops_stale`, only a run that was resumed with smaller batches has any."""
+        """Removes the selected groups, which the step trains on, and stale groups, which no later step may
+        train on. Returns the indices of stale groups. Without `drops_stale`, only a run that was resumed with
+        smaller batches has any."""
         for index in self.selected:
             del self._finished[index]
-        stale = [index for index, last_step in (*self._playing.items(), *self._finished.items()) if last_step <= self.step]
+        stale = [
+            index
+            for index, last_step in (*self._playing.items(), *self._finished.items())
+            if last_step <= self.step
+        ]
         for index in stale:
             self._playing.pop(index, None)
             self._finished.pop(index, None)
             self._unselected.pop(index, None)
-        self._num_due = Counter({last_step: num for last_step, num in self._num_due.items() if last_step > self.step})
+        self._num_due = Counter(
+            {last_step: num for last_step, num in self._num_due.items() if last_step > self.step}
+        )
         self._interrupted = [index for index in self._interrupted if index in self._playing]
         self._is_collecting = False
         self._num_filtered = 0
@@ -180,10 +198,18 @@ class GroupBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the state. Groups that were playing at the time of saving start again, with the same last steps."""
-        self.step, self.next_index, self._num_filtered = state["step"], state["next_index"], state["num_filtered"]
+        """Restores the state. Groups that were playing at the time of saving start again, with the same last
+        steps."""
+        self.step, self.next_index, self._num_filtered = (
+            state["step"],
+            state["next_index"],
+            state["num_filtered"],
+        )
         self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
-        self._unselected, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])
+        self._unselected, self._num_due = (
+            dict(self._finished),
+            Counter([*self._playing.values(), *self._finished.values()]),
+        )
         self.selected = []
         self._interrupted = sorted(self._playing)
 

@@ -12,14 +12,16 @@ from turnwise.types import Group, are_equal
 
 
 def non_zero_variance(group: Group) -> bool:
-    """Whether the siblings' scores differ. Equal scores give no advantage (DAPO, Yu et al. 2025, arXiv:2503.14476)."""
+    """Whether the siblings' scores differ. Equal scores give no advantage (DAPO, Yu et al. 2025,
+    arXiv:2503.14476)."""
     return not are_equal([trajectory.score for trajectory in group.trajectories])
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
-    """A function `keep(group) -> bool` and its name. The result may depend on nothing but the group, since groups come in any
-    order. A call raises RolloutError if the function raises an exception, or returns anything but a bool."""
+    """A function `keep(group) -> bool` and its name. The result may depend on nothing but the group, since
+    groups come in any order. A call raises RolloutError if the function raises an exception, or returns
+    anything but a bool."""
 
     name: str
     keep: Callable[[Group], bool]
@@ -30,20 +32,24 @@ class GroupFilter:
         except Exception as fault:  # boundary: a user's function may raise anything
             where = traceback.extract_tb(fault.__traceback__)[-1]
             raise RolloutError(
-                f"group_filter {self.name} raised {type(fault).__name__}: {fault} ({where.filename}, line {where.lineno}) on "
+                f"group_filter {self.name} raised {type(fault).__name__}: {fault} ({where.filename}, line "
+                f"{where.lineno}) on "
                 f"{group.task.id}; fix it, or leave group_filter out"
             ) from fault
-        # Without this check, a function that forgets to return drops every group, and a coroutine function keeps every group.
+        # Without this check, a function that forgets to return drops every group, and a coroutine function
+        # keeps every group.
         if not isinstance(is_kept, bool | np.bool_):
             raise RolloutError(
-                f"group_filter {self.name} returned {is_kept!r} on {group.task.id}; a filter returns True to keep the group, "
+                f"group_filter {self.name} returned {is_kept!r} on {group.task.id}; a filter returns True "
+                f"to keep the group, "
                 "else False"
             )
         return bool(is_kept)
 
 
 def load_group_filter(name: str | None) -> GroupFilter | None:
-    """The filter `name`: `non_zero_variance`, or a user's `module:function`. Raises ConfigError if no such function exists."""
+    """The filter `name`: `non_zero_variance`, or a user's `module:function`. Raises ConfigError if no such
+    function exists."""
     if name is None:
         return None
     if name == "non_zero_variance":

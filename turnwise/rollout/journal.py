@@ -1,4 +1,5 @@
-"""`rollouts.jsonl`: every played trajectory as one line of JSON, which holds all that training needs, except media."""
+"""`rollouts.jsonl`: every played trajectory as one line of JSON, which holds all that training needs, except
+media."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ _MAX_NAMED = 3  # number of lines or groups that a message lists one by one
 
 
 class Journal:
-    """Appends trajectories to a file. The file is flushed after each step, so a crash loses at most the current step."""
+    """Appends trajectories to a file. The file is flushed after each step, so a crash loses at most the
+    current step."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +40,10 @@ class Journal:
 def write_group(step: int, group: Group) -> list[str]:
     """The lines of one group, its greedy trajectory last."""
     played, keys = played_of(group), StateKeyWriter()
-    places = (RecordKey(step, group.index, len(played), group.rejected, trajectory is group.greedy) for trajectory in played)
+    places = (
+        RecordKey(step, group.index, len(played), group.rejected, trajectory is group.greedy)
+        for trajectory in played
+    )
     return [write_record(place, trajectory, keys) for place, trajectory in zip(places, played, strict=True)]
 
 
@@ -51,11 +56,14 @@ def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
 
 
 def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line. Raises DataError if a line can't be read; `read_groups` leaves such lines out."""
+    """`(step, trajectory)` of every line. Raises DataError if a line can't be read; `read_groups` leaves such
+    lines out."""
     rows = []
     for number, content, fault in _lines(path):
         if content is None:
-            raise DataError(f"{path}, line {number}: not a trajectory ({fault}); was the file cut in the middle?")
+            raise DataError(
+                f"{path}, line {number}: not a trajectory ({fault}); was the file cut in the middle?"
+            )
         place, trajectory = content
         rows.append((place.step, trajectory))
     return rows
@@ -72,11 +80,13 @@ class Recording:
 
 
 def read_groups(path: Path, temperature: float | None = None) -> Recording:
-    """Reads a file's groups, with samples for a trainer whose temperature is `temperature`. Raises DataError if the file has no
-    complete group, or a trajectory can't be trained on."""
+    """Reads a file's groups, with samples for a trainer whose temperature is `temperature`. Raises DataError
+    if the file has no complete group, or a trajectory can't be trained on."""
     lines = list(_lines(path))
     groups, broken = list[Group](), []
-    for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):
+    for _, rows in groupby(
+        (line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)
+    ):
         members = list(rows)
         place, first = members[0]
         if len(members) == place.group_length:
@@ -86,16 +96,23 @@ def read_groups(path: Path, temperature: float | None = None) -> Recording:
     unreadable, lost = [line for line in lines if line.content is None], list[str]()
     if unreadable:
         numbers = _named([str(line.number) for line in unreadable], "lines")
-        lost.append(f"{len(unreadable)} of {len(lines)} lines can't be read ({unreadable[0].fault}): {numbers}")
+        lost.append(
+            f"{len(unreadable)} of {len(lines)} lines can't be read ({unreadable[0].fault}): {numbers}"
+        )
     if broken:
         lost.append(f"left out as incomplete: {_named(broken, 'groups')}")
     if not groups:
         found = "; ".join(lost) or "it is empty"
-        raise DataError(f"{path} holds no complete group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
+        raise DataError(
+            f"{path} holds no complete group of trajectories: {found}; `turnwise rollout CONFIG` writes "
+            f"such files"
+        )
     for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
         try:
             # The run that trains counts its own policy versions.
-            trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory, temperature)]
+            trajectory.samples = [
+                replace(sample, versions=()) for sample in build_samples(trajectory, temperature)
+            ]
         except RolloutError as fault:
             raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
     return Recording(groups, lost)

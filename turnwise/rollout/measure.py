@@ -1,4 +1,5 @@
-"""Metrics of finished trajectories, under the names that other frameworks use (`rollout/…`, `env/{tag}/…`, `val/…`)."""
+"""Metrics of finished trajectories, under the names that other frameworks use (`rollout/…`, `env/{tag}/…`,
+`val/…`)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,22 +8,28 @@ from turnwise.types import Group, Metric, Sample, Trajectory, are_equal, samples
 
 
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
-    """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
+    """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and
+    to the filter.
 
-    `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` these and their siblings, and
-    `rollout/filtered` the episodes of groups that the filter dropped. `rollout/stale_groups` counts groups dropped as too old.
-    All scores leave filtered groups out, except `rollout/unfiltered_score`.
+    `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` these and their
+    siblings, and `rollout/filtered` the episodes of groups that the filter dropped. `rollout/stale_groups`
+    counts groups dropped as too old. All scores leave filtered groups out, except `rollout/unfiltered_score`.
 
-    `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse no actions. `rollout/log_prob`
-    comes from the servers, without a forward pass; its negative estimates the policy's entropy.
+    `rollout/parsed` covers only agents with the metric `num_actions`, since others may parse no actions.
+    `rollout/log_prob` comes from the servers, without a forward pass; its negative estimates the policy's
+    entropy.
 
-    `rollout/response_length` counts the sampled tokens of a trajectory, `rollout/prompt_length` its first prompt, and
-    `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same lengths, but of samples."""
+    `rollout/response_length` counts the sampled tokens of a trajectory, `rollout/prompt_length` its first
+    prompt, and `rollout/non_prompt_length` everything after that prompt. `tokens/…` are the same lengths, but
+    of samples."""
     played = [t for g in groups for t in g.trajectories]
     lost = [t for g in rejected if g.rejected not in ("filtered", "stale") for t in played_of(g)]
     filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]
     turns = [turn for t in played for turn in t.turns]
-    logprob_sum, num_sampled = sum(float(turn.logprobs.sum()) for turn in turns), sum(len(turn.logprobs) for turn in turns)
+    logprob_sum, num_sampled = (
+        sum(float(turn.logprobs.sum()) for turn in turns),
+        sum(len(turn.logprobs) for turn in turns),
+    )
     prompts = [len(t.turns[0].prompt_ids) if t.turns else 0 for t in played]
     sampled = [sum(len(turn.response_ids) for turn in t.turns) for t in played]
     totals = [sum(turn.num_tokens for turn in t.turns) for t in played]
@@ -38,7 +45,10 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
         *_mean("rollout/greedy_score/mean", [g.greedy.score for g in groups if g.greedy]),
         *_spread("rollout/response_length", sampled),
         *_spread("rollout/prompt_length", prompts),
-        *_spread("rollout/non_prompt_length", [total - prompt for total, prompt in zip(totals, prompts, strict=True)]),
+        *_spread(
+            "rollout/non_prompt_length",
+            [total - prompt for total, prompt in zip(totals, prompts, strict=True)],
+        ),
         Metric("rollout/sampled_tokens", sum(sampled), "sum"),
         Metric("rollout/total_tokens", sum(totals), "sum"),
         *_mean("rollout/num_turns", [len(t.turns) for t in played]),
@@ -46,16 +56,26 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
         Metric("rollout/num_samples", sum(len(t.samples) for t in played), "sum"),
         *_mean("rollout/truncated", [t.status == "truncated" for t in played]),
         *_mean("rollout/length_limited", [turn.finish_reason == "length" for turn in turns]),
-        *_mean("rollout/parsed", [turn.action is not None for t in played if "num_actions" in t.metrics for turn in t.turns]),
-        *([Metric("rollout/log_prob/mean", logprob_sum / num_sampled, weight=num_sampled)] if num_sampled else []),
+        *_mean(
+            "rollout/parsed",
+            [turn.action is not None for t in played if "num_actions" in t.metrics for turn in t.turns],
+        ),
+        *(
+            [Metric("rollout/log_prob/mean", logprob_sum / num_sampled, weight=num_sampled)]
+            if num_sampled
+            else []
+        ),
         *_env_metrics(played, prefix="env", rewards="rollout"),
-        *_mean("rollout/zero_variance_groups", [are_equal(of_group) for of_group in scores if len(of_group) > 1]),
+        *_mean(
+            "rollout/zero_variance_groups", [are_equal(of_group) for of_group in scores if len(of_group) > 1]
+        ),
         *_sample_metrics(samples_of(groups)),
     ]
 
 
 def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories: int) -> list[Metric]:
-    """Returns the step's tokens per second (`system/tps`) and the number of trajectories trained on (`system/samples`)."""
+    """Returns the step's tokens per second (`system/tps`) and the number of trajectories trained on
+    (`system/samples`)."""
     return [
         Metric("system/tps", sum(sample.num_tokens for sample in samples) / elapsed_s),
         Metric("system/samples", num_trajectories, "last"),
@@ -63,7 +83,8 @@ def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories
 
 
 def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
-    """Returns the metrics `val/…`. All but `val/failed`, the share of failed trajectories, leave failed episodes out."""
+    """Returns the metrics `val/…`. All but `val/failed`, the share of failed trajectories, leave failed
+    episodes out."""
     trajectories = [t for g in groups for t in g.trajectories]
     played = [t for t in trajectories if t.status != "failed"]
     metrics = [
@@ -75,16 +96,22 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 
 def _num_episodes(trajectories: Iterable[Trajectory]) -> int:
-    """Number of episodes that the trajectories come from; an episode with sub-agents has several trajectories."""
+    """Number of episodes that the trajectories come from; an episode with sub-agents has several
+    trajectories."""
     return len({(t.task.id, t.sibling) for t in trajectories})
 
 
 def _sample_metrics(samples: Sequence[Sample]) -> list[Metric]:
     prompts = [s.turn_spans[0].start if s.turn_spans else s.num_tokens for s in samples]
     metrics = [
-        *_spread("tokens/response_length", [sum(span.stop - span.start for span in s.turn_spans) for s in samples]),
+        *_spread(
+            "tokens/response_length", [sum(span.stop - span.start for span in s.turn_spans) for s in samples]
+        ),
         *_spread("tokens/prompt_length", prompts),
-        *_spread("tokens/non_prompt_length", [s.num_tokens - prompt for s, prompt in zip(samples, prompts, strict=True)]),
+        *_spread(
+            "tokens/non_prompt_length",
+            [s.num_tokens - prompt for s, prompt in zip(samples, prompts, strict=True)],
+        ),
     ]
     for sample in samples:
         for name, logprobs in (("old", sample.old_logprobs), ("ref", sample.ref_logprobs)):
@@ -112,15 +139,21 @@ def _scores_by_tag(prefix: str, trajectories: Sequence[Trajectory]) -> list[Metr
 
 
 def _mean(name: str, values: Sequence[float]) -> list[Metric]:
-    """One metric for all values, so that the number of metrics doesn't grow with the number of trajectories."""
+    """One metric for all values, so that the number of metrics doesn't grow with the number of
+    trajectories."""
     return [Metric(name, sum(values) / len(values), weight=len(values))] if values else []
 
 
 def _env_metrics(trajectories: Sequence[Trajectory], prefix: str, rewards: str) -> list[Metric]:
-    """Means of trajectories' metrics. `reward/NAME` becomes `{rewards}/reward/NAME`, any other NAME `{prefix}/{tag}/NAME`."""
+    """Means of trajectories' metrics. `reward/NAME` becomes `{rewards}/reward/NAME`, any other NAME
+    `{prefix}/{tag}/NAME`."""
     measured: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
-            full = f"{rewards}/{name}" if name.startswith("reward/") else f"{prefix}/{trajectory.task.tag}/{name}"
+            full = (
+                f"{rewards}/{name}"
+                if name.startswith("reward/")
+                else f"{prefix}/{trajectory.task.tag}/{name}"
+            )
             measured.setdefault(full, []).append(value)
     return [metric for name, values in measured.items() for metric in _mean(name, values)]

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from turnwise.protocols import AgentLoop, Conversation, EpisodeObserver, HearsCalls, OpenConversation, TurnPlace
+from turnwise.protocols import (
+    AgentLoop,
+    Conversation,
+    EpisodeObserver,
+    HearsCalls,
+    OpenConversation,
+    TurnPlace,
+)
 from turnwise.types import AS_OPENED, CallOptions, Message, SamplingParams, Task, Trajectory, Turn
 
 Observe = Callable[[Task, int], EpisodeObserver | None]
@@ -19,7 +26,8 @@ class ObservedLoop:
     loop: AgentLoop
     observe: Observe
     heard_loop: Callable[[EpisodeObserver], AgentLoop] | None = None
-    """Makes the agent of one episode, whose environment is an `ObservedEnv`; None if no observer hears environments."""
+    """Makes the agent of one episode, whose environment is an `ObservedEnv`; None if no observer hears
+    environments."""
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
@@ -44,14 +52,16 @@ class _Faults:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if fault is not None:
             self.observer.ended([], fault)
 
 
 class ObservedContexts:
-    """Opens an agent's contexts, and tells the observer what is asked and sampled in them. It also passes on calls of tools, to
-    the observers of `open_conversation` too."""
+    """Opens an agent's contexts, and tells the observer what is asked and sampled in them. It also passes on
+    calls of tools, to the observers of `open_conversation` too."""
 
     def __init__(self, open_conversation: OpenConversation, observer: EpisodeObserver) -> None:
         self.turns: list[Turn] = []
@@ -100,7 +110,9 @@ class _ObservedConversation:
         self._contexts = contexts
         self._context = context
 
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+    async def generate(
+        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+    ) -> Message | None:
         self._contexts.asked(self._context, new_messages)
         reply = await self._conversation.generate(new_messages, options)
         if reply is not None:
@@ -109,14 +121,17 @@ class _ObservedConversation:
 
 
 def retold(trajectory: Trajectory, observer: EpisodeObserver) -> None:
-    """Tells the observer a finished trajectory. A turn that was read from a file has no messages: its observation stands for
-    them, as a user's."""
+    """Tells the observer a finished trajectory. A turn that was read from a file has no messages: its
+    observation stands for them, as a user's."""
     context = -1
     for number, turn in enumerate(trajectory.turns):
         if turn.starts_context or number == 0:
             context += 1
         place = TurnPlace(number, context)
-        messages = turn.messages or ({"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.text})
+        messages = turn.messages or (
+            {"role": "user", "content": turn.observation},
+            {"role": "assistant", "content": turn.text},
+        )
         observer.asked(place, messages[:-1])
         observer.sampled(place, turn, messages[-1])
         observer.rewarded(place, turn)

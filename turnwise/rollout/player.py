@@ -1,4 +1,5 @@
-"""Plays one group: sibling episodes with their seeds and retries. A failed episode becomes a trajectory with an error."""
+"""Plays one group: sibling episodes with their seeds and retries. A failed episode becomes a trajectory with
+an error."""
 
 import asyncio
 import logging
@@ -48,8 +49,9 @@ class EpisodeContexts(OpenConversation, Protocol):
 
 @dataclass(frozen=True)
 class GroupPlayer:
-    """Plays groups on the run's event loop. `agents` returns a task's agent; `contexts` takes an episode's id and returns the
-    episode's contexts. `watchdog` ends late episodes. `on_end` is called with a group's index when one of its episodes ends."""
+    """Plays groups on the run's event loop. `agents` returns a task's agent; `contexts` takes an episode's id
+    and returns the episode's contexts. `watchdog` ends late episodes. `on_end` is called with a group's index
+    when one of its episodes ends."""
 
     agents: Callable[[Task], AgentLoop]
     contexts: Callable[[str], EpisodeContexts]
@@ -59,8 +61,9 @@ class GroupPlayer:
     on_end: Callable[[int], None]
 
     async def play(self, task: Task, index: int, note_failure: Callable[[list[Trajectory]], None]) -> Group:
-        """Plays the task as group `index`. If cancelled, ends all episodes first. If an episode fails after its retries and no
-        redundant sibling can replace it, calls `note_failure` at once, which may raise an error to end the run."""
+        """Plays the task as group `index`. If cancelled, ends all episodes first. If an episode fails after
+        its retries and no redundant sibling can replace it, calls `note_failure` at once, which may raise an
+        error to end the run."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:
@@ -88,7 +91,8 @@ class GroupPlayer:
                 await cancel(episodes[: size + redundancy])
             played = await asyncio.gather(*(episode for episode in episodes if not episode.cancelled()))
         finally:
-            # A failed episode raises nothing: episodes still play here only if the group is cancelled or an error ends the run.
+            # A failed episode raises nothing: episodes still play here only if the group is cancelled or an
+            # error ends the run.
             await cancel(episodes)
         # All trajectories of one episode have the episode's score, so any of them can be the baseline.
         greedy = next(iter(played.pop()), None) if self.settings.has_greedy_sibling else None
@@ -98,12 +102,14 @@ class GroupPlayer:
         return group
 
     async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
-        """Plays one episode with its retries. Exceptions become a failed trajectory, except for those that end the run and
-        those raised while a cancelled episode is cleaned up."""
+        """Plays one episode with its retries. Exceptions become a failed trajectory, except for those that
+        end the run and those raised while a cancelled episode is cleaned up."""
         error, awaited, timeout_s = "", f"an episode of {task.tag} to end", self.settings.episode_timeout_s
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
-            limit = self.watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
+            limit = self.watchdog.waiting(
+                "the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault
+            )
             try:
                 async with limit:
                     agent = self.agents(task)
@@ -111,7 +117,9 @@ class GroupPlayer:
                         trajectories = await agent.run(task, sibling, contexts, sampling)
                 contexts.verify()
                 if not trajectories:
-                    raise EnvironmentFault(f"the agent of {task.tag} returned no trajectory; its `run` returns at least one")
+                    raise EnvironmentFault(
+                        f"the agent of {task.tag} returned no trajectory; its `run` returns at least one"
+                    )
                 check_weights(trajectories, f"the agent {type(agent).__name__} of {task.tag}")
                 for trajectory in trajectories:
                     check_numbers(trajectory, f"the agent of {task.tag}")
@@ -124,8 +132,15 @@ class GroupPlayer:
                     raise asyncio.CancelledError from fault
                 is_told = isinstance(fault, TurnwiseError)
                 error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
-                logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, headline(error))
-                # A prompt that was too long stays too long, and a call that blocks would hold up all other episodes again.
+                logger.warning(
+                    "episode %s, sibling %d, attempt %d failed: %s",
+                    task.id,
+                    sibling,
+                    attempt + 1,
+                    headline(error),
+                )
+                # A prompt that was too long stays too long, and a call that blocks would hold up all other
+                # episodes again.
                 if isinstance(fault, RolloutError | BlockingFault):
                     break
             finally:
@@ -134,7 +149,8 @@ class GroupPlayer:
 
 
 async def _quickest(episodes: Sequence[EpisodeTask], num_wanted: int) -> None:
-    """Waits until `num_wanted` episodes have ended without failure, or all have ended. Raises an episode's exception."""
+    """Waits until `num_wanted` episodes have ended without failure, or all have ended. Raises an episode's
+    exception."""
     num_well, pending = 0, set(episodes)
     while pending and num_well < num_wanted:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -142,19 +158,22 @@ async def _quickest(episodes: Sequence[EpisodeTask], num_wanted: int) -> None:
 
 
 def check_weights(trajectories: Sequence[Trajectory], agent: str) -> None:
-    """Raises EnvironmentFault unless the weights of one episode's trajectories are numbers ≥ 0 that add up to 1. By any other
-    sum one episode would count as several, or as a part of one, in statistics and losses."""
+    """Raises EnvironmentFault unless the weights of one episode's trajectories are numbers ≥ 0 that add up to
+    1. By any other sum one episode would count as several, or as a part of one, in statistics and losses."""
     weights = [trajectory.weight for trajectory in trajectories]
     for weight in weights:
         if not isinstance(weight, Real) or not weight >= 0:
-            raise EnvironmentFault(f"{agent} returned a trajectory of weight {weight!r}; a weight is a number ≥ 0")
+            raise EnvironmentFault(
+                f"{agent} returned a trajectory of weight {weight!r}; a weight is a number ≥ 0"
+            )
     total = math.fsum(weights)
     if abs(total - 1.0) > _ROUNDING:
         advice = "give it weight=1"
         if len(weights) > 1:
             advice = f"give each of the {len(weights)} its share, such as weight={1 / len(weights):.3g}"
         raise EnvironmentFault(
-            f"{agent} returned {counted(len(weights), 'trajectory')} for one episode, whose weights add up to {total:g}; they "
+            f"{agent} returned {counted(len(weights), 'trajectory')} for one episode, whose weights add up "
+            f"to {total:g}; they "
             f"must add up to 1: {advice}"
         )
 
@@ -164,13 +183,15 @@ def _has_failed(trajectories: Iterable[Trajectory]) -> bool:
 
 
 def _check_same_start(group: Group) -> None:
-    # Only the first trajectory of a sibling is compared: the others may be of sub-agents, which start later in the episode.
+    # Only the first trajectory of a sibling is compared: the others may be of sub-agents, which start later
+    # in the episode.
     first_of = {trajectory.sibling: trajectory for trajectory in reversed(played_of(group))}
     starts = {t.turns[0].observation for t in first_of.values() if t.turns}
     if len(starts) > 1:
         first, second, *_ = sorted(starts)
         raise EnvironmentFault(
-            f"the siblings of {group.task.id} were all reset with seed {group.task.seed} but start differently:\n"
+            f"the siblings of {group.task.id} were all reset with seed {group.task.seed} but start "
+            f"differently:\n"
             f"{first}\n-- and --\n{second}\n"
             "reset(seed=...) must determine the whole start state; group statistics mean nothing otherwise"
         )

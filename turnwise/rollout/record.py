@@ -8,10 +8,29 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from turnwise.rollout.source import Rejection
-from turnwise.types import MAX_ABS, FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept_ids
+from turnwise.types import (
+    MAX_ABS,
+    FinishReason,
+    FloatArray,
+    Limit,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+    VersionRun,
+    join_kept_ids,
+)
 from turnwise.types.completion import SamplingParams
 
 _MAX_SHOWN = 40
@@ -20,15 +39,27 @@ _USUAL = {
     for f in fields(SamplingParams)
     if f.name not in ("seed", "stop_token_ids")
 }
-"""A record leaves out sampling parameters with these values, except the temperature. `max_new_tokens` is never 0."""
+"""A record leaves out sampling parameters with these values, except the temperature. `max_new_tokens` is
+never 0."""
 # Fields that are written as they are.
-_OF_TURN = ("observation", "text", "action", "reward", "finish_reason", "metrics", "starts_context", "parent", "is_greedy")
+_OF_TURN = (
+    "observation",
+    "text",
+    "action",
+    "reward",
+    "finish_reason",
+    "metrics",
+    "starts_context",
+    "parent",
+    "is_greedy",
+)
 _SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")
 _OF_TRAJECTORY = ("sibling", "status", "limit", *_SCORES, "error", "role", "weight")
 
 
 class RecordKey(NamedTuple):
-    """The step and the group (`Group.index`) that a line belongs to. The `group_length` lines of a group are consecutive."""
+    """The step and the group (`Group.index`) that a line belongs to. The `group_length` lines of a group are
+    consecutive."""
 
     step: int
     group: int
@@ -39,12 +70,13 @@ class RecordKey(NamedTuple):
 
 
 class StateKeyWriter:
-    """Writes the state keys of one group. Keys are only compared within a group, and equal keys stay equal. A key that isn't
-    text, a number or None is written as a number, which stands for it in this group, with its `repr` for readers.
+    """Writes the state keys of one group. Keys are only compared within a group, and equal keys stay equal. A
+    key that isn't text, a number or None is written as a number, which stands for it in this group, with its
+    `repr` for readers.
 
     >>> keys = StateKeyWriter()
-    >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1, b"door"))["object"]
-    (7, {'object': 0, 'text': "(1, b'door')"}, {'object': 1, 'text': 'frozenset({3})'}, 0)
+    >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1,
+    b"door"))["object"] (7, {'object': 0, 'text': "(1, b'door')"}, {'object': 1, 'text': 'frozenset({3})'}, 0)
     """
 
     def __init__(self) -> None:
@@ -64,7 +96,8 @@ def _read_state_key(value: Any) -> Hashable:
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The JSON line of a trajectory, without media. `read_record` ignores the advantages. A group's lines share one `keys`."""
+    """The JSON line of a trajectory, without media. `read_record` ignores the advantages. A group's lines
+    share one `keys`."""
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),
@@ -95,13 +128,16 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
         "step_s": round(turn.step_s, 6),
     }
     if turn.kept_ids is not None and turn.kept_offsets is not None:
-        record["kept_ids"] = [turn.kept_ids[start:stop].tolist() for start, stop in pairwise(turn.kept_offsets)]
+        record["kept_ids"] = [
+            turn.kept_ids[start:stop].tolist() for start, stop in pairwise(turn.kept_offsets)
+        ]
     if turn.sampling is not None:
         record["sampling"] = _written_sampling(turn.sampling)
     if turn.tool_results is not None:
         record["tool_results"] = turn.tool_results
     if advantages is not None:
-        # Estimators on trajectories or turns give all tokens of a turn the same advantage, which is written once.
+        # Estimators on trajectories or turns give all tokens of a turn the same advantage, which is written
+        # once.
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
         record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
     return record
@@ -114,8 +150,8 @@ def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
-    """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them). If the line isn't
-    what `write_record` writes, raises a ValueError that names the first wrong field."""
+    """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them). If
+    the line isn't what `write_record` writes, raises a ValueError that names the first wrong field."""
     try:
         record = _TrajectoryRecord.model_validate_json(line)
     except ValidationError as error:
@@ -171,18 +207,32 @@ class TurnRecord(Record):
     def _lengths_agree(self) -> Self:
         num_sampled, num_versions = len(self.response_ids), sum(run.num_tokens for run in self.versions)
         if not num_sampled == len(self.logprobs) == num_versions:
-            raise ValueError(f"{num_sampled} sampled tokens, but {len(self.logprobs)} log-probs and versions of {num_versions}")
+            raise ValueError(
+                f"{num_sampled} sampled tokens, but {len(self.logprobs)} log-probs and versions of "
+                f"{num_versions}"
+            )
         if self.kept_ids is not None and (
             len(self.kept_ids) != num_sampled
-            or any(ids and token not in ids for ids, token in zip(self.kept_ids, self.response_ids, strict=True))
+            or any(
+                ids and token not in ids for ids, token in zip(self.kept_ids, self.response_ids, strict=True)
+            )
         ):
             raise ValueError("kept_ids: each sampled token needs a list that is empty or holds the token")
-        if self.sampling is not None and num_sampled and not self.is_greedy and not 0 < self.sampling.temperature < math.inf:
-            raise ValueError(f"sampling.temperature: it is {self.sampling.temperature:g}, and a sampled turn's is above 0")
+        if (
+            self.sampling is not None
+            and num_sampled
+            and not self.is_greedy
+            and not 0 < self.sampling.temperature < math.inf
+        ):
+            raise ValueError(
+                f"sampling.temperature: it is {self.sampling.temperature:g}, and a sampled turn's is above 0"
+            )
         return self
 
     def made(self) -> Turn:
-        ids, offsets = join_kept_ids((np.array(row, np.int32), np.array([0, len(row)]), 1) for row in self.kept_ids or ())
+        ids, offsets = join_kept_ids(
+            (np.array(row, np.int32), np.array([0, len(row)]), 1) for row in self.kept_ids or ()
+        )
         arrays = {
             "kept_ids": ids,
             "kept_offsets": offsets,
@@ -215,15 +265,20 @@ class _TrajectoryRecord(Record):
     @model_validator(mode="after")
     def _is_of_its_turns(self) -> Self:
         if not self.turns and self.status != "failed":
-            raise ValueError(f"turns: it has none, and its status is {self.status}; only a failed episode has no turn")
+            raise ValueError(
+                f"turns: it has none, and its status is {self.status}; only a failed episode has no turn"
+            )
         total = sum(turn.reward for turn in self.turns) + sum(self.outcome_rewards.values())
         if not math.isclose(self.score, total, rel_tol=1e-6, abs_tol=1e-6):
-            raise ValueError(f"score: it is {self.score:g}, and the rewards add up to {total:g}; change the rewards")
+            raise ValueError(
+                f"score: it is {self.score:g}, and the rewards add up to {total:g}; change the rewards"
+            )
         return self
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first error of a validation as `field: message`, or only the message if it is about the text as a whole.
+    """The first error of a validation as `field: message`, or only the message if it is about the text as a
+    whole.
 
     >>> try:
     ...     Record.model_validate_json("{")
@@ -232,7 +287,9 @@ def first_fault(error: ValidationError) -> str:
     'invalid JSON: EOF while parsing an object at line 1 column 1'
     """
     fault = error.errors(include_url=False)[0]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    where = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]
+    ).removeprefix(".")
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] not in ("missing", "json_invalid", "value_error"):
         got = repr(fault["input"])

@@ -1,4 +1,5 @@
-"""Replays a recorded trajectory: agent, environment and template run again, with the recorded tokens and results of tools."""
+"""Replays a recorded trajectory: agent, environment and template run again, with the recorded tokens and
+results of tools."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -12,7 +13,18 @@ from turnwise.protocols import AgentLoop, Conversation
 from turnwise.rollout.player import EpisodeContexts
 from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.foreign import Foreign
-from turnwise.types import AS_OPENED, CallOptions, Completion, IntArray, Media, Message, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import (
+    AS_OPENED,
+    CallOptions,
+    Completion,
+    IntArray,
+    Media,
+    Message,
+    SamplingParams,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 
 class RecordEnd(RolloutError):
@@ -20,9 +32,10 @@ class RecordEnd(RolloutError):
 
 
 class RecordedServer:
-    """Answers with the responses of a trajectory's turns, in order. It has only the methods of `PolicyServer` that a
-    conversation calls. `generate` raises RolloutError if the prompt isn't the recorded context, or if no turn is left. In the
-    second case it raises RecordEnd if the end of the episode wasn't recorded (`is_whole` is False)."""
+    """Answers with the responses of a trajectory's turns, in order. It has only the methods of `PolicyServer`
+    that a conversation calls. `generate` raises RolloutError if the prompt isn't the recorded context, or if
+    no turn is left. In the second case it raises RecordEnd if the end of the episode wasn't recorded
+    (`is_whole` is False)."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
@@ -32,13 +45,19 @@ class RecordedServer:
         """Number of turns answered so far."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
     ) -> Completion:
         number, turns = self.num_turns, self._trajectory.turns
         if number == len(turns):
             if not self._is_whole:
                 raise RecordEnd
-            raise difference(self._trajectory, number, "the loop asks for another turn, and the record has none")
+            raise difference(
+                self._trajectory, number, "the loop asks for another turn, and the record has none"
+            )
         turn = turns[number]
         prompt = Prompt(self._before(turn, number), array("q", turn.prompt_ids.tolist()))
         expected_ids = np.array(prompt.token_ids(), np.int64)
@@ -46,7 +65,9 @@ class RecordedServer:
         self._prefixes.append(prompt.answered(turn.response_ids.tolist()))
         self.num_turns += 1
         candidates = (turn.kept_ids, turn.kept_offsets)
-        return Completion(turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *candidates)
+        return Completion(
+            turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *candidates
+        )
 
     async def release(self, request_id: str) -> None: ...
 
@@ -63,11 +84,14 @@ class RecordedServer:
         differing = np.flatnonzero(expected[:length] != got[:length]).tolist()
         position = differing[0] if differing else length
         shown = [f"{ids[position : position + 5].tolist()}… of {len(ids)} ids" for ids in (expected, got)]
-        raise difference(self._trajectory, number, f"position {position}: expected {shown[0]}, got {shown[1]}")
+        raise difference(
+            self._trajectory, number, f"position {position}: expected {shown[0]}, got {shown[1]}"
+        )
 
 
 class _RecordedConversation:
-    """Wraps a conversation over a `RecordedServer`, and adds the recorded results of tool calls to its replies."""
+    """Wraps a conversation over a `RecordedServer`, and adds the recorded results of tool calls to its
+    replies."""
 
     def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
         self.turns = conversation.turns
@@ -77,7 +101,9 @@ class _RecordedConversation:
         self._server = server
         self._recorded = recorded
 
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+    async def generate(
+        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+    ) -> Message | None:
         reply = await self._conversation.generate(new_messages, options)
         if reply is None:
             return None
@@ -94,10 +120,11 @@ async def replay(
     sampling: SamplingParams,
     is_whole: bool = True,
 ) -> str:
-    """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns the episode's
-    contexts. Raises RolloutError at the first difference, EnvironmentFault if the agent fails. If `is_whole` is False, only the
-    beginning of the episode was recorded, without what an agent notes after sampling (observations, actions, rewards, outcome);
-    then a failure after the last recorded turn isn't raised but returned as text. In all other cases, returns ""."""
+    """Plays a trajectory again with its agent. `contexts` takes a server and an episode's id, and returns the
+    episode's contexts. Raises RolloutError at the first difference, EnvironmentFault if the agent fails. If
+    `is_whole` is False, only the beginning of the episode was recorded, without what an agent notes after
+    sampling (observations, actions, rewards, outcome); then a failure after the last recorded turn isn't
+    raised but returned as text. In all other cases, returns ""."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)
@@ -121,8 +148,8 @@ async def replay(
 
 
 def _compare(trajectory: Trajectory, played: Sequence[Trajectory], is_whole: bool) -> None:
-    """Raises RolloutError if the played episode is shorter than the recorded one or, if all was recorded, if what the agent
-    noted differs."""
+    """Raises RolloutError if the played episode is shorter than the recorded one or, if all was recorded, if
+    what the agent noted differs."""
     turns = [turn for part in played for turn in part.turns]
     for number, turn in enumerate(trajectory.turns):
         if number == len(turns):
@@ -130,7 +157,9 @@ def _compare(trajectory: Trajectory, played: Sequence[Trajectory], is_whole: boo
         if is_whole:
             _compare_turns(trajectory, number, turn, turns[number])
     if is_whole and played[0].status != trajectory.status:
-        raise difference(trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}")
+        raise difference(
+            trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}"
+        )
 
 
 def _compare_turns(trajectory: Trajectory, number: int, recorded: Turn, played: Turn) -> None:
@@ -144,5 +173,6 @@ def _compare_turns(trajectory: Trajectory, number: int, recorded: Turn, played: 
 def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:
     """The error for a difference in turn `number` (from 0)."""
     return RolloutError(
-        f"the replay differs from the record: {trajectory.task.id}, sibling {trajectory.sibling}, turn {number + 1}, {what}"
+        f"the replay differs from the record: {trajectory.task.id}, sibling {trajectory.sibling}, turn "
+        f"{number + 1}, {what}"
     )

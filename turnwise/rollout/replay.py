@@ -12,8 +12,8 @@ from turnwise.types import Group
 
 @dataclass
 class RolloutReplay:
-    """A `RolloutSource` that hands out each of the recorded `groups` once, in order. `name` is the file's name, for messages.
-    `get_batch` raises RolloutError if too few groups are left."""
+    """A `RolloutSource` that hands out each of the recorded `groups` once, in order. `name` is the file's
+    name, for messages. `get_batch` raises RolloutError if too few groups are left."""
 
     groups: Sequence[Group]
     group_size: int
@@ -36,9 +36,13 @@ class RolloutReplay:
         return f"read from {self.name}, which has {len(self.groups)} groups"
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        groups = list(self.groups[self.num_episodes // self.group_size :][: num_trajectories // self.group_size])
+        groups = list(
+            self.groups[self.num_episodes // self.group_size :][: num_trajectories // self.group_size]
+        )
         if len(groups) * self.group_size < num_trajectories:
-            raise RolloutError(f"{self.name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
+            raise RolloutError(
+                f"{self.name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}"
+            )
         self.num_episodes += num_trajectories
         return groups
 
@@ -57,7 +61,8 @@ class RolloutReplay:
         num_episodes = state["num_episodes"]
         if state.get("replayed_sha256") != self._digest(num_episodes):
             raise CheckpointError(
-                f"this checkpoint wasn't saved by a run that trained from {self.name} as it is now, so its position means "
+                f"this checkpoint wasn't saved by a run that trained from {self.name} as it is now, so its "
+                f"position means "
                 "nothing; restore the file, or start a new run from the weights with pretrain"
             )
         self.num_episodes = num_episodes

@@ -1,4 +1,5 @@
-"""Plays groups of sibling episodes concurrently, as far ahead of training as allowed, and hands out complete groups."""
+"""Plays groups of sibling episodes concurrently, as far ahead of training as allowed, and hands out complete
+groups."""
 
 import asyncio
 import logging
@@ -28,17 +29,20 @@ logger = logging.getLogger(__name__)
 class RolloutScheduler:
     """Plays the tasks of one split, and is the `RolloutSource` of its batches.
 
-    A group's index is the number of groups admitted before it. A synchronous run hands groups out in the order of their
-    indices, so that training does not depend on which episode was quickest. If `async_generation_ratio` is above 0, groups keep
-    playing between two batches, whenever the event loop runs; `GroupBuffer` decides which of them go into a batch.
+    A group's index is the number of groups admitted before it. A synchronous run hands groups out in the
+    order of their indices, so that training does not depend on which episode was quickest. If
+    `async_generation_ratio` is above 0, groups keep playing between two batches, whenever the event loop
+    runs; `GroupBuffer` decides which of them go into a batch.
 
-    With `is_fixed` (validation) every batch begins again at the first task, and a failed episode stays in its group. Otherwise
-    a group that has a failed episode or that `keep` drops is in `rejected` until the next batch; another task replaces it.
+    With `is_fixed` (validation) every batch begins again at the first task, and a failed episode stays in its
+    group. Otherwise a group that has a failed episode or that `keep` drops is in `rejected` until the next
+    batch; another task replaces it.
 
-    `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns its `EpisodeContexts`. `score`
-    rewards a complete group before the filter sees it. `run_async` runs a coroutine on the run's event loop and returns its
-    result. `watchdog` ends episodes that run past their deadline. `replay_log` records or prescribes which groups go
-    into each training batch. `stopwatch` is told how many groups are playing."""
+    `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns its
+    `EpisodeContexts`. `score` rewards a complete group before the filter sees it. `run_async` runs a
+    coroutine on the run's event loop and returns its result. `watchdog` ends episodes that run past their
+    deadline. `replay_log` records or prescribes which groups go into each training batch. `stopwatch` is told
+    how many groups are playing."""
 
     def __init__(
         self,
@@ -59,7 +63,9 @@ class RolloutScheduler:
         self.settings = settings
         self._run_async = run_async
         self._tasks = tasks
-        self._player = GroupPlayer(agents, contexts, sampling, settings, watchdog or Watchdog(), self._count_episode)
+        self._player = GroupPlayer(
+            agents, contexts, sampling, settings, watchdog or Watchdog(), self._count_episode
+        )
         self._work = Work("episodes", 0)  # episodes of the current batch
         self._num_ended: dict[int, int] = {}  # index of each playing group → number of its ended episodes
         self._is_fixed = is_fixed
@@ -68,12 +74,16 @@ class RolloutScheduler:
         self._versions: dict[int, int] = {}
         """Index of each admitted group → version of the tasks' state from which its task is made."""
         self._all_splits_log = replay_log or ReplayLog()
-        self._replay_log = ReplayLog() if is_fixed else self._all_splits_log  # a fixed batch needs no record of its groups
+        self._replay_log = (
+            ReplayLog() if is_fixed else self._all_splits_log
+        )  # a fixed batch needs no record of its groups
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._played: dict[int, Group] = {}  # groups that have ended and aren't handed out yet
-        self._failing: dict[int, Group] = {}  # failed episodes of playing groups, for `rejected` if the batch ends early
+        self._failing: dict[
+            int, Group
+        ] = {}  # failed episodes of playing groups, for `rejected` if the batch ends early
         self._running: dict[int, asyncio.Task[Group]] = {}
         self._has_changed = asyncio.Event()
         self._fault: BaseException | None = None  # the error that ended a group, until a batch raises it
@@ -96,15 +106,17 @@ class RolloutScheduler:
         return self.settings.describe(self._keep.name if self._keep else "")
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, perhaps none, if
-        the filter rejects more groups than may be replaced or the tasks run out. An error or Ctrl-C ends all episodes and
-        restores the position in the tasks, so that the next batch plays the same tasks."""
+        """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index;
+        fewer, perhaps none, if the filter rejects more groups than may be replaced or the tasks run out. An
+        error or Ctrl-C ends all episodes and restores the position in the tasks, so that the next batch plays
+        the same tasks."""
         [part] = self.parts(num_trajectories, is_streamed=False)
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """See `RolloutSource.parts`. Other groups play on between two parts. If an error ends the batch, or the generator is
-        closed before the last part, the next batch plays the same tasks again. `close` closes the generator too."""
+        """See `RolloutSource.parts`. Other groups play on between two parts. If an error ends the batch, or
+        the generator is closed before the last part, the next batch plays the same tasks again. `close`
+        closes the generator too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -136,18 +148,23 @@ class RolloutScheduler:
         yield part
 
     def _allow_failures(self, num_episodes: int) -> None:
-        """Sets how many episodes of the batch may fail. A validation needs at least one that doesn't, to measure anything."""
-        allowed = round(self.settings.max_failed_fraction * num_episodes, 6)  # 0.29 × 100 is a little less than 29 in binary
+        """Sets how many episodes of the batch may fail. A validation needs at least one that doesn't, to
+        measure anything."""
+        allowed = round(
+            self.settings.max_failed_fraction * num_episodes, 6
+        )  # 0.29 × 100 is a little less than 29 in binary
         self._failures.num_episodes = num_episodes
         self._failures.allowed = min(allowed, num_episodes - 1) if self._is_fixed else allowed
 
     def num_trajectories(self, asked: int) -> int:
-        """The size of a batch for which `asked` trajectories are requested: `asked`, or less if there are too few tasks."""
+        """The size of a batch for which `asked` trajectories are requested: `asked`, or less if there are too
+        few tasks."""
         most = self._tasks.num_tasks
         return asked if most is None else min(asked, most * self.group_size)
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
-        """Restores the state from before a batch that ended early, so that the batch is played again, even after Ctrl-C."""
+        """Restores the state from before a batch that ended early, so that the batch is played again, even
+        after Ctrl-C."""
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._buffer.load_state_dict(before)
         self._fault = None
@@ -157,8 +174,9 @@ class RolloutScheduler:
         self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
-        """Returns the batch's next part and adds the part's group indices to `parts`. After the last part, removes the batch
-        from the buffer. Unless streamed, orders the batch by index, so that it doesn't matter which group ends first."""
+        """Returns the batch's next part and adds the part's group indices to `parts`. After the last part,
+        removes the batch from the buffer. Unless streamed, orders the batch by index, so that it doesn't
+        matter which group ends first."""
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
@@ -173,7 +191,8 @@ class RolloutScheduler:
         return part
 
     async def _selected(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
-        """Waits until the batch has another part; returns whether it is the last part. Raises the error that ended a group."""
+        """Waits until the batch has another part; returns whether it is the last part. Raises the error that
+        ended a group."""
         recorded = self._replay_log.batch(self._buffer.step)
         num_known = sum(map(len, parts))
         self._admit()
@@ -183,7 +202,9 @@ class RolloutScheduler:
                 have_left = not is_last or all(map(self._buffer.is_gone, recorded.rejected))
                 if have_left and self._buffer.select_recorded(recorded.parts[len(parts)]):
                     return is_last
-            elif (is_last := self._buffer.select()) or (is_streamed and len(self._buffer.selected) > num_known):
+            elif (is_last := self._buffer.select()) or (
+                is_streamed and len(self._buffer.selected) > num_known
+            ):
                 return is_last
             self._has_changed.clear()
             await self._has_changed.wait()
@@ -198,7 +219,9 @@ class RolloutScheduler:
             group.rejected = "stale"
         self._failures.clear()
         self._hand_out(self._replay_log.batch(self._buffer.step))
-        self._tasks.observe(self.finished + [group for group in self.rejected if group.rejected == "filtered"])
+        self._tasks.observe(
+            self.finished + [group for group in self.rejected if group.rejected == "filtered"]
+        )
         if self._is_fixed:
             self._all_splits_log.validated()
         rejected = [group.index for group in self.rejected if group.rejected != "stale"]
@@ -210,7 +233,8 @@ class RolloutScheduler:
         return self._tasks.task(index, self._versions.get(index))
 
     def _version_at(self, index: int) -> int:
-        """The version of the tasks' state for a group at its admission: the newest, or the recorded one in a replay."""
+        """The version of the tasks' state for a group at its admission: the newest, or the recorded one in a
+        replay."""
         recorded = self._replay_log.task_version(index)
         return self._tasks.version if recorded is None else recorded
 
@@ -221,11 +245,14 @@ class RolloutScheduler:
             if index not in self._versions:
                 self._versions[index] = self._version_at(index)
                 self._replay_log.admitted(index, self._versions[index])
-            task = self._running[index] = asyncio.get_running_loop().create_task(self._group(index), name=f"group {index}")
+            task = self._running[index] = asyncio.get_running_loop().create_task(
+                self._group(index), name=f"group {index}"
+            )
             task.add_done_callback(partial(self._end, index))
 
     def _end(self, index: int, task: asyncio.Task[Group]) -> None:
-        """Handles the end of a group's asyncio task. Tasks that the scheduler cancels aren't in `_running` any more."""
+        """Handles the end of a group's asyncio task. Tasks that the scheduler cancels aren't in `_running`
+        any more."""
         if self._running.pop(index, None) is None:
             return
         if task.cancelled():
@@ -257,8 +284,9 @@ class RolloutScheduler:
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
-        """Notes episodes that failed for good; raises RolloutError if too many have. A replay doesn't count failures in groups
-        that the recorded run rejected too: a batch of the replay may have more such groups than the recorded batch."""
+        """Notes episodes that failed for good; raises RolloutError if too many have. A replay doesn't count
+        failures in groups that the recorded run rejected too: a batch of the replay may have more such groups
+        than the recorded batch."""
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
         if not self._replay_log.rejects(index):
@@ -268,8 +296,9 @@ class RolloutScheduler:
         self._num_ended[index] += 1
 
     def _num_done(self) -> int:
-        """Number of ended episodes in the selected groups, and in as many playing groups as the batch lacks. Groups of later
-        batches play too, so a count of all episodes wouldn't tell when the batch is complete."""
+        """Number of ended episodes in the selected groups, and in as many playing groups as the batch lacks.
+        Groups of later batches play too, so a count of all episodes wouldn't tell when the batch is
+        complete."""
         size, num_missing = self._episodes_of_group, self._buffer.num_missing
         others = [min(num, size) for num in self._num_ended.values()]
         if not self.settings.is_ordered:
@@ -282,15 +311,20 @@ class RolloutScheduler:
         return self.group_size + self.settings.has_greedy_sibling
 
     def _hand_out(self, recorded: BatchGroups | None = None) -> None:
-        """Moves the groups that have left the buffer into `finished` and `rejected`. In a replay, `recorded` is the same batch
-        of the recorded run: a rejected group that isn't in `recorded.rejected` waits for a later batch."""
+        """Moves the groups that have left the buffer into `finished` and `rejected`. In a replay, `recorded`
+        is the same batch of the recorded run: a rejected group that isn't in `recorded.rejected` waits for a
+        later batch."""
         gone = [index for index in sorted(self._played) if index not in self._buffer]
         if recorded is not None:
-            gone = [index for index in gone if self._played[index].rejected is None or index in recorded.rejected]
+            gone = [
+                index for index in gone if self._played[index].rejected is None or index in recorded.rejected
+            ]
         left = [self._played.pop(index) for index in gone]
         self.finished = [group for group in left if group.rejected is None]
         self.rejected = [group for group in left if group.rejected]
-        self._versions = {index: version for index, version in self._versions.items() if index in self._buffer}
+        self._versions = {
+            index: version for index, version in self._versions.items() if index in self._buffer
+        }
 
     def _say_what_is_missing(self) -> None:
         num_kept, num_groups = len(self.finished), self._buffer.num_groups
@@ -303,7 +337,9 @@ class RolloutScheduler:
                 num_kept,
                 num_kept + num_filtered,
                 "no task is left" if self._buffer.is_exhausted else limit,
-                f"training on {num_kept} groups instead of {num_groups}" if num_kept else "this step trains on nothing",
+                f"training on {num_kept} groups instead of {num_groups}"
+                if num_kept
+                else "this step trains on nothing",
             )
 
     async def _stop(self) -> None:
@@ -322,8 +358,9 @@ class RolloutScheduler:
         self._replay_log.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the sequence of tasks, the number of episodes handed out, and the finished groups that aren't handed
-        out yet. A run that continues from here starts unfinished groups again, with the same seeds."""
+        """The position in the sequence of tasks, the number of episodes handed out, and the finished groups
+        that aren't handed out yet. A run that continues from here starts unfinished groups again, with the
+        same seeds."""
         return {
             **self._buffer.state_dict(),
             "num_episodes": self.num_episodes,
@@ -335,12 +372,14 @@ class RolloutScheduler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "next_index" not in state:
             raise CheckpointError(
-                "this checkpoint was saved by a run that trained from a file; continue with the same --from-rollouts, or start "
+                "this checkpoint was saved by a run that trained from a file; continue with the same "
+                "--from-rollouts, or start "
                 "a new run from its weights with pretrain"
             )
         if "groups" not in state:
             raise CheckpointError(
-                "this checkpoint was saved by an earlier version, without what was played ahead; start a new run from its "
+                "this checkpoint was saved by an earlier version, without what was played ahead; start a "
+                "new run from its "
                 "weights with pretrain"
             )
         self._buffer.load_state_dict(state)
@@ -348,7 +387,9 @@ class RolloutScheduler:
         self._versions = dict(state.get("task_versions", []))
         self.num_episodes = state["num_episodes"]
         temperature = self._player.sampling.temperature
-        self._played = {group.index: group for group in (read_group(lines, temperature) for lines in state["groups"])}
+        self._played = {
+            group.index: group for group in (read_group(lines, temperature) for lines in state["groups"])
+        }
         for group in self._played.values():
             if self._buffer.has_finished(group.index) and not self._fits(group):
                 self._buffer.restart(group.index)
@@ -356,4 +397,6 @@ class RolloutScheduler:
     def _fits(self, group: Group) -> bool:
         """Whether a restored group has this run's group size and, if the run needs one, a greedy sibling."""
         num_siblings = len({trajectory.sibling for trajectory in group.trajectories})
-        return num_siblings == self.settings.group_size and (group.greedy is not None or not self.settings.has_greedy_sibling)
+        return num_siblings == self.settings.group_size and (
+            group.greedy is not None or not self.settings.has_greedy_sibling
+        )

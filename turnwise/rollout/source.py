@@ -7,7 +7,8 @@ from turnwise.types import Group, Trajectory
 
 Rejection = Literal["failed", "filtered", "stale"]
 ScoreGroup = Callable[[Group], Awaitable[list[Trajectory]]]
-"""Adds the rewards of a group to its trajectories. Returns the trajectories that failed because they couldn't be scored."""
+"""Adds the rewards of a group to its trajectories. Returns the trajectories that failed because they couldn't
+be scored."""
 
 
 class Part(NamedTuple):
@@ -35,11 +36,13 @@ class RolloutSource(Protocol):
         """Whether all batches have been handed out."""
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        """The next `num_trajectories` trajectories in complete groups; fewer if a filter drops many or the tasks run out."""
+        """The next `num_trajectories` trajectories in complete groups; fewer if a filter drops many or the
+        tasks run out."""
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """Yields the batch as one part or, if streamed, as one or more, each with the groups selected since the previous part.
-        Only the last part may be empty. A caller that stops early must close the generator."""
+        """Yields the batch as one part or, if streamed, as one or more, each with the groups selected since
+        the previous part. Only the last part may be empty. A caller that stops early must close the
+        generator."""
 
     def describe(self) -> str:
         """A short description for the table that a run prints at its start."""

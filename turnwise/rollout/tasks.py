@@ -1,4 +1,5 @@
-"""Sources of tasks. A task depends only on its group's index and the source's state, not on the order in which groups end."""
+"""Sources of tasks. A task depends only on its group's index and the source's state, not on the order in
+which groups end."""
 
 import hashlib
 import json
@@ -15,7 +16,8 @@ from turnwise.types import Group, SamplingParams, Split, Task, derive_seed
 
 
 class TaskSource(Protocol):
-    """The tasks of one split. `task` is a pure function of a group's index and of a version of the source's state."""
+    """The tasks of one split. `task` is a pure function of a group's index and of a version of the source's
+    state."""
 
     @property
     def num_tasks(self) -> int | None:
@@ -63,8 +65,9 @@ class DataRow:
 
 
 class RowTasks(FixedTasks):
-    """Hands out every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs`, the tasks never
-    end. The saved state is a hash of the rows and of `shuffle`; `load_state_dict` raises CheckpointError if either has changed.
+    """Hands out every row once per epoch; if shuffled, in a different order each epoch. Without `num_epochs`,
+    the tasks never end. The saved state is a hash of the rows and of `shuffle`; `load_state_dict` raises
+    CheckpointError if either has changed.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -73,7 +76,12 @@ class RowTasks(FixedTasks):
     """
 
     def __init__(
-        self, run_seed: int, split: Split, rows: Sequence[DataRow], shuffle: bool = True, num_epochs: int | None = None
+        self,
+        run_seed: int,
+        split: Split,
+        rows: Sequence[DataRow],
+        shuffle: bool = True,
+        num_epochs: int | None = None,
     ) -> None:
         self.rows = rows
         self.num_tasks = None if num_epochs is None else num_epochs * len(rows)
@@ -106,8 +114,10 @@ class RowTasks(FixedTasks):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("rows_sha256") != self._digest:
             raise CheckpointError(
-                "the rows of data.train_files, or how they are chosen and ordered (max_prompt_length, shuffle), have changed "
-                "since the checkpoint was saved, so its position is meaningless; restore them, or start a new run from "
+                "the rows of data.train_files, or how they are chosen and ordered (max_prompt_length, "
+                "shuffle), have changed "
+                "since the checkpoint was saved, so its position is meaningless; restore them, or start a "
+                "new run from "
                 "the weights with pretrain"
             )
 
@@ -125,11 +135,12 @@ class RowTasks(FixedTasks):
 
 @dataclass(frozen=True)
 class SeededTasks(FixedTasks):
-    """The endless sequence of tasks of seeded environments for one split. With `rows`, the groups of the tag `rows_tag` play
-    the rows of a data set, and the sequence ends when no row is left.
+    """The endless sequence of tasks of seeded environments for one split. With `rows`, the groups of the tag
+    `rows_tag` play the rows of a data set, and the sequence ends when no row is left.
 
-    The groups come in rounds of `sum(partition)`. In each round `partition[i]` groups have the tag `tags[i]`, spread evenly, so
-    that even a short batch has the tags in about these proportions. A group's slot is its position in its round.
+    The groups come in rounds of `sum(partition)`. In each round `partition[i]` groups have the tag `tags[i]`,
+    spread evenly, so that even a short batch has the tags in about these proportions. A group's slot is its
+    position in its round.
 
     >>> source = SeededTasks(run_seed=42, split="train", tags=("FrozenLake", "Sokoban"), partition=(4, 2))
     >>> [source.task(i).tag for i in range(6)]
@@ -159,8 +170,9 @@ class SeededTasks(FixedTasks):
 
     @cached_property
     def _tags_of_round(self) -> list[str]:
-        """The tag of each slot. If a tag has n groups per round, its groups k = 0, 1, … get the sort keys (k + ½)/n, by which
-        all groups of the round are sorted. If two groups have the same key, the earlier tag comes first."""
+        """The tag of each slot. If a tag has n groups per round, its groups k = 0, 1, … get the sort keys (k
+        + ½)/n, by which all groups of the round are sorted. If two groups have the same key, the earlier tag
+        comes first."""
         places = [((k + 0.5) / count, i) for i, count in enumerate(self.partition) for k in range(count)]
         return [self.tags[i] for _, i in sorted(places)]
 
@@ -187,12 +199,13 @@ def _of_environment(split: Split, tag: str, index: int, seed: int, agents: Mappi
 
 @dataclass
 class CurriculumTasks:
-    """Draws the tag of each group: the more there is to learn from a tag, the higher its probability. If the tag is that of
-    the data set (`rows_tag`), the row is drawn likewise.
+    """Draws the tag of each group: the more there is to learn from a tag, the higher its probability. If the
+    tag is that of the data set (`rows_tag`), the row is drawn likewise.
 
-    With the measured success p = (s + 1)/(n + 2), a tag or row has the weight 0.1 + 0.9 · 4p(1 − p): the highest at p = ½, the
-    lowest where everything or nothing succeeds, and never 0. n counts the groups that were played, and s sums their shares of
-    successful siblings. Each new group first multiplies n and s by 0.9, so old measurements are forgotten."""
+    With the measured success p = (s + 1)/(n + 2), a tag or row has the weight 0.1 + 0.9 · 4p(1 − p): the
+    highest at p = ½, the lowest where everything or nothing succeeds, and never 0. n counts the groups that
+    were played, and s sums their shares of successful siblings. Each new group first multiplies n and s by
+    0.9, so old measurements are forgotten."""
 
     run_seed: int
     split: Split
@@ -201,14 +214,17 @@ class CurriculumTasks:
     rows: RowTasks | None = None
     rows_tag: str = ""
     num_versions: int = 2
-    """How many of the newest versions are kept. A group may still be admitted or restarted with any of these."""
+    """How many of the newest versions are kept. A group may still be admitted or restarted with any of
+    these."""
     version: int = field(init=False, default=0)
 
     _FLOOR, _DECAY = 0.1, 0.9
 
     def __post_init__(self) -> None:
         self.num_tasks = None if self.rows is None else self.rows.num_tasks
-        self._history: dict[int, dict[str, tuple[float, float]]] = {0: {}}  # version → tag, or `row N`, → (s, n)
+        self._history: dict[int, dict[str, tuple[float, float]]] = {
+            0: {}
+        }  # version → tag, or `row N`, → (s, n)
         self._limits = lru_cache(maxsize=self.num_versions)(self._limits_of)
 
     def task(self, index: int, version: int | None = None) -> Task:
@@ -235,7 +251,8 @@ class CurriculumTasks:
         self._history.pop(self.version - self.num_versions, None)
 
     def weight(self, key: str, version: int | None = None) -> float:
-        """The weight of a tag, or of row N for the key `row N`, given a version of the state (None = the newest)."""
+        """The weight of a tag, or of row N for the key `row N`, given a version of the state (None = the
+        newest)."""
         s, n = self._history[self.version if version is None else version].get(key, (0.0, 0.0))
         p = (s + 1.0) / (n + 2.0)
         return self._FLOOR + (1.0 - self._FLOOR) * 4.0 * p * (1.0 - p)
@@ -247,11 +264,14 @@ class CurriculumTasks:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "history" not in state:
             raise CheckpointError(
-                "the checkpoint was saved without data.curriculum; leave it out, or start a new run from the weights"
+                "the checkpoint was saved without data.curriculum; leave it out, or start a new run from "
+                "the weights"
             )
         if self.rows:
             self.rows.load_state_dict(state)
-        self._history = {version: {key: (s, n) for key, (s, n) in of.items()} for version, of in state["history"]}
+        self._history = {
+            version: {key: (s, n) for key, (s, n) in of.items()} for version, of in state["history"]
+        }
         self.version = max(self._history)
         self._limits.cache_clear()
 
@@ -269,6 +289,7 @@ def _draw(limits: NDArray[np.float64], draw: float) -> int:
 
 
 def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:
-    """The sampling parameters with the sibling's own seed, from which the conversation derives the seed of each turn. A retry
-    of a failed episode uses the same seed, so it samples the same tokens as long as the observations are the same."""
+    """The sampling parameters with the sibling's own seed, from which the conversation derives the seed of
+    each turn. A retry of a failed episode uses the same seed, so it samples the same tokens as long as the
+    observations are the same."""
     return replace(sampling, seed=derive_seed(task.seed, "tokens", sibling))

@@ -1,6 +1,6 @@
-"""`turns.jsonl` records every turn as soon as it is sampled, so that even an episode that never ended can be replayed. A turn
-has two lines: first the new messages of its prompt, including results of tools, then the sampled response with its tool calls.
-The first line of an episode also has the episode's task."""
+"""`turns.jsonl` records every turn as soon as it is sampled, so that even an episode that never ended can be
+replayed. A turn has two lines: first the new messages of its prompt, including results of tools, then the
+sampled response with its tool calls. The first line of an episode also has the episode's task."""
 
 import json
 import logging
@@ -16,7 +16,14 @@ from pydantic import ValidationError
 from turnwise.errors import DataError, counted
 from turnwise.protocols import AgentLoop, SilentObserver, TurnPlace
 from turnwise.rollout.observed import ObservedLoop
-from turnwise.rollout.record import Record, StateKeyWriter, TurnRecord, first_fault, written_task, written_turn
+from turnwise.rollout.record import (
+    Record,
+    StateKeyWriter,
+    TurnRecord,
+    first_fault,
+    written_task,
+    written_turn,
+)
 from turnwise.runtime.threads import DaemonThread
 from turnwise.types import Message, Task, Trajectory, Turn
 
@@ -26,9 +33,10 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:
-    """Appends lines to a file in a thread, so that no episode waits for the disk. A file has at most `max_bytes` / 2 bytes. If
-    the next line doesn't fit, the file is renamed to `turns.1.jsonl`, which replaces an older one, and a new file begins. Lines
-    too long for any file are left out. If the disk fails, the journal logs a warning and writes nothing more."""
+    """Appends lines to a file in a thread, so that no episode waits for the disk. A file has at most
+    `max_bytes` / 2 bytes. If the next line doesn't fit, the file is renamed to `turns.1.jsonl`, which
+    replaces an older one, and a new file begins. Lines too long for any file are left out. If the disk fails,
+    the journal logs a warning and writes nothing more."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -41,7 +49,8 @@ class TurnJournal:
             self._thread.start(self._write, b"\n")  # a kill may have cut the last line
 
     def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
-        """Wraps `agents`, which returns a task's agent, so that all turns of the agents are written to the journal."""
+        """Wraps `agents`, which returns a task's agent, so that all turns of the agents are written to the
+        journal."""
         return lambda task: ObservedLoop(agents(task), partial(_EpisodeLines, self))
 
     def append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
@@ -56,7 +65,9 @@ class TurnJournal:
 
     def _append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
         if self._file is not None:
-            line = json.dumps(make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda it: type(it).__name__)
+            line = json.dumps(
+                make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda it: type(it).__name__
+            )
             self._write(line.encode(errors="replace") + b"\n")
 
     def _write(self, line: bytes) -> None:
@@ -110,7 +121,9 @@ class _EpisodeLines(SilentObserver):
         head = self._head(place) | {"turn": place.number}
         snapshot = replace(turn)  # the agent changes the turn later
         calls = {key: reply[key] for key in ("tool_calls", "call_errors") if reply.get(key)}
-        self._journal.append(lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls)
+        self._journal.append(
+            lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls
+        )
 
     def _head(self, place: TurnPlace) -> dict[str, Any]:
         return {"episode": f"{self._task.id}/{self._sibling}", "context": place.context}
@@ -134,8 +147,8 @@ def is_turn_journal(path: Path) -> bool:
 
 
 def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
-    """Returns a journal's episodes that have sampled turns, and sentences that say what is left out: unreadable lines, and
-    turns whose earlier turns are lost. Raises DataError if there is no such file."""
+    """Returns a journal's episodes that have sampled turns, and sentences that say what is left out:
+    unreadable lines, and turns whose earlier turns are lost. Raises DataError if there is no such file."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     lost: list[str] = []
@@ -143,7 +156,10 @@ def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
     for line in _lines(path, lost):
         reading.read(line)
     if reading.cut:
-        lost.append(f"turns of {counted(len(reading.cut), 'episode')} are left out, since earlier ones of them are gone")
+        lost.append(
+            f"turns of {counted(len(reading.cut), 'episode')} are left out, since earlier ones of them are "
+            f"gone"
+        )
     return [episode for episode in reading.episodes if episode.turns], lost
 
 
@@ -180,5 +196,7 @@ class _Reading:
         elif line.sampled:
             episode.turns.append(line.sampled.made())
         elif episode.turns:
-            results = tuple(message.get("content", "") for message in line.messages if message.get("role") == "tool")
+            results = tuple(
+                message.get("content", "") for message in line.messages if message.get("role") == "tool"
+            )
             episode.turns[-1].tool_results = results or None

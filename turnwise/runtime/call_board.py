@@ -1,10 +1,12 @@
-"""Tells the parent process (`cli.guard`) which of a user's functions this process is in, even after this process has ended."""
+"""Tells the parent process (`cli.guard`) which of a user's functions this process is in, even after this
+process has ended."""
 
 import mmap
 
 _NUM_LINES, _WIDTH = 64, 256
 _IS_DONE, _LAST, _STATUS = 0, 1, 2
-"""Bytes of line 0: whether the command is done, the line number of the last call, and the exit status to come."""
+"""Bytes of line 0: whether the command is done, the line number of the last call, and the exit status to
+come."""
 
 
 class CallBoard:
@@ -46,14 +48,18 @@ class CallBoard:
 
     def going_on(self) -> list[str]:
         """The calls that haven't returned."""
-        return [self._text(line) for line in range(1, _NUM_LINES + 1) if self._memory[line * _WIDTH] == ord("+")]
+        return [
+            self._text(line) for line in range(1, _NUM_LINES + 1) if self._memory[line * _WIDTH] == ord("+")
+        ]
 
     def last(self) -> str:
         """The call that began last, "" if there was none."""
         return self._text(self._memory[_LAST]) if self._memory[_LAST] else ""
 
     def _text(self, line: int) -> str:
-        return self._memory[line * _WIDTH + 1 : (line + 1) * _WIDTH].partition(b"\0")[0].decode(errors="replace")
+        return (
+            self._memory[line * _WIDTH + 1 : (line + 1) * _WIDTH].partition(b"\0")[0].decode(errors="replace")
+        )
 
 
 CALLS = CallBoard()

@@ -1,4 +1,5 @@
-"""Finds the system's error, such as a full disk, in the errors of libraries that hide it, and says what to do about it."""
+"""Finds the system's error, such as a full disk, in the errors of libraries that hide it, and says what to do
+about it."""
 
 import errno
 import os
@@ -14,20 +15,31 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a disk or a quota that is used up."""
 _NUMBER_IN_TEXT = re.compile(r"\(os error (\d+)\)")
 """How errors of libraries in Rust, such as safetensors and tokenizers, tell the system's error number."""
-_FAULTS_OF_CODE = (RecursionError, TypeError, AttributeError, LookupError, ValueError, AssertionError, NotImplementedError)
+_FAULTS_OF_CODE = (
+    RecursionError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ValueError,
+    AssertionError,
+    NotImplementedError,
+)
 """Errors that no disk causes."""
 _TRIAL_BYTES = 2**20
 _ADVICE = {
     **dict.fromkeys(NO_SPACE, "free some space, then start again"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
-    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"
+    ),
 }
 """Advice by errno, for file errors that a user can repair."""
 
 
 class writing:  # a context, as `suppress` is
-    """A context for a library's writer. If the writer fails because of the disk, raises OSError with the system's error number
-    and `path`, even if the writer's own error has no number or names a file in between. Other errors pass as they are."""
+    """A context for a library's writer. If the writer fails because of the disk, raises OSError with the
+    system's error number and `path`, even if the writer's own error has no number or names a file in between.
+    Other errors pass as they are."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,7 +47,9 @@ class writing:  # a context, as `suppress` is
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if not isinstance(error, Exception):
             return
         number = system_error(error, self._path)
@@ -56,7 +70,8 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Writes a file whole, or leaves the one that is there as it was: a disk may be full. Raises OSError, which names it."""
+    """Writes a file whole, or leaves the one that is there as it was: a disk may be full. Raises OSError,
+    which names it."""
     partial = file.with_name(f"{file.name}.turnwise.partial")
     try:
         with naming(file):
@@ -68,8 +83,9 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def system_error(error: Exception, path: Path) -> int | None:
-    """The system's error number behind an error that a writer of `path` raised; None if the disk isn't at fault. If the error
-    doesn't tell, a trial tells: whether the disk of `path` takes another `_TRIAL_BYTES`."""
+    """The system's error number behind an error that a writer of `path` raised; None if the disk isn't at
+    fault. If the error doesn't tell, a trial tells: whether the disk of `path` takes another
+    `_TRIAL_BYTES`."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     match = _NUMBER_IN_TEXT.search(str(error))
@@ -93,7 +109,8 @@ def free_text(path: Path) -> str:
 
 
 def file_error(fault: OSError, continued: str | None = None, unnamed: str = "a file") -> str | None:
-    """The sentence on a file that can't be read or written, with advice; None if it isn't an error that a user can repair.
+    """The sentence on a file that can't be read or written, with advice; None if it isn't an error that a
+    user can repair.
 
     Args:
         continued: how work that a full disk ended is continued; None if it begins again.

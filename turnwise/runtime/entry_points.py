@@ -14,11 +14,13 @@ from turnwise.runtime.call_board import CALLS
 T = TypeVar("T")
 
 OBJECT_PREFIX = "object_"
-"""Beginning of the entry point of an object that was passed to a Trainer: `object_<hash of the object>.<module>:<name>`."""
+"""Beginning of the entry point of an object that was passed to a Trainer: `object_<hash of the
+object>.<module>:<name>`."""
 
 
 def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
-    """The class that an entry point names. If there is none, raises `error` with a message that names the setting `key`.
+    """The class that an entry point names. If there is none, raises `error` with a message that names the
+    setting `key`.
 
     >>> load_class("collections:OrderedDict", "env_type", TurnwiseError).__name__
     'OrderedDict'
@@ -27,10 +29,14 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
 
 
 def load_function(
-    entry_point: str, key: str, error: type[TurnwiseError], arguments: Iterable[str], named: Iterable[str] = ()
+    entry_point: str,
+    key: str,
+    error: type[TurnwiseError],
+    arguments: Iterable[str],
+    named: Iterable[str] = (),
 ) -> Callable[..., Any]:
-    """The function that an entry point names. Raises `error` if there is none, or if it can't be called with positional
-    `arguments` and keywords `named`.
+    """The function that an entry point names. Raises `error` if there is none, or if it can't be called with
+    positional `arguments` and keywords `named`.
 
     >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError, ["text"])("  a")
     'a'
@@ -56,17 +62,25 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type[T],
     if module_name.startswith(OBJECT_PREFIX) and module_name not in sys.modules:
         origin = f"{module_name.partition('.')[2]}:{name}"
         raise error(
-            f"{key} {entry_point!r} stands for {origin}, a Python object that was passed to a Trainer; continue there, with "
-            f"the object and Trainer(…, resume_from_checkpoint=True), or put it into a module and name it as module:name"
+            f"{key} {entry_point!r} stands for {origin}, a Python object that was passed to a Trainer; "
+            f"continue there, with "
+            f"the object and Trainer(…, resume_from_checkpoint=True), or put it into a module and name it "
+            f"as module:name"
         )
     line = CALLS.begin(f"importing {module_name}")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as fault:  # boundary: a user's module may raise anything
-        if isinstance(fault, ModuleNotFoundError) and fault.name and f"{module_name}.".startswith(f"{fault.name}."):
+        if (
+            isinstance(fault, ModuleNotFoundError)
+            and fault.name
+            and f"{module_name}.".startswith(f"{fault.name}.")
+        ):
             raise error(
-                f"{key} {entry_point!r}: no module {fault.name!r} on Python's path; the `turnwise` command looks in the "
-                "config's folder and the working directory too, other programs need PYTHONPATH=. or the package that holds it"
+                f"{key} {entry_point!r}: no module {fault.name!r} on Python's path; the `turnwise` command "
+                f"looks in the "
+                "config's folder and the working directory too, other programs need PYTHONPATH=. or the "
+                "package that holds it"
             ) from fault
         where = traceback.extract_tb(fault.__traceback__)[-1]
         raise error(
@@ -78,7 +92,11 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type[T],
     names = vars(module)
     found = names.get(name)
     if name not in names or not isinstance(found, kind):
-        public = {other: value for other, value in names.items() if not other.startswith("_") and isinstance(value, kind)}
+        public = {
+            other: value
+            for other, value in names.items()
+            if not other.startswith("_") and isinstance(value, kind)
+        }
         own = [other for other, value in public.items() if kind is object or value.__module__ == module_name]
         raise error(
             f"{key} {entry_point!r}: {module_name} has no {noun} {name!r}; its {nouns} are "

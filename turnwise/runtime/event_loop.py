@@ -1,4 +1,5 @@
-"""The event loop of a run. A task that blocks the loop for too long ends the run with an error that names the task."""
+"""The event loop of a run. A task that blocks the loop for too long ends the run with an error that names the
+task."""
 
 import asyncio
 import gc
@@ -20,19 +21,21 @@ T = TypeVar("T")
 _SETTING = "deadlines.env_s"
 _BEAT_S = 1.0  # seconds between two signs that the loop iterates
 _COLLECTOR = (50_000, 20, 10)
-"""Thresholds of Python's garbage collector while the loop runs. With its defaults (700, 10, 10) it scans the live objects of
-thousands of episodes again and again, which takes a third of the processor time of an episode's turns."""
+"""Thresholds of Python's garbage collector while the loop runs. With its defaults (700, 10, 10) it scans the
+live objects of thousands of episodes again and again, which takes a third of the processor time of an
+episode's turns."""
 
 
 class LoopIteration(Wait):
-    """The deadline of one iteration of an event loop. No other task runs until the running task awaits something."""
+    """The deadline of one iteration of an event loop. No other task runs until the running task awaits
+    something."""
 
     _timer: asyncio.TimerHandle | None = None
 
     async def keep(self, main: Coroutine[Any, Any, T], results: list[T]) -> None:
-        """Awaits `main` and appends its result to `results`. The deadline moves on as long as the loop iterates. The result
-        isn't returned: whenever `asyncio.Runner` restores its Ctrl-C handler, `signal` formats the task and its result, which
-        takes half a second for a step's trajectories."""
+        """Awaits `main` and appends its result to `results`. The deadline moves on as long as the loop
+        iterates. The result isn't returned: whenever `asyncio.Runner` restores its Ctrl-C handler, `signal`
+        formats the task and its result, which takes half a second for a step's trajectories."""
         self._loop = asyncio.get_running_loop()
         self._beat()
         try:
@@ -54,12 +57,16 @@ class LoopIteration(Wait):
 
 
 class WatchedRunner:
-    """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`. A task that blocks the loop for
-    `iteration_s` seconds (None = no limit) without a deadline of its own ends the run. `asyncio.to_thread` uses daemon threads.
-    The `stopwatch` records how long the loop ran and how long it was idle."""
+    """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`. A task that blocks
+    the loop for `iteration_s` seconds (None = no limit) without a deadline of its own ends the run.
+    `asyncio.to_thread` uses daemon threads. The `stopwatch` records how long the loop ran and how long it was
+    idle."""
 
     def __init__(
-        self, watchdog: Watchdog | None = None, iteration_s: float | None = None, stopwatch: Stopwatch | None = None
+        self,
+        watchdog: Watchdog | None = None,
+        iteration_s: float | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.watchdog = watchdog or Watchdog()
         self.stopwatch = stopwatch or Stopwatch()
@@ -67,7 +74,8 @@ class WatchedRunner:
         self._iteration_s = iteration_s
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main` and returns its result. Raises DeadlineError if a task blocked the loop for too long."""
+        """Runs `main` and returns its result. Raises DeadlineError if a task blocked the loop for too
+        long."""
         watchdog = self.watchdog
         watchdog.start()
         watchdog.loop = self._runner.get_loop()
@@ -80,7 +88,8 @@ class WatchedRunner:
                 with seldom_collecting(), outer_loop_aside():
                     self._runner.run(iteration.keep(main, results))
             except asyncio.CancelledError:
-                # asyncio forgets a Ctrl-C that comes while it sets up its handler: it cancels the task, which never starts.
+                # asyncio forgets a Ctrl-C that comes while it sets up its handler: it cancels the task, which
+                # never starts.
                 if iteration.report is None and inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
                     raise KeyboardInterrupt from None
                 raise
@@ -91,9 +100,12 @@ class WatchedRunner:
             return results[0]
 
     def close(self) -> None:
-        """Cancels the loop's remaining tasks and closes the loop. Raises DeadlineError if they don't end in time."""
+        """Cancels the loop's remaining tasks and closes the loop. Raises DeadlineError if they don't end in
+        time."""
         try:
-            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._iteration_s, _SETTING)
+            end = self.watchdog.waiting(
+                "the end of the run", "its event loop to close", self._iteration_s, _SETTING
+            )
             with end, outer_loop_aside():
                 self._runner.close()
         finally:
@@ -108,8 +120,8 @@ class WatchedRunner:
 
 @contextmanager
 def outer_loop_aside() -> Iterator[None]:
-    """Lets another event loop run in a thread that runs one already, such as a notebook's. The outer loop pauses meanwhile.
-    asyncio itself refuses to nest loops, since few programs want their loop to pause."""
+    """Lets another event loop run in a thread that runs one already, such as a notebook's. The outer loop
+    pauses meanwhile. asyncio itself refuses to nest loops, since few programs want their loop to pause."""
     outer = asyncio._get_running_loop()
     if outer is None:
         yield
@@ -127,7 +139,8 @@ def outer_loop_aside() -> Iterator[None]:
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Raises the garbage collector's thresholds while the body runs, unless automatic collection is off (threshold 0)."""
+    """Raises the garbage collector's thresholds while the body runs, unless automatic collection is off
+    (threshold 0)."""
     before = within = gc.get_threshold()
     if before[0]:
         first, second, third = (max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True))
@@ -159,7 +172,8 @@ class IdleSelector(selectors.DefaultSelector):
 
 
 class OwnLoop(asyncio.SelectorEventLoop):
-    """An event loop that only its own end stops. Code of users that runs on it would end the run by `stop`."""
+    """An event loop that only its own end stops. Code of users that runs on it would end the run by
+    `stop`."""
 
     _main: asyncio.Future[Any] | None = None
 
@@ -172,7 +186,9 @@ class OwnLoop(asyncio.SelectorEventLoop):
 
     def stop(self) -> None:
         if self._main is not None and not self._main.done():
-            raise RuntimeError("this is the event loop of the whole run, which nobody may stop; return instead")
+            raise RuntimeError(
+                "this is the event loop of the whole run, which nobody may stop; return instead"
+            )
         super().stop()
 
 
@@ -185,6 +201,7 @@ def new_loop(stopwatch: Stopwatch | None = None) -> asyncio.AbstractEventLoop:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # A second Ctrl-C is raised in whichever task runs, and leaves the loop as well: nobody reads that task's exception.
+    # A second Ctrl-C is raised in whichever task runs, and leaves the loop as well: nobody reads that task's
+    # exception.
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)

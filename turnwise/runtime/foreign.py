@@ -1,5 +1,6 @@
-"""Guards calls into users' code. `call_board` lists the running calls, so that a report can name the call in which the process
-ended. SystemExit and other exceptions outside `Exception` become EnvironmentFaults, except Ctrl-C, cancellation, deadlines."""
+"""Guards calls into users' code. `call_board` lists the running calls, so that a report can name the call in
+which the process ended. SystemExit and other exceptions outside `Exception` become EnvironmentFaults, except
+Ctrl-C, cancellation, deadlines."""
 
 import asyncio
 import dis
@@ -11,13 +12,17 @@ from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.watchdog import Interrupt
 
-_HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal handlers of these modules raise KeyboardInterrupt
+_HANDLERS = (
+    "asyncio.runners",
+    "turnwise.pipelines.interrupt",
+)  # the signal handlers of these modules raise KeyboardInterrupt
 
 
 class Foreign:
-    """Wraps a call of a user's code, and lists it on the `call_board` if `episode` isn't empty. Turns StopIteration, and every
-    exception outside `Exception`, into an `EnvironmentFault` that names the call. With `are_faults` it turns all exceptions
-    into such a fault. Errors of turnwise, Ctrl-C, cancellation and deadlines always pass unchanged."""
+    """Wraps a call of a user's code, and lists it on the `call_board` if `episode` isn't empty. Turns
+    StopIteration, and every exception outside `Exception`, into an `EnvironmentFault` that names the call.
+    With `are_faults` it turns all exceptions into such a fault. Errors of turnwise, Ctrl-C, cancellation and
+    deadlines always pass unchanged."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 
@@ -28,11 +33,15 @@ class Foreign:
         self._line = CALLS.begin(f"{self._call}, {self._episode}") if self._episode else 0
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
         CALLS.end(self._line)
         if fault is None:
             return
-        is_ordinary = isinstance(fault, Exception) and not isinstance(fault, StopIteration) and not self._are_faults
+        is_ordinary = (
+            isinstance(fault, Exception) and not isinstance(fault, StopIteration) and not self._are_faults
+        )
         if is_ordinary or _is_from_outside(fault):
             return
         if isinstance(fault, SystemExit):
@@ -42,12 +51,17 @@ class Foreign:
         place = traceback.extract_tb(trace)[-1]
         raise EnvironmentFault(
             f"{self._call} {what} ({place.filename}, line {place.lineno}); "
-            + ("fix it there" if isinstance(fault, Exception) else "let it raise an Exception, which fails one episode")
+            + (
+                "fix it there"
+                if isinstance(fault, Exception)
+                else "let it raise an Exception, which fails one episode"
+            )
         ) from fault
 
 
 def _is_from_outside(fault: BaseException) -> bool:
-    """Whether the fault passes unchanged: an error of turnwise, Ctrl-C, a cancelled task, a deadline, a discarded coroutine."""
+    """Whether the fault passes unchanged: an error of turnwise, Ctrl-C, a cancelled task, a deadline, a
+    discarded coroutine."""
     match fault:
         case TurnwiseError() | Interrupt():
             return True
@@ -69,7 +83,8 @@ def is_cancelled() -> bool:
 
 
 def _is_raised(fault: BaseException) -> bool:
-    """Whether a `raise` statement of foreign code raised the fault, rather than Ctrl-C or the closing of a coroutine."""
+    """Whether a `raise` statement of foreign code raised the fault, rather than Ctrl-C or the closing of a
+    coroutine."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

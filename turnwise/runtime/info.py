@@ -1,4 +1,5 @@
-"""Descriptions of the models and settings really in use, read from the objects, for the table at the start of a run."""
+"""Descriptions of the models and settings really in use, read from the objects, for the table at the start of
+a run."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,14 +8,16 @@ from turnwise.model_files.folder import NOTHING, Trust
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Suspension = Literal["finish", "abort", "keep"]
-"""What running requests do when weights change: they finish (`finish`), end at once with their partial tokens (`abort`), or
-pause with their KV and continue with the new weights, so that their completions have several versions (`keep`)."""
+"""What running requests do when weights change: they finish (`finish`), end at once with their partial tokens
+(`abort`), or pause with their KV and continue with the new weights, so that their completions have several
+versions (`keep`)."""
 EVERY_SUSPENSION: frozenset[Suspension] = frozenset(get_args(Suspension))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `dtype` is `fp32`, `bf16` or `fp16`, `attention` describes the kernel, `device` is torch's name."""
+    """A model in memory. `dtype` is `fp32`, `bf16` or `fp16`, `attention` describes the kernel, `device` is
+    torch's name."""
 
     architecture: str
     num_parameters: int
@@ -28,7 +31,8 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """Description of a policy by its folder, without its weights: what a server in any process needs to load it."""
+    """Description of a policy by its folder, without its weights: what a server in any process needs to load
+    it."""
 
     path: str
     """A model folder or hub name."""
@@ -60,8 +64,8 @@ class StrategyInfo:
     saved_bytes: int = 0
     """Approximate number of bytes that `save` writes."""
     num_updates: int = 0
-    """Optimiser steps begun so far, including those that were skipped because the loss or a gradient wasn't finite. A step
-    begins just before it changes weights."""
+    """Optimiser steps begun so far, including those that were skipped because the loss or a gradient wasn't
+    finite. A step begins just before it changes weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ class ServerInfo:
 
     model: LoadedModel
     engine: str
-    """The inference engine, in a few words, such as vLLM with its version, or `embedded` with its kind of forward pass."""
+    """The inference engine, in a few words, such as vLLM with its version, or `embedded` with its kind of
+    forward pass."""
     max_length: int
     """Maximum tokens per context."""
     max_concurrency: int
@@ -80,7 +85,8 @@ class ServerInfo:
     needs_weights: bool = True
     """Whether weights must be sent to it, because its model isn't the trainer's own."""
     sampling_mask: bool = False
-    """Whether it can return the candidate ids that top-k, top-p or min-p left for each token (`SamplingParams.keeps_ids`)."""
+    """Whether it can return the candidate ids that top-k, top-p or min-p left for each token
+    (`SamplingParams.keeps_ids`)."""
     sleeps: frozenset[MemoryKind] = frozenset({"kv_cache"})
     """The kinds of memory that it can free."""
     suspensions: frozenset[Suspension] = frozenset({"finish", "abort"})

@@ -9,7 +9,8 @@ from turnwise.errors import DataError
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields `(place, object)` of each line that isn't blank; the place is `FILE, line N`. Raises DataError for a fault."""
+    """Yields `(place, object)` of each line that isn't blank; the place is `FILE, line N`. Raises DataError
+    for a fault."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a JSONL file in it")
     try:
@@ -30,7 +31,8 @@ def not_utf8(fault: UnicodeDecodeError) -> str:
 
 
 def half_character(fault: UnicodeEncodeError) -> str:
-    """Returns the rest of an error message that begins with the place of a text: half of a surrogate pair is in the text."""
+    """Returns the rest of an error message that begins with the place of a text: half of a surrogate pair is
+    in the text."""
     return f"holds {fault.object[fault.start]!a}, half a character, which no tokenizer reads; write it again"
 
 
@@ -40,7 +42,9 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         if b"\\ud" in line.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as fault:
-        raise DataError(f"{where} isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8") from fault
+        raise DataError(
+            f"{where} isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8"
+        ) from fault
     except UnicodeEncodeError as fault:
         raise DataError(f"{where} {half_character(fault)}") from fault
     except (ValueError, RecursionError) as fault:

@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 
 from turnwise.runtime.rank import launched
 
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these exists if Linux has a driver for accelerators
+_DRIVERS = (
+    "/dev/nvidiactl",
+    "/dev/dxg",
+    "/dev/kfd",
+)  # one of these exists if Linux has a driver for accelerators
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The nodes of a run, whose devices are numbered through, and the processes that a launcher has started on them.
+    """The nodes of a run, whose devices are numbered through, and the processes that a launcher has started
+    on them.
 
     >>> machine = Machine((Node(4, "cuda"), Node(4, "cuda")))
     >>> machine.num_devices, machine.locate(5), machine.device_name(5)
@@ -42,7 +47,8 @@ class Machine:
         return self.nodes[0].accelerator
 
     def with_slots(self, num_per_node: int | None) -> "Machine":
-        """The machine whose nodes without accelerators have that many slots; None leaves one for each core."""
+        """The machine whose nodes without accelerators have that many slots; None leaves one for each
+        core."""
         if num_per_node is None:
             return self
         nodes = (node if node.accelerator else replace(node, num_devices=num_per_node) for node in self.nodes)
@@ -65,7 +71,8 @@ class Machine:
 
 
 def find_machine() -> Machine:
-    """This machine, with the launcher that started this process. Imports torch only if there may be accelerators."""
+    """This machine, with the launcher that started this process. Imports torch only if there may be
+    accelerators."""
     _, num_launched = launched()
     num_accelerators = _num_accelerators()
     node = Node(num_accelerators, "cuda") if num_accelerators else Node(_num_cores())

@@ -1,4 +1,5 @@
-"""Where the roles of a run live, as a value that is printed, handed down and asked. `config.place` computes it."""
+"""Where the roles of a run live, as a value that is printed, handed down and asked. `config.place` computes
+it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,9 @@ BESIDE_TRAINERS = -1
 
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
-    """Numbers of threads of torch's operators: for training, for rollouts, and for the whole run (`both`). If training and
-    rollouts overlap, they split these threads as the config says. If not, each of the two uses all of them."""
+    """Numbers of threads of torch's operators: for training, for rollouts, and for the whole run (`both`). If
+    training and rollouts overlap, they split these threads as the config says. If not, each of the two uses
+    all of them."""
 
     train: int
     rollout: int
@@ -40,9 +42,11 @@ class RolePlacement:
     """The devices and processes of a role's ranks."""
 
     ranks: tuple[tuple[int, ...], ...]
-    """The devices of each rank: one of a rank that trains or computes, all of an inference server, which is a rank too."""
+    """The devices of each rank: one of a rank that trains or computes, all of an inference server, which is a
+    rank too."""
     processes: tuple[int, ...]
-    """The number of each rank's process. Processes that train come first; servers with processes of their own follow."""
+    """The number of each rank's process. Processes that train come first; servers with processes of their own
+    follow."""
     layout: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
     """Size along each axis that the devices are divided by: `dp` (copies of the model), `tp`, `pp`, …"""
 
@@ -64,16 +68,19 @@ class RolePlacement:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each role runs. Each device has one process, which hosts the ranks of all training roles on the device.
+    """Where each role runs. Each device has one process, which hosts the ranks of all training roles on the
+    device.
 
     >>> pair = RolePlacement(((0,), (1,)), (0, 1), {"dp": 2})
-    >>> placement = Placement("process", Machine(), (0, 1), {"actor_train": pair, "critic": RolePlacement(((1,),), (1,))})
+    >>> placement = Placement("process", Machine(), (0, 1), {"actor_train": pair, "critic":
+    RolePlacement(((1,),), (1,))})
     >>> placement.num_processes, placement.neighbours("actor_train", 1), placement.ranks_on(0)
     (2, {'critic': 0}, {'actor_train': 0})
     """
 
     cluster: ClusterName
-    """Roles run in this process (`local`), in new ones on this machine (`process`), or in those of a launcher (`launched`)."""
+    """Roles run in this process (`local`), in new ones on this machine (`process`), or in those of a launcher
+    (`launched`)."""
     machine: Machine = field(default_factory=Machine)
     devices: tuple[int, ...] = (0,)
     """The device of each process that holds training roles."""
@@ -96,12 +103,14 @@ class Placement:
 
     @property
     def trains_apart(self) -> bool:
-        """Whether a server in the run's process can't read the trainer's own tensors, so that it has a copy of them."""
+        """Whether a server in the run's process can't read the trainer's own tensors, so that it has a copy
+        of them."""
         return self.cluster != "local"
 
     @property
     def num_servers(self) -> int:
-        """Number of inference servers. A single one is in the run's process, several have processes of their own."""
+        """Number of inference servers. A single one is in the run's process, several have processes of their
+        own."""
         servers = self.served.get("actor_infer")
         return servers.size if servers else 0
 
@@ -139,7 +148,8 @@ class Placement:
         return sharing
 
     def neighbours(self, role: str, rank: int = 0) -> dict[str, int]:
-        """The other roles whose workers this rank can reach as objects of its process, each with its rank there."""
+        """The other roles whose workers this rank can reach as objects of its process, each with its rank
+        there."""
         process = self.of(role).processes[rank]
         neighbours: dict[str, int] = {}
         for name, placed in self._reachable(role).items():
@@ -176,8 +186,8 @@ class Placement:
         return f"{'; '.join(texts)} ({_HOMES[self.cluster]})"
 
     def table(self) -> str:
-        """A table with a line per device: the ranks of the training roles on it, and the replicas of served roles. The last
-        line says which processes there are.
+        """A table with a line per device: the ranks of the training roles on it, and the replicas of served
+        roles. The last line says which processes there are.
 
         >>> trainer, server = RolePlacement(((0,),), (0,)), RolePlacement(((2, 3),), (0,), {"dp": 1, "tp": 2})
         >>> print(Placement("local", roles={"actor_train": trainer}, served={"actor_infer": server}).table())

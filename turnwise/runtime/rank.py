@@ -10,27 +10,36 @@ from turnwise.runtime.stopwatch import Stopwatch
 
 
 def launched() -> tuple[int, int]:
-    """`(rank, size)`: the number of this process among those that a launcher started, and how many there are; `(0, 1)` unless
-    RANK and WORLD_SIZE are set. Raises ConfigError if the processes are on several machines, if a launcher's variables hold
-    impossible numbers, or if MASTER_ADDR or MASTER_PORT is missing and there are several processes."""
-    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in os.environ}
+    """`(rank, size)`: the number of this process among those that a launcher started, and how many there are;
+    `(0, 1)` unless RANK and WORLD_SIZE are set. Raises ConfigError if the processes are on several machines,
+    if a launcher's variables hold impossible numbers, or if MASTER_ADDR or MASTER_PORT is missing and there
+    are several processes."""
+    told = {
+        name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in os.environ
+    }
     if not {"RANK", "WORLD_SIZE"} <= told.keys():
         return 0, 1
     numbers = [int(text) if text.isdecimal() else -1 for text in told.values()]
     rank, size, here = (*numbers, numbers[1])[:3]
     if not 0 <= rank < size or here < 1:
         raise ConfigError(
-            f"the environment has {' and '.join(map('='.join, told.items()))}, which no launcher sets (RANK counts from 0 up "
+            f"the environment has {' and '.join(map('='.join, told.items()))}, which no launcher sets (RANK "
+            f"counts from 0 up "
             f"to WORLD_SIZE - 1, LOCAL_WORLD_SIZE from 1); unset {', '.join(told)} to train without one"
         )
-    if size > 1 and (missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]):
+    if size > 1 and (
+        missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    ):
         raise ConfigError(
-            f"the environment has RANK and WORLD_SIZE but not {' and '.join(missing)}, where the processes meet; start them "
-            "with torchrun or accelerate launch, which set all four, or unset RANK and WORLD_SIZE to train without a launcher"
+            f"the environment has RANK and WORLD_SIZE but not {' and '.join(missing)}, where the processes "
+            f"meet; start them "
+            "with torchrun or accelerate launch, which set all four, or unset RANK and WORLD_SIZE to train "
+            "without a launcher"
         )
     if here != size:
         raise ConfigError(
-            f"a launcher started {size} processes, {here} of them on this machine, and this version trains on one machine; "
+            f"a launcher started {size} processes, {here} of them on this machine, and this version trains "
+            f"on one machine; "
             "start all of them here (--nnodes 1 of torchrun, --num_machines 1 --machine_rank 0 of accelerate)"
         )
     return rank, size
@@ -47,11 +56,13 @@ class RankContext:
     device: str = "cpu"
     """The rank's device, as torch names it."""
     devices: tuple[str, ...] = ()
-    """All devices of an inference server whose model is split over several, `device` first; empty for one on `device` alone."""
+    """All devices of an inference server whose model is split over several, `device` first; empty for one on
+    `device` alone."""
     peers: tuple[int, ...] = (0,)
     """For each rank of the role: the number of its process in torch's default process group."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
-    """Workers of other roles in this process, by role: a server here can read its trainer's tensors without a copy."""
+    """Workers of other roles in this process, by role: a server here can read its trainer's tensors without a
+    copy."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
@@ -60,5 +71,6 @@ class RankContext:
 
     @property
     def answers(self) -> bool:
-        """Whether this rank speaks for all: it reports what is the same on every rank, and writes checkpoints."""
+        """Whether this rank speaks for all: it reports what is the same on every rank, and writes
+        checkpoints."""
         return self.rank == 0

@@ -1,5 +1,5 @@
-"""Says what may be replaced: a folder in which everything is what turnwise writes there, a file with the same contents, a link.
-Every writer of a model asks here, and every example that writes rows."""
+"""Says what may be replaced: a folder in which everything is what turnwise writes there, a file with the same
+contents, a link. Every writer of a model asks here, and every example that writes rows."""
 
 import os
 import re
@@ -34,22 +34,26 @@ def is_model_file(name: str) -> bool:
 
 
 def require_replaceable(folder: Path, option: str, kept: Iterable[str | Path] = ()) -> None:
-    """Raises ConfigError, which begins with `option`, if a model mustn't be written as `folder`: something else than a folder
-    is there, or a folder with anything that turnwise doesn't write into a model's folder, or one that a run needs. `kept` are
-    more folders that stay, such as the model that a run started from."""
+    """Raises ConfigError, which begins with `option`, if a model mustn't be written as `folder`: something
+    else than a folder is there, or a folder with anything that turnwise doesn't write into a model's folder,
+    or one that a run needs. `kept` are more folders that stay, such as the model that a run started from."""
     reason = why_kept(folder, kept)
     if reason:
         raise ConfigError(
-            f"{option}: {folder} already exists and isn't replaced, as {reason}; name another folder, or remove it first"
+            f"{option}: {folder} already exists and isn't replaced, as {reason}; name another folder, or "
+            f"remove it first"
         )
 
 
 def require_new_folder(folder: Path, option: str) -> None:
-    """Raises ConfigError if anything but an empty folder is at `folder`, or if it is the folder that the command runs in."""
+    """Raises ConfigError if anything but an empty folder is at `folder`, or if it is the folder that the
+    command runs in."""
     if not os.path.lexists(folder):
         return
     if os.path.ismount(folder):
-        raise ConfigError(f"{option} {folder}: {_MOUNTED}; name a new folder in it, such as {folder / 'model'}")
+        raise ConfigError(
+            f"{option} {folder}: {_MOUNTED}; name a new folder in it, such as {folder / 'model'}"
+        )
     is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
     if not is_empty or folder.resolve() == Path.cwd():
         raise ConfigError(f"{option} {folder} already exists; name a new folder, or remove it first")
@@ -73,8 +77,8 @@ def why_kept(folder: Path, kept: Iterable[str | Path] = ()) -> str:
 
 
 def why_files_kept(folder: Path) -> str:
-    """The reason why the model's files in a folder, which may hold other things too, mustn't be replaced; empty if they may,
-    or if there are none."""
+    """The reason why the model's files in a folder, which may hold other things too, mustn't be replaced;
+    empty if they may, or if there are none."""
     if not folder.is_dir() or not model_files(folder):
         return ""
     return _needed_by_a_run(folder, ()) or _no_model(folder)
@@ -92,13 +96,14 @@ def require_new_or_same(file: Path, text: str | bytes, option: str) -> None:
         return
     if not file.is_file() or file.read_bytes() != content:
         raise ConfigError(
-            f"{file} already exists with other contents, and isn't replaced; name another {option}, or remove it first"
+            f"{file} already exists with other contents, and isn't replaced; name another {option}, or "
+            f"remove it first"
         )
 
 
 def write_new_or_same(file: Path, text: str | bytes, option: str) -> None:
-    """Writes `text` into a new file, whole or not at all, and makes its folder. A file that holds `text` already stays. Raises
-    ConfigError, which names `option` as what to change, if something else is there."""
+    """Writes `text` into a new file, whole or not at all, and makes its folder. A file that holds `text`
+    already stays. Raises ConfigError, which names `option` as what to change, if something else is there."""
     require_new_or_same(file, text, option)
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, text.encode() if isinstance(text, str) else text)
@@ -107,11 +112,14 @@ def write_new_or_same(file: Path, text: str | bytes, option: str) -> None:
 def require_new_or_link(link: Path, option: str) -> None:
     """Raises ConfigError if something else than a link is at `link`."""
     if os.path.lexists(link) and not link.is_symlink():
-        raise ConfigError(f"{link} is there and is no link, and isn't replaced; name another {option}, or remove it first")
+        raise ConfigError(
+            f"{link} is there and is no link, and isn't replaced; name another {option}, or remove it first"
+        )
 
 
 def point_link(link: Path, target: Path, option: str) -> Path:
-    """Lets `link` point to `target` by a relative path, and returns it. Raises ConfigError if `link` is something else."""
+    """Lets `link` point to `target` by a relative path, and returns it. Raises ConfigError if `link` is
+    something else."""
     require_new_or_link(link, option)
     link.unlink(missing_ok=True)
     link.symlink_to(os.path.relpath(target, link.parent))
@@ -132,20 +140,25 @@ def _needed_by_a_run(folder: Path, kept: Iterable[str | Path]) -> str:
 
 
 def foreign_entries(folder: Path, more_names: Collection[str] = ()) -> list[str]:
-    """Names of the entries of a folder that aren't files of a model, nor files with one of `more_names`; [] if it's missing."""
+    """Names of the entries of a folder that aren't files of a model, nor files with one of `more_names`; []
+    if it's missing."""
     if not folder.is_dir():
         return []
     allowed = {*_modules_of(folder), *more_names}
     return [
         entry.name
         for entry in sorted(folder.iterdir())
-        if entry.is_symlink() or not entry.is_file() or not (is_model_file(entry.name) or entry.name in allowed)
+        if entry.is_symlink()
+        or not entry.is_file()
+        or not (is_model_file(entry.name) or entry.name in allowed)
     ]
 
 
 def _foreign_reason(folder: Path) -> str:
     # A model's own code comes from elsewhere, and may be the only copy.
-    foreign = sorted({*foreign_entries(folder), *(name for name in _modules_of(folder) if (folder / name).exists())})
+    foreign = sorted(
+        {*foreign_entries(folder), *(name for name in _modules_of(folder) if (folder / name).exists())}
+    )
     if not foreign:
         return ""
     more = len(foreign) - _NUM_NAMED
@@ -161,13 +174,18 @@ def _modules_of(folder: Path) -> set[str]:
 
 
 def _no_model(folder: Path) -> str:
-    """Why the model's files of a folder are no model: other programs have a config.json or a vocab.txt too."""
+    """Why the model's files of a folder are no model: other programs have a config.json or a vocab.txt
+    too."""
     names = [path.name for path in model_files(folder)]
     is_adapter = ADAPTER_CONFIG in names and ADAPTER_WEIGHTS in names
     if is_adapter:
         return ""
     if not any(re.fullmatch(_WEIGHTS, name) for name in names):
-        return f"it has no weights, so its {names[0]} is of something else than a model" if names else "it has no model"
+        return (
+            f"it has no weights, so its {names[0]} is of something else than a model"
+            if names
+            else "it has no model"
+        )
     config = _config_of(folder)
     if not isinstance(config.get("model_type"), str) or not isinstance(config.get("architectures"), list):
         return f"its {_CONFIG} is of something else than a model"

@@ -1,6 +1,7 @@
-"""Records what timing decided in an asynchronous run, so that `turnwise train --replay` can repeat the run: which requests each
-engine step admitted into which slot, between which steps the weights changed, which groups each batch contained, and with which
-version of the tasks' state each group was admitted. The rest follows from the config (`docs/design/asynchronous.md`)."""
+"""Records what timing decided in an asynchronous run, so that `turnwise train --replay` can repeat the run:
+which requests each engine step admitted into which slot, between which steps the weights changed, which
+groups each batch contained, and with which version of the tasks' state each group was admitted. The rest
+follows from the config (`docs/design/asynchronous.md`)."""
 
 import json
 from collections.abc import Mapping
@@ -15,22 +16,24 @@ Admissions = tuple[tuple[str, int], ...]
 
 
 class EngineSteps(NamedTuple):
-    """`num_steps` consecutive steps of the inference engine. The first one admits `admissions`, the others no requests."""
+    """`num_steps` consecutive steps of the inference engine. The first one admits `admissions`, the others no
+    requests."""
 
     admissions: Admissions
     num_steps: int
 
 
 class BatchGroups(NamedTuple):
-    """Indices of groups. A batch trains on `parts`; `rejected` groups failed or were filtered out since the last batch."""
+    """Indices of groups. A batch trains on `parts`; `rejected` groups failed or were filtered out since the
+    last batch."""
 
     parts: list[list[int]]
     rejected: list[int]
 
 
 class ReplayLog:
-    """Writes a run's events to `file`. If the run follows a `recorded` one, reads what that run did. Raises DataError past the
-    end of the record, and where the two runs differ.
+    """Writes a run's events to `file`. If the run follows a `recorded` one, reads what that run did. Raises
+    DataError past the end of the record, and where the two runs differ.
 
     >>> replay_log = ReplayLog()
     >>> replay_log.is_followed, replay_log.batch(0)
@@ -46,29 +49,38 @@ class ReplayLog:
         events = [] if recorded is None else _read(recorded)
         self._conditions: dict[str, Any] = next((event["on"] for event in events if "on" in event), {})
         batches = (event for event in events if "batch" in event)
-        self._batches = {e["batch"]: BatchGroups(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches}
+        self._batches = {
+            e["batch"]: BatchGroups(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches
+        }
         # Numbers of batches after which the record has a complete validation.
         self._validations = {event["validation"] for event in events if "validation" in event}
         self._task_versions = {event["task"]: event["version"] for event in events if "task" in event}
-        self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on", "task"})
-        self._next = next(self._events, None)  # the next engine steps, or the version of the next weight update
+        self._events = (
+            _decode(event) for event in events if not event.keys() & {"batch", "validation", "on", "task"}
+        )
+        self._next = next(
+            self._events, None
+        )  # the next engine steps, or the version of the next weight update
 
     # What is to happen
 
     @property
     def admissions(self) -> Admissions | None:
-        """Admissions of the next engine step. None if a weight update comes first, at the record's end, or without a record."""
+        """Admissions of the next engine step. None if a weight update comes first, at the record's end, or
+        without a record."""
         return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property
     def update(self) -> int | None:
-        """The version of the weight update due now; None if engine steps come first. Raises DataError at the record's end."""
+        """The version of the weight update due now; None if engine steps come first. Raises DataError at the
+        record's end."""
         if self._next is None:
             raise self._end()
         return self._next if isinstance(self._next, int) else None
 
     def batch(self, step: int) -> BatchGroups | None:
-        """The recorded groups of the batch of a `step`; None without a record. Raises DataError if it has no such batch."""
+        """The recorded groups of the batch of a `step`; None without a record. Raises DataError if it has no
+        such batch."""
         if not self.is_followed:
             return None
         if step not in self._batches:
@@ -80,18 +92,23 @@ class ReplayLog:
         return any(index in groups.rejected for groups in self._batches.values())
 
     def check(self, index: int, is_rejected: bool) -> None:
-        """Raises DataError if group `index` is rejected here and was trained on in the record, or the other way round."""
+        """Raises DataError if group `index` is rejected here and was trained on in the record, or the other
+        way round."""
         trained_on = any(index in part for groups in self._batches.values() for part in groups.parts)
         if trained_on if is_rejected else self.rejects(index):
-            then, now = ("was trained on", "is rejected") if is_rejected else ("was rejected", "would be trained on")
+            then, now = (
+                ("was trained on", "is rejected") if is_rejected else ("was rejected", "would be trained on")
+            )
             raise DataError(
-                f"group {index} {then} in {self._recorded} and {now} here, so there is no more to repeat: an environment, a "
+                f"group {index} {then} in {self._recorded} and {now} here, so there is no more to repeat: "
+                f"an environment, a "
                 "reward or a time limit answered otherwise than it did then"
             )
 
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state with which group `index` was admitted; 0 if none is recorded. None without a record,
-        or if `index` is above all that have a version: since versions only rise, the recorded run never admitted this group."""
+        """The version of the tasks' state with which group `index` was admitted; 0 if none is recorded. None
+        without a record, or if `index` is above all that have a version: since versions only rise, the
+        recorded run never admitted this group."""
         if not self.is_followed or index > max(self._task_versions, default=index):
             return None
         return self._task_versions.get(index, 0)
@@ -101,25 +118,32 @@ class ReplayLog:
         # Old records without conditions have no validations either.
         if self._conditions and self._num_batches not in self._validations:
             raise DataError(
-                f"{self._recorded} holds no complete validation after {self._num_batches} batches: its run ended there, or had "
+                f"{self._recorded} holds no complete validation after {self._num_batches} batches: its run "
+                f"ended there, or had "
                 "another eval_steps; there is no more to repeat"
             )
 
     def _end(self) -> DataError:
         return DataError(
-            f"{self._recorded} ends after {len(self._batches)} batches, where its run ended; there is no more to repeat"
+            f"{self._recorded} ends after {len(self._batches)} batches, where its run ended; there is no "
+            f"more to repeat"
         )
 
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Writes the `conditions` on which results depend besides the config. Raises DataError if one differs in the record."""
+        """Writes the `conditions` on which results depend besides the config. Raises DataError if one differs
+        in the record."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
-            parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]
+            parts = [
+                f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()
+            ]
             raise DataError(
-                f"{self._recorded} can't be repeated bit by bit: it was recorded with {'; '.join(parts)}. Repeat it where that "
-                "is the same: the version of torch, OMP_NUM_THREADS, TURNWISE_KERNELS, device and processor decide it"
+                f"{self._recorded} can't be repeated bit by bit: it was recorded with {'; '.join(parts)}. "
+                f"Repeat it where that "
+                "is the same: the version of torch, OMP_NUM_THREADS, TURNWISE_KERNELS, device and processor "
+                "decide it"
             )
         self._write({"on": dict(conditions)})
 
@@ -140,7 +164,8 @@ class ReplayLog:
             self._next = next(self._events, None)
 
     def record_batch(self, step: int, groups: BatchGroups) -> None:
-        """Records the groups of a step's batch, and those that failed or were filtered out since the batch before."""
+        """Records the groups of a step's batch, and those that failed or were filtered out since the batch
+        before."""
         self._num_batches += 1
         parts, rejected = groups
         event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}
@@ -187,8 +212,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
         events = [event for _, event in read_jsonl(path)]
     except DataError as fault:
         raise DataError(
-            f"{path} holds no schedule to replay ({fault}); asynchronous runs (async_generation_ratio > 0) write one"
+            f"{path} holds no schedule to replay ({fault}); asynchronous runs (async_generation_ratio > 0) "
+            f"write one"
         ) from fault
     if any("resumed" in event for event in events):
-        raise DataError(f"{path} belongs to a resumed run; only a run that was played from its start can be replayed")
+        raise DataError(
+            f"{path} belongs to a resumed run; only a run that was played from its start can be replayed"
+        )
     return events

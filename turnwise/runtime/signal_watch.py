@@ -1,6 +1,7 @@
-"""Notices what users' code does with signals outside the main thread. Python refuses `signal.signal` there; timers (SIGALRM) it
-allows, and their signal would end the process, so they are refused here. Many libraries limit their time with SIGALRM, and many
-functions catch the refusal and go on with a result that means nothing."""
+"""Notices what users' code does with signals outside the main thread. Python refuses `signal.signal` there;
+timers (SIGALRM) it allows, and their signal would end the process, so they are refused here. Many libraries
+limit their time with SIGALRM, and many functions catch the refusal and go on with a result that means
+nothing."""
 
 import functools
 import signal
@@ -23,8 +24,8 @@ REFUSAL = "signal only works in main thread"
 
 
 class SignalWatch:
-    """Counts, while its body runs, the refused calls of `signal.signal`, `alarm` and `setitimer` in this thread
-    (`num_refused`)."""
+    """Counts, while its body runs, the refused calls of `signal.signal`, `alarm` and `setitimer` in this
+    thread (`num_refused`)."""
 
     __slots__ = ("_before", "num_refused")
 
@@ -42,8 +43,8 @@ class SignalWatch:
 
 @functools.cache
 def _watch_signals() -> None:
-    """Puts functions around those of `signal`. They stay there, since other threads may be about to call them; outside a
-    watch, and in the main thread, they change nothing."""
+    """Puts functions around those of `signal`. They stay there, since other threads may be about to call
+    them; outside a watch, and in the main thread, they change nothing."""
     signal.signal = _counting(signal.signal)
     signal.alarm = _refusing(signal.alarm, seconds_at=0)
     signal.setitimer = _refusing(signal.setitimer, seconds_at=1)
@@ -63,15 +64,17 @@ def _counting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing(original: Callable[..., Any], seconds_at: int) -> Callable[..., Any]:
-    """A function that refuses to start a timer inside a watch outside the main thread. `seconds_at` is the place of the
-    argument that is 0 if the call only stops a timer."""
+    """A function that refuses to start a timer inside a watch outside the main thread. `seconds_at` is the
+    place of the argument that is 0 if the call only stops a timer."""
 
     @functools.wraps(original)
     def refusing(*args: Any) -> Any:
         starts = len(args) > seconds_at and args[seconds_at] != 0
         if starts and _HERE.watches and threading.current_thread() is not threading.main_thread():
             _HERE.refused += 1
-            raise ValueError(f"{REFUSAL} of the main interpreter, so a timer's signal would reach the run itself")
+            raise ValueError(
+                f"{REFUSAL} of the main interpreter, so a timer's signal would reach the run itself"
+            )
         return original(*args)
 
     return refusing

@@ -39,12 +39,15 @@ _IDLE = {
     (str(Path(__file__).with_name("time_limit.py")), "_watch"),
 }
 """The innermost calls of turnwise's own threads that have nothing to do."""
-_EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose own calls don't show who waits for whom
+_EVENT_LOOP = str(
+    Path(asyncio.__file__).parent
+)  # the folder of asyncio, whose own calls don't show who waits for whom
 
 
 def describe_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """The stacks of the busy threads, except the calling one and watchdogs, and of the suspended tasks of `loop`: at most
-    `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the text can go below a heading."""
+    """The stacks of the busy threads, except the calling one and watchdogs, and of the suspended tasks of
+    `loop`: at most `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the
+    text can go below a heading."""
     running = None if loop is None else asyncio.current_task(loop)
     frames = sys._current_frames()
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
@@ -57,7 +60,10 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
     tasks.sort(key=lambda task: task.get_name())
     stacks = {thread: _stack(traceback.walk_stack(frames[thread.ident or 0]))[::-1] for thread in threads}
     lines = [
-        *_groups("thread", ((names[thread], stack) for thread, stack in stacks.items() if not _waits_for_work(stack))),
+        *_groups(
+            "thread",
+            ((names[thread], stack) for thread, stack in stacks.items() if not _waits_for_work(stack)),
+        ),
         *_groups("task", ((task.get_name(), _stack(_awaited(task))) for task in tasks)),
     ]
     return "\n".join(f"  {line}" for line in lines)
@@ -69,7 +75,8 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_calls(error: BaseException) -> list[str]:
-    """A line for each of the last three calls outside turnwise and libraries. If there are none, one for the innermost call."""
+    """A line for each of the last three calls outside turnwise and libraries. If there are none, one for the
+    innermost call."""
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
     foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]
@@ -85,7 +92,8 @@ def _relative(file: str) -> str:
 
 
 def _waits_for_work(stack: Stack) -> bool:
-    """Whether a thread is idle: its stack is library code only (a writer or monitor), or it waits for something to do."""
+    """Whether a thread is idle: its stack is library code only (a writer or monitor), or it waits for
+    something to do."""
     return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack) or (
         (stack[-1].file, stack[-1].function) in _IDLE
     )
@@ -97,7 +105,8 @@ def _stack(frames: Iterable[tuple[FrameType, int]]) -> Stack:
 
 
 def _awaited(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
-    """The frames and lines of a suspended task's awaited coroutines (`Task.get_stack` shows the first one only)."""
+    """The frames and lines of a suspended task's awaited coroutines (`Task.get_stack` shows the first one
+    only)."""
     awaited: Any = task.get_coro()
     while isinstance(awaited, CoroutineType) and awaited.cr_frame is not None:
         yield awaited.cr_frame, awaited.cr_frame.f_lineno

@@ -1,5 +1,6 @@
-"""How people count steps. `metrics.jsonl` counts them from 0, and the row of step n has the validation after n steps too. All
-that people look at counts from 1, and shows that validation at n: pictures, TensorBoard, wandb, SwanLab and MLflow ask here."""
+"""How people count steps. `metrics.jsonl` counts them from 0, and the row of step n has the validation after
+n steps too. All that people look at counts from 1, and shows that validation at n: pictures, TensorBoard,
+wandb, SwanLab and MLflow ask here."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,5 @@
-"""Adds up what a run spends its time on and how many tokens its models compute. This is cheap enough to be always on."""
+"""Adds up what a run spends its time on and how many tokens its models compute. This is cheap enough to be
+always on."""
 
 import time
 from collections.abc import Callable
@@ -36,9 +37,11 @@ class TokenCounts(NamedTuple):
 
 
 LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
-"""Tracks of the event loop: all the time that it runs, and the parts that the engine and calls of environments take."""
+"""Tracks of the event loop: all the time that it runs, and the parts that the engine and calls of
+environments take."""
 IDLE, HELD = "idle", "held"
-"""Tracks of the time that the event loop waits with nothing to do: while episodes play, and while no episode plays."""
+"""Tracks of the time that the event loop waits with nothing to do: while episodes play, and while no episode
+plays."""
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ class Work:
     tokens: int = 0
     """Tokens of the finished micro-batches."""
     count: Callable[[], int] | None = None
-    """Returns the number of finished units. It replaces `done` where updating a counter would cost too much."""
+    """Returns the number of finished units. It replaces `done` where updating a counter would cost too
+    much."""
 
     @property
     def num_done(self) -> int:
@@ -60,7 +64,8 @@ class Work:
 
 
 class Stopwatch:
-    """Adds up seconds by track, like `engine` or `environments`. `tracking.timeline.Timeline` also records when each span ran.
+    """Adds up seconds by track, like `engine` or `environments`. `tracking.timeline.Timeline` also records
+    when each span ran.
 
     >>> stopwatch = Stopwatch()
     >>> stopwatch.add("engine", "step", started=stopwatch.now(), batch_size=4)
@@ -82,8 +87,8 @@ class Stopwatch:
         """Tokens of all passes of policy, critic, reference and reward model; servers' passes don't count."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). Only one thread may add
-        to a track."""
+        """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). Only
+        one thread may add to a track."""
         self._spent(track, (self.now() if ended is None else ended) - started)
 
     def did_batch(self, num_tokens: int) -> None:

@@ -1,5 +1,5 @@
-"""Threads for calls that may never return. They are daemons, so none of them keeps the process alive. Python joins the threads
-of its own executor at exit, where one stuck call would hang the process for ever."""
+"""Threads for calls that may never return. They are daemons, so none of them keeps the process alive. Python
+joins the threads of its own executor at exit, where one stuck call would hang the process for ever."""
 
 import asyncio
 import ctypes
@@ -37,8 +37,11 @@ class DaemonThread:
         self._calls.put(None)
 
     def interrupt(self) -> None:
-        """Raises SystemExit in the running call. A Python loop ends at once; a wait in C code ends when the C code returns."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit))
+        """Raises SystemExit in the running call. A Python loop ends at once; a wait in C code ends when the C
+        code returns."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
+        )
 
     def join(self, timeout_s: float) -> None:
         """Waits at most `timeout_s` seconds for the thread to finish; call `end` first."""
@@ -50,7 +53,9 @@ class DaemonThread:
             if result.set_running_or_notify_cancel():
                 try:
                     result.set_result(function())
-                except BaseException as error:  # boundary: the thread that waits for the result gets what was raised
+                except (
+                    BaseException
+                ) as error:  # boundary: the thread that waits for the result gets what was raised
                     if not result.done():  # an `interrupt` may come while the result is handed over
                         result.set_exception(error)
 
@@ -63,7 +68,8 @@ class DaemonThread:
 
 
 class DaemonPool:
-    """Threads for calls of one kind, one per concurrent call. They are reused, and end when the pool is garbage-collected."""
+    """Threads for calls of one kind, one per concurrent call. They are reused, and end when the pool is
+    garbage-collected."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -71,7 +77,8 @@ class DaemonPool:
         weakref.finalize(self, _end_all, self._idle).atexit = False
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Makes a call in a thread and returns its result. Interrupts the call if the waiting task is cancelled."""
+        """Makes a call in a thread and returns its result. Interrupts the call if the waiting task is
+        cancelled."""
         thread = self._idle.pop() if self._idle else DaemonThread(self._name)
         result = thread.start(function, *args)
         try:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from turnwise.errors import WorkerError
 
 _JOIN_S = 120.0
-"""Seconds that a process waits for the others to join. The run's deadlines, not this, bound later waits in all-reduces."""
+"""Seconds that a process waits for the others to join. The run's deadlines, not this, bound later waits in
+all-reduces."""
 _SUM_S = 24 * 3600.0
 _POLL_S = 0.02
 
@@ -22,7 +23,8 @@ _groups: dict[tuple[int, ...], Any] = {}  # the groups of some of the processes,
 
 
 def form_groups(groups: Sequence[tuple[int, ...]]) -> None:
-    """Makes a process group for each tuple of ranks. Every process must call this with the same groups, member or not."""
+    """Makes a process group for each tuple of ranks. Every process must call this with the same groups,
+    member or not."""
     _groups.clear()
     for ranks in groups:
         _groups[ranks] = dist.new_group(list(ranks))
@@ -34,16 +36,18 @@ def group_of(ranks: tuple[int, ...]) -> Any:
 
 
 def join_processes(rendezvous: str | None, rank: int, world_size: int, device: str) -> None:
-    """Joins the default process group of the run's processes, all on this machine. They meet through the file `rendezvous`, or
-    at their launcher's address if `rendezvous` is None. NCCL connects GPUs, gloo the rest (over the loopback interface, unless
-    GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining fails."""
+    """Joins the default process group of the run's processes, all on this machine. They meet through the file
+    `rendezvous`, or at their launcher's address if `rendezvous` is None. NCCL connects GPUs, gloo the rest
+    (over the loopback interface, unless GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining
+    fails."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     backend = "gloo"
     if device.startswith("cuda"):
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
             raise WorkerError(
-                f"rank {rank} of {world_size} is to train on {device} over NCCL, but its torch {torch.__version__} sees no GPU "
+                f"rank {rank} of {world_size} is to train on {device} over NCCL, but its torch "
+                f"{torch.__version__} sees no GPU "
                 "or has no NCCL; give all processes the same torch and the same CUDA_VISIBLE_DEVICES"
             )
         torch.cuda.set_device(device)
@@ -54,22 +58,32 @@ def join_processes(rendezvous: str | None, rank: int, world_size: int, device: s
         else:
             store = dist.FileStore(rendezvous, world_size)
         _rendezvous(store, rank, world_size)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S))
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S)
+        )
     except (RuntimeError, ValueError) as error:
-        port = f"port {os.environ.get('MASTER_PORT')} is taken; give the launcher another one (--master_port of torchrun, "
+        port = (
+            f"port {os.environ.get('MASTER_PORT')} is taken; give the launcher another one "
+            f"(--master_port of torchrun, "
+        )
         why = f"{port}--main_process_port of accelerate)" if "EADDRINUSE" in str(error) else str(error)
-        raise WorkerError(f"rank {rank} of {world_size} could not join the others ({backend}): {why}") from error
+        raise WorkerError(
+            f"rank {rank} of {world_size} could not join the others ({backend}): {why}"
+        ) from error
 
 
 def _rendezvous(store: dist.Store, rank: int, world_size: int) -> None:
-    """Waits until all processes have arrived. torch's own wait would last up to `_SUM_S` and ignore signals."""
+    """Waits until all processes have arrived. torch's own wait would last up to `_SUM_S` and ignore
+    signals."""
     names = [f"rank {number}" for number in range(world_size)]
     store.set(names[rank], "")
     end = time.monotonic() + _JOIN_S
     while missing := [name for name in names if not store.check([name])]:
         if time.monotonic() > end:
             raise WorkerError(
-                f"rank {rank} of {world_size} waited {_JOIN_S:g} s for {', '.join(missing)}; under a launcher the first "
-                "process must train (turnwise train, sft or tool train, or a script with Trainer.train()) while they live"
+                f"rank {rank} of {world_size} waited {_JOIN_S:g} s for {', '.join(missing)}; under a "
+                f"launcher the first "
+                "process must train (turnwise train, sft or tool train, or a script with Trainer.train()) "
+                "while they live"
             )
         time.sleep(_POLL_S)

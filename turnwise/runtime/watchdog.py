@@ -1,5 +1,5 @@
-"""Deadlines of waits. Past its deadline a wait ends with an error that says who waits for whom, and shows the stacks.
-`docs/design/watchdog.md` lists the waits of a run and their deadlines."""
+"""Deadlines of waits. Past its deadline a wait ends with an error that says who waits for whom, and shows the
+stacks. `docs/design/watchdog.md` lists the waits of a run and their deadlines."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ _NO_CONTEXT = Context()
 
 
 class Interrupt(asyncio.CancelledError):
-    """Raised inside a call that is past its deadline. The `Wait` around the call replaces it with `Wait.error`. Like any
-    cancellation, an Interrupt isn't an `Exception`, so that code that retries after failures doesn't swallow it."""
+    """Raised inside a call that is past its deadline. The `Wait` around the call replaces it with
+    `Wait.error`. Like any cancellation, an Interrupt isn't an `Exception`, so that code that retries after
+    failures doesn't swallow it."""
 
 
 class Wait:
-    """One wait, used once: by `with` around code that blocks the main thread (and must not await), by `async with` around code
-    that awaits. It raises `error` when it is left after its deadline."""
+    """One wait, used once: by `with` around code that blocks the main thread (and must not await), by `async
+    with` around code that awaits. It raises `error` when it is left after its deadline."""
 
     deadline = float("inf")
-    """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline at the end of a grace period."""
+    """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline at the end of a
+    grace period."""
     report: str | None = None
     """Text of the error; None until the deadline has passed."""
     outer: Wait | None = None
@@ -55,7 +57,13 @@ class Wait:
     _has_cancelled = False
 
     def __init__(
-        self, watchdog: Watchdog, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError]
+        self,
+        watchdog: Watchdog,
+        waiter: str,
+        awaited: str,
+        timeout_s: float | None,
+        setting: str,
+        error: type[TurnwiseError],
     ) -> None:
         self._watchdog = watchdog
         self.waiter = waiter
@@ -65,7 +73,10 @@ class Wait:
         self.error = error
 
     def __str__(self) -> str:
-        return f"{self.waiter} waited {self.timeout_s:g} s for {self.awaited}; raise {self.setting} if that may take longer"
+        return (
+            f"{self.waiter} waited {self.timeout_s:g} s for {self.awaited}; raise {self.setting} if that "
+            f"may take longer"
+        )
 
     def __enter__(self) -> Self:
         watchdog = self._watchdog
@@ -75,7 +86,9 @@ class Wait:
         watchdog.innermost = self
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._watchdog.innermost = self.outer
         # A call that returned late fails too: failing must not depend on when the watchdog looked.
         if self.report is None and fault is None and time.monotonic() > self.deadline:
@@ -108,7 +121,11 @@ class Wait:
         self.deadline = float("inf")
         num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
         is_cancelled = num_cancels > self._num_cancels and isinstance(fault, asyncio.CancelledError)
-        if self.report is not None and not is_cancelled and not isinstance(fault, KeyboardInterrupt | SystemExit):
+        if (
+            self.report is not None
+            and not is_cancelled
+            and not isinstance(fault, KeyboardInterrupt | SystemExit)
+        ):
             raise self.error(self.report) from None
 
     def renew(self) -> None:
@@ -126,7 +143,8 @@ class Wait:
         self._task.cancel()
 
     def is_due_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether this wait belongs to a task of `loop` and has a deadline that `expire` hasn't handled yet."""
+        """Whether this wait belongs to a task of `loop` and has a deadline that `expire` hasn't handled
+        yet."""
         return self.report is None and self.deadline < float("inf") and self._task.get_loop() is loop
 
     def interrupt(self) -> None:
@@ -137,14 +155,16 @@ class Wait:
 class Watchdog:
     """Ends waits of one thread, usually the main one, that run past their deadlines.
 
-    A timer of the event loop cancels a task that awaits too long. For a call that blocks the main thread, a daemon thread
-    checks the deadlines every `poll_s` seconds; it collects the stacks and interrupts the call by a signal (SIGUSR2), as
-    Ctrl-C would. If the call doesn't end within `grace_s`, it is stuck in C code, and the process ends with the error's text
-    on stderr. Without Unix signals, or off the main thread, nothing can be interrupted, so the process ends after the grace.
-    While C code holds Python's lock (the GIL), the daemon thread can't check. Then `faulthandler` prints bare stacks and ends
-    the process, at the deadline plus twice `grace_s`, or after `stall_s` plus twice `grace_s` if that is later.
+    A timer of the event loop cancels a task that awaits too long. For a call that blocks the main thread, a
+    daemon thread checks the deadlines every `poll_s` seconds; it collects the stacks and interrupts the call
+    by a signal (SIGUSR2), as Ctrl-C would. If the call doesn't end within `grace_s`, it is stuck in C code,
+    and the process ends with the error's text on stderr. Without Unix signals, or off the main thread,
+    nothing can be interrupted, so the process ends after the grace. While C code holds Python's lock (the
+    GIL), the daemon thread can't check. Then `faulthandler` prints bare stacks and ends the process, at the
+    deadline plus twice `grace_s`, or after `stall_s` plus twice `grace_s` if that is later.
 
-    Without `start`, blocking calls aren't interrupted; a wait past its deadline raises its error when its call returns.
+    Without `start`, blocking calls aren't interrupted; a wait past its deadline raises its error when its
+    call returns.
 
     >>> with Watchdog().waiting("the doctest", "nothing", 60.0, "the number of seconds"):
     ...     pass
@@ -163,8 +183,8 @@ class Watchdog:
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle, float] | None = None
-        """The loop, its timer for the earliest deadline, and that deadline. Waits share one timer, because most end long
-        before their deadlines."""
+        """The loop, its timer for the earliest deadline, and that deadline. Waits share one timer, because
+        most end long before their deadlines."""
         self._pending: Wait | None = None  # the wait to be interrupted, until the interrupt is raised
         self._stacks, self._stacks_at = "", float("-inf")
         self._stop = threading.Event()
@@ -173,9 +193,15 @@ class Watchdog:
         self._previous: Any = None
 
     def waiting(
-        self, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError] = DeadlineError
+        self,
+        waiter: str,
+        awaited: str,
+        timeout_s: float | None,
+        setting: str,
+        error: type[TurnwiseError] = DeadlineError,
     ) -> Wait:
-        """A wait of `waiter` for `awaited`, of at most `timeout_s` seconds (None = no limit), which the key `setting` sets."""
+        """A wait of `waiter` for `awaited`, of at most `timeout_s` seconds (None = no limit), which the key
+        `setting` sets."""
         return Wait(self, waiter, awaited, timeout_s, setting, error)
 
     def start(self) -> None:
@@ -197,7 +223,11 @@ class Watchdog:
         self._thread.join()
         self._thread = None
         faulthandler.cancel_dump_traceback_later()
-        if self._thread_id is not None and _SIGNAL is not None and signal.getsignal(_SIGNAL) == self._on_signal:
+        if (
+            self._thread_id is not None
+            and _SIGNAL is not None
+            and signal.getsignal(_SIGNAL) == self._on_signal
+        ):
             signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
         self._thread_id = None
 
@@ -209,7 +239,8 @@ class Watchdog:
         self.close()
 
     def look_at(self, deadline: float) -> None:
-        """Makes the running event loop check all waits at `deadline` (monotonic time), unless an earlier check is planned."""
+        """Makes the running event loop check all waits at `deadline` (monotonic time), unless an earlier
+        check is planned."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and self._timer[0] is loop:
             if self._timer[2] <= deadline:
@@ -228,7 +259,8 @@ class Watchdog:
             wait.expire()
 
     def expired(self) -> Wait | None:
-        """The innermost of the waits around the running task that are past their deadlines; None if no wait is."""
+        """The innermost of the waits around the running task that are past their deadlines; None if no wait
+        is."""
         return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
@@ -238,7 +270,8 @@ class Watchdog:
         return f"{wait}\n{self._stacks}"
 
     def _waits(self) -> list[Wait]:
-        """The thread's current waits, innermost first. `loop_iteration` is left out if the running task has a deadline."""
+        """The thread's current waits, innermost first. `loop_iteration` is left out if the running task has a
+        deadline."""
         waits = list(_chain(self.innermost))
         if self.loop is None or self.loop_iteration not in waits:
             return waits
@@ -269,7 +302,8 @@ class Watchdog:
                 signal.pthread_kill(self._thread_id, _SIGNAL)
 
     def _arm(self, remaining_s: float) -> None:
-        """Makes faulthandler end the process after `remaining_s` or more (up to `_LONGEST_S`). The next call restarts it."""
+        """Makes faulthandler end the process after `remaining_s` or more (up to `_LONGEST_S`). The next call
+        restarts it."""
         timeout_s = min(max(remaining_s, self._stall_s) + 2 * self.grace_s, _LONGEST_S)
         faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
 
@@ -287,7 +321,10 @@ class Watchdog:
 
     def _give_up(self, wait: Wait) -> None:
         """Ends the process. Nothing here may wait for a lock of the stuck thread before the text is out."""
-        text = f"error: {wait.report}\nit didn't come back within {self.grace_s:g} s of being interrupted: the process ends\n"
+        text = (
+            f"error: {wait.report}\nit didn't come back within {self.grace_s:g} s of being interrupted: "
+            f"the process ends\n"
+        )
         os.write(_STDERR, text.encode())
         logger.info("%s", text)  # to the file only: the terminal has it
         CALLS.finish(EXIT_STATUS)

@@ -1,6 +1,6 @@
-"""The names that config and registries share, with their parameters, defaults and needs, read from `spec.yaml`. Reading them
-imports no torch. A name is *available* if this version implements it. `turnwise config` accepts a valid name that isn't
-available; `turnwise train` refuses it and says so."""
+"""The names that config and registries share, with their parameters, defaults and needs, read from
+`spec.yaml`. Reading them imports no torch. A name is *available* if this version implements it. `turnwise
+config` accepts a valid name that isn't available; `turnwise train` refuses it and says so."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,10 +24,12 @@ METHOD_STATISTICS: dict[NormalizationMethod, tuple[Statistic, Statistic]] = {
     "mean_std": ("group", "group"),
     "asym_clip": ("group", "group"),
 }
-"""Method of `reward_normalization` → default `(norm_mean_type, norm_std_type)`: the scores over which each is computed."""
+"""Method of `reward_normalization` → default `(norm_mean_type, norm_std_type)`: the scores over which each is
+computed."""
 
 OldLogProbs = Literal["if_needed", "always", "rollouts"]
-"""The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
+"""The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled
+the tokens."""
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 Split = Literal["train", "val"]
@@ -35,9 +37,10 @@ Split = Literal["train", "val"]
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSpec:
-    """One `adv_estimator`, and which config keys affect it. `entry` is `module:Class` of the Algorithm. `reward_placement` is
-    the default of that config key; `score` means that the estimator works on trajectory scores. `normalization` is the default
-    `(grouping, method)`; with `own` the estimator centres scores itself and refuses `reward_normalization`."""
+    """One `adv_estimator`, and which config keys affect it. `entry` is `module:Class` of the Algorithm.
+    `reward_placement` is the default of that config key; `score` means that the estimator works on trajectory
+    scores. `normalization` is the default `(grouping, method)`; with `own` the estimator centres scores
+    itself and refuses `reward_normalization`."""
 
     entry: str = ""
     needs: frozenset[str] = frozenset()
@@ -68,18 +71,25 @@ class EstimatorSpec:
     @classmethod
     def of_user(cls, entry: str) -> "EstimatorSpec":
         """The spec of a user's `module:Class`. Nothing is known about it, so no key counts as useless."""
-        return cls(entry, discounts=True, has_td_errors=True, has_step_returns=True, mixes_step_advantages=True, is_own=True)
+        return cls(
+            entry,
+            discounts=True,
+            has_td_errors=True,
+            has_step_returns=True,
+            mixes_step_advantages=True,
+            is_own=True,
+        )
 
 
 Granularity = Literal["token", "segment", "geometric", "sequence"]
-"""What one probability ratio covers: a token; a turn (`segment`) or a sequence (`geometric`), as the geometric mean of the
-tokens' ratios; or a sequence as the product of the tokens' ratios (`sequence`)."""
+"""What one probability ratio covers: a token; a turn (`segment`) or a sequence (`geometric`), as the
+geometric mean of the tokens' ratios; or a sequence as the product of the tokens' ratios (`sequence`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
-    """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists what its ratio may
-    cover, the default first; it is empty for a loss without a ratio."""
+    """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists
+    what its ratio may cover, the default first; it is empty for a loss without a ratio."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: LossAggMode = "token-mean"
@@ -94,7 +104,10 @@ class VariantSpec:
             return ""
         if not self.granularities:
             return f"pg_variant {name} has no probability ratio; leave ratio_type out"
-        return f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or pg_variant ppo for tokens"
+        return (
+            f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or "
+            f"pg_variant ppo for tokens"
+        )
 
 
 class NamesAlgorithm:
@@ -111,19 +124,23 @@ class NamesAlgorithm:
 
     @property
     def variant(self) -> VariantSpec:
-        """The spec of `pg_variant`. For a user's `module:function` it has only the defaults of VariantSpec."""
+        """The spec of `pg_variant`. For a user's `module:function` it has only the defaults of
+        VariantSpec."""
         return PG_VARIANTS.get(self.pg_variant, VariantSpec())
 
 
-Ability = Literal["critic", "lora", "gradient_checkpointing", "streamed_parts", "kept_ids", "fp32", "bf16", "fp16"]
-"""What a role may ask of the strategy that trains or runs its model: a value head, adapters, activations that are computed
-again, an optimiser step in parts, log-probs over the kept ids of truncated sampling, a dtype of matrix products."""
+Ability = Literal[
+    "critic", "lora", "gradient_checkpointing", "streamed_parts", "kept_ids", "fp32", "bf16", "fp16"
+]
+"""What a role may ask of the strategy that trains or runs its model: a value head, adapters, activations that
+are computed again, an optimiser step in parts, log-probs over the kept ids of truncated sampling, a dtype of
+matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """One `strategy_name`: what it is, and what it can't do. `extra` names the optional dependency that it needs; empty = none.
-    `options` are the keys that its strategy_config may have; None = unknown."""
+    """One `strategy_name`: what it is, and what it can't do. `extra` names the optional dependency that it
+    needs; empty = none. `options` are the keys that its strategy_config may have; None = unknown."""
 
     kind: Literal["train", "forward", "sampling"]
     entry: str = ""
@@ -134,8 +151,8 @@ class StrategySpec:
     has_options: bool = True
     """Whether it reads strategy_config in this version."""
     is_sharded: bool = False
-    """Whether each rank holds only a share of what is trained, so that no server can read the weights in place, and all ranks
-    take part in gathering them."""
+    """Whether each rank holds only a share of what is trained, so that no server can read the weights in
+    place, and all ranks take part in gathering them."""
     always_packs: bool = False
     """Whether it packs samples whatever `use_sequence_packing` says."""
     lacks: Mapping[Ability, str] = field(default_factory=dict)
@@ -145,7 +162,8 @@ class StrategySpec:
     packs_weights: bool = False
     """Whether this server copies small fp32 models into its kernels' memory layout on a CPU."""
     attaches_by: str = ""
-    """The option that names a server which runs already, so that its library needn't be installed; empty = none."""
+    """The option that names a server which runs already, so that its library needn't be installed; empty =
+    none."""
 
     @property
     def is_available(self) -> bool:
@@ -163,14 +181,16 @@ ROWS_TAG = "data"
 
 @dataclass(frozen=True, slots=True)
 class TrackerSpec:
-    """One name of `track_with`. `target` is its class. `arguments` are those that a config may give; None = any."""
+    """One name of `track_with`. `target` is its class. `arguments` are those that a config may give; None =
+    any."""
 
     target: str = ""
     arguments: Mapping[str, Literal["str", "dict"]] | None = None
     extra: str = ""
     """The extra that installs its library; both have the same name."""
     offline: str = ""
-    """The argument, as a config writes it, with which the tracker needs neither network nor login; empty = none."""
+    """The argument, as a config writes it, with which the tracker needs neither network nor login; empty =
+    none."""
 
 
 _TABLES = read_table(__file__, "spec.yaml")
@@ -197,7 +217,8 @@ MAX_KEPT = 256
 KV_CACHE_BYTES = 2**30
 """Default size limit in bytes of the KV cache of the embedded server, and of vLLM on a CPU."""
 MAX_PACKED_BYTES = 2**28
-"""On a CPU the embedded server copies float32 models of up to this many bytes into its kernels' memory layout."""
+"""On a CPU the embedded server copies float32 models of up to this many bytes into its kernels' memory
+layout."""
 
 ContextMode = Literal["trajectory", "step"]
 """One growing context per episode, or a fresh one each turn."""
@@ -209,7 +230,14 @@ DEFAULT_ACTION_PATTERN = ANSWER_PATTERN
 DEFAULT_SYSTEM_TEMPLATE: str = _TABLES["templates"]["system"]
 DEFAULT_TURN_TEMPLATE: str = _TABLES["templates"]["turn"]
 DEFAULT_STEP_TEMPLATE: str = _TABLES["templates"]["step"]
-TURN_PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
+TURN_PLACEHOLDERS = (
+    "observation",
+    "turn_idx",
+    "actions_left",
+    "max_response_length",
+    "env_instruction",
+    "suffix",
+)
 """Placeholders of an `agent_template`."""
 STEP_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")
 """Further placeholders if each turn has a fresh context (`mode: step`)."""

@@ -13,13 +13,19 @@ CALL_S = 60.0
 UNPARSED = ""
 
 
-def check_env_contract(make_env: Callable[[], Env], actions: Sequence[str], seeds: Sequence[int] = (0, 1)) -> None:
-    """Plays `actions` under each seed: the seed must fix the episode, in a new environment and after a reset. Also checks
-    return types, declared metrics, hashable state keys, the action "" and a second `close`. Raises EnvironmentFault for the
-    first fault. Exceptions of the environment are passed on."""
+def check_env_contract(
+    make_env: Callable[[], Env], actions: Sequence[str], seeds: Sequence[int] = (0, 1)
+) -> None:
+    """Plays `actions` under each seed: the seed must fix the episode, in a new environment and after a reset.
+    Also checks return types, declared metrics, hashable state keys, the action "" and a second `close`.
+    Raises EnvironmentFault for the first fault. Exceptions of the environment are passed on."""
     with ExitStack() as ended:
         try:
-            _check([ended.enter_context(CheckedEnv(make_env, CALL_S, CallTimes(Timings))) for _ in range(2)], actions, seeds)
+            _check(
+                [ended.enter_context(CheckedEnv(make_env, CALL_S, CallTimes(Timings))) for _ in range(2)],
+                actions,
+                seeds,
+            )
         except BrokenCall as broken:
             raise broken.__cause__ if broken.is_raised and broken.__cause__ else broken from None
 
@@ -32,7 +38,8 @@ def _check(envs: Sequence[CheckedEnv], actions: Sequence[str], seeds: Sequence[i
         for seed, expected in zip(seeds, first, strict=True):
             if found := first_difference(expected, play([env], seed, actions)[0]):
                 raise EnvironmentFault(
-                    f"{env.name}: seed {seed} gave another episode {how}, {found[1]}; reset must draw everything from its seed"
+                    f"{env.name}: seed {seed} gave another episode {how}, {found[1]}; reset must draw "
+                    f"everything from its seed"
                 )
         play([env], seeds[0], [UNPARSED])
         env.close()

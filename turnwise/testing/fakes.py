@@ -15,7 +15,8 @@ from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 CHATML_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -29,11 +30,13 @@ def byte_tokenizer(
     training_texts: Iterable[str] = (),
     vocab_size: int = 512,
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer. Ids 0-255 are the bytes, in the order of their symbols; special tokens come last.
+    """A byte-level BPE tokenizer. Ids 0-255 are the bytes, in the order of their symbols; special tokens come
+    last.
 
-    From `training_texts` it learns merges, up to `vocab_size` tokens besides the special ones; then many token sequences decode
-    to a text that encodes differently. `eos_token` defaults to the last special token. `bos_token`, one of the special tokens,
-    is put before every text that is encoded with `add_special_tokens`, as in Llama.
+    From `training_texts` it learns merges, up to `vocab_size` tokens besides the special ones; then many
+    token sequences decode to a text that encodes differently. `eos_token` defaults to the last special token.
+    `bos_token`, one of the special tokens, is put before every text that is encoded with
+    `add_special_tokens`, as in Llama.
 
     >>> tokenizer = byte_tokenizer()
     >>> len(tokenizer("hi<|im_end|>")["input_ids"])
@@ -47,7 +50,9 @@ def byte_tokenizer(
     if texts:
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         backend.train_from_iterator(texts, trainer)
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in special_tokens]
+    )
     if bos_token is not None:
         bos = (bos_token, backend.token_to_id(bos_token))
         backend.post_processor = processors.TemplateProcessing(single=f"{bos_token} $A", special_tokens=[bos])
@@ -74,11 +79,13 @@ Script = Callable[[SeenRequest], Sequence[int]]
 
 
 class ScriptedServer:
-    """An InferenceServer whose responses are given: a list of token lists, in order, or a function of the request.
+    """An InferenceServer whose responses are given: a list of token lists, in order, or a function of the
+    request.
 
-    A response ends with its first stop token (finish reason `stop`), or after `max_new_tokens` (`length`). A scripted response
-    that is shorter and has no stop token is returned whole, with `length`. `requests` records the requests, `released` the ids
-    given to `release`. A suspended server holds requests back until `resume`; those that `abort` names then end without tokens.
+    A response ends with its first stop token (finish reason `stop`), or after `max_new_tokens` (`length`). A
+    scripted response that is shorter and has no stop token is returned whole, with `length`. `requests`
+    records the requests, `released` the ids given to `release`. A suspended server holds requests back until
+    `resume`; those that `abort` names then end without tokens.
 
     >>> import asyncio
     >>> server = ScriptedServer([[7, 8, 9, 10]])
@@ -99,13 +106,20 @@ class ScriptedServer:
         self.asleep: set[MemoryKind] = set()
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
     ) -> Completion:
-        """The next scripted response. Raises ServerError if the script has none left, or `max_new_tokens` isn't positive."""
+        """The next scripted response. Raises ServerError if the script has none left, or `max_new_tokens`
+        isn't positive."""
         request = SeenRequest(tuple(prompt_ids), sampling, request_id, tuple(media))
         self.requests.append(request)
         if sampling.max_new_tokens < 1:
-            raise ServerError(f"max_new_tokens is {sampling.max_new_tokens}: a request needs a budget of at least 1")
+            raise ServerError(
+                f"max_new_tokens is {sampling.max_new_tokens}: a request needs a budget of at least 1"
+            )
         await self._running.wait()
         if request_id in self._aborted:
             self._aborted.discard(request_id)
@@ -158,7 +172,9 @@ class ScriptedServer:
         self._running.set()
 
     def info(self) -> ServerInfo:
-        return ServerInfo(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0, needs_weights=False)
+        return ServerInfo(
+            LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0, needs_weights=False
+        )
 
 
 def _from_list(responses: Iterable[Sequence[int]]) -> Script:

@@ -36,10 +36,11 @@ _DIALECT_WORD = re.compile(r"\Ahttps?://json-schema\.org/(draft-\d+/schema|draft
 
 
 class ArgumentSchema:
-    """Checks the arguments of one tool's calls. An object is closed unless its schema says otherwise: an argument that isn't
-    among the `properties` is refused. Null is allowed where the schema says `nullable`. A pattern that Python can't read is
-    skipped, and so is one that took longer than `PATTERN_S`; a warning says so. Raises ConfigError if `parameters` isn't a JSON
-    schema, is nested too deeply, or refers to what it doesn't have."""
+    """Checks the arguments of one tool's calls. An object is closed unless its schema says otherwise: an
+    argument that isn't among the `properties` is refused. Null is allowed where the schema says `nullable`. A
+    pattern that Python can't read is skipped, and so is one that took longer than `PATTERN_S`; a warning says
+    so. Raises ConfigError if `parameters` isn't a JSON schema, is nested too deeply, or refers to what it
+    doesn't have."""
 
     def __init__(self, tool: str, parameters: Any) -> None:
         self._tool = tool
@@ -87,11 +88,16 @@ class ArgumentSchema:
             return compiled(pattern).search(text, timeout=PATTERN_S) is not None
         except TimeoutError:
             self._slow.add(pattern)
-            what = f"the pattern {pattern!r} in the schema of the tool {self._tool} took more than {PATTERN_S:g} s"
+            what = (
+                f"the pattern {pattern!r} in the schema of the tool {self._tool} took more than "
+                f"{PATTERN_S:g} s"
+            )
             logger.warning("%s for a text of %d characters; it isn't checked any more", what, len(text))
             return True
 
-    def _check_pattern(self, validator: Validator, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    def _check_pattern(
+        self, validator: Validator, pattern: str, instance: Any, schema: Any
+    ) -> Iterator[ValidationError]:
         if isinstance(instance, str) and not self._matches(pattern, instance):
             yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
@@ -122,7 +128,9 @@ class ArgumentSchema:
             yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
-def _check_multiple(validator: Validator, factor: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_multiple(
+    validator: Validator, factor: Any, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
     """Compares decimals as they are written: as binary fractions, 0.07 isn't a multiple of 0.01."""
     if not validator.is_type(instance, "number"):
         return
@@ -131,8 +139,8 @@ def _check_multiple(validator: Validator, factor: Any, instance: Any, schema: An
 
 
 def _in_dialect(parameters: Any, what: str) -> tuple[type[Validator], Any]:
-    """The dialect that `$schema` names, or if that is unknown, the first of `_DIALECTS` that the schema fits; and the schema
-    with that dialect's name."""
+    """The dialect that `$schema` names, or if that is unknown, the first of `_DIALECTS` that the schema fits;
+    and the schema with that dialect's name."""
     if not isinstance(parameters, Mapping):
         _check_form(Draft202012Validator, parameters, what)
         return Draft202012Validator, parameters
@@ -151,7 +159,9 @@ def _named_dialect(name: Any, what: str) -> type[Validator] | None:
         dialect: type[Validator] | None = validator_for({"$schema": usual}, default=None)
         if dialect is not None:
             return dialect
-    logger.warning("%s", f"{what} names the dialect {name!r:.80}, which isn't known; it is read as one without $schema")
+    logger.warning(
+        "%s", f"{what} names the dialect {name!r:.80}, which isn't known; it is read as one without $schema"
+    )
     return None
 
 
@@ -162,7 +172,10 @@ def _fitting_dialect(parameters: Mapping[str, Any], what: str) -> type[Validator
         except SchemaError:
             continue
         if dialect is not Draft202012Validator:
-            logger.info("%s", f"{what} isn't one of JSON schema 2020-12; it is read as {name}, since it has no $schema")
+            logger.info(
+                "%s",
+                f"{what} isn't one of JSON schema 2020-12; it is read as {name}, since it has no $schema",
+            )
         return dialect
     return Draft202012Validator
 
@@ -207,7 +220,8 @@ def _closed(parameters: Any, dialect: type[Validator]) -> Any:
 
 
 def _references_in(schema: Any, resolver: Any, dialect: Specification[Any]) -> Iterator[tuple[str, Any]]:
-    """Each `$ref` in the schema, with what resolves it: in a part with an `$id`, references are relative to that."""
+    """Each `$ref` in the schema, with what resolves it: in a part with an `$id`, references are relative to
+    that."""
     if isinstance(schema, list):
         for part in schema:
             yield from _references_in(part, resolver, dialect)

@@ -27,7 +27,8 @@ class FirstCalls:
         if self._num_raised == NUM_FIRST:
             self._num_raised = None
             logger.warning(
-                "all of the first %d calls of the tool %s raised an error, the last one %s: %s. The model reads it as its own "
+                "all of the first %d calls of the tool %s raised an error, the last one %s: %s. The model "
+                "reads it as its own "
                 "mistake. If it is the tool's, correct the tool",
                 NUM_FIRST,
                 self._tool,

@@ -1,4 +1,5 @@
-"""A function's signature as a tool: the schema of its parameters, and a call's JSON arguments as the types of its hints."""
+"""A function's signature as a tool: the schema of its parameters, and a call's JSON arguments as the types of
+its hints."""
 
 import inspect
 import re
@@ -17,20 +18,23 @@ _PLAIN = {int, float, str, bool, type(None), list, dict, tuple, Any}
 _KINDS_OUTSIDE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 """Kinds of parameters that a call, which names its arguments, can't give."""
 _TYPED_PARAMETER = re.compile(r"(?m)^(\s+\*{0,2}\w+) ?\([^\n:]*\):")
-"""A parameter in a docstring with its type in parentheses, as Google's style writes it; transformers reads it without one."""
+"""A parameter in a docstring with its type in parentheses, as Google's style writes it; transformers reads it
+without one."""
 
 
 class FunctionSignature:
-    """The parameters of a function, of a method, of an object with `__call__`, or of a `partial` of one of them. Those that a
-    `partial` has bound, `*args` and `**kwargs` aren't among them. Raises ConfigError if the function can't be a tool, or its
-    signature or docstring doesn't say enough for a schema."""
+    """The parameters of a function, of a method, of an object with `__call__`, or of a `partial` of one of
+    them. Those that a `partial` has bound, `*args` and `**kwargs` aren't among them. Raises ConfigError if
+    the function can't be a tool, or its signature or docstring doesn't say enough for a schema."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = name_of(function)
         self._described = _described(function)
         self._parameters = self._named_parameters(function)
         self._hints = self._resolved_hints()
-        adapters = {name: self._adapter(name, hint) for name, hint in self._hints.items() if not _is_plain(hint)}
+        adapters = {
+            name: self._adapter(name, hint) for name, hint in self._hints.items() if not _is_plain(hint)
+        }
         self._adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
 
     def schema(self) -> dict[str, Any]:
@@ -51,7 +55,8 @@ class FunctionSignature:
         return schema
 
     def bound(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments by position and by name, of the types that the hints name. Raises ToolError if one has no such form."""
+        """The arguments by position and by name, of the types that the hints name. Raises ToolError if one
+        has no such form."""
         values = {name: self._converted(name, value) for name, value in arguments.items()}
         by_position = []
         for parameter in self._parameters:
@@ -72,7 +77,9 @@ class FunctionSignature:
 
     def _named_parameters(self, function: Callable[..., Any]) -> list[inspect.Parameter]:
         if inspect.isgeneratorfunction(self._described) or inspect.isasyncgenfunction(self._described):
-            raise ConfigError(f"the tool {self.name} yields its results one by one; a call has one result, so return it")
+            raise ConfigError(
+                f"the tool {self.name} yields its results one by one; a call has one result, so return it"
+            )
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError) as fault:
@@ -81,12 +88,14 @@ class FunctionSignature:
         named = [p for p in parameters if p.name not in bound and p.kind not in _KINDS_OUTSIDE]
         if parameters and not named and not bound:
             raise ConfigError(
-                f"the tool {self.name} takes {' and '.join(map(str, parameters))}, and a call names its arguments: write "
+                f"the tool {self.name} takes {' and '.join(map(str, parameters))}, and a call names its "
+                f"arguments: write "
                 "the parameters out"
             )
         if named and named[0].name in ("self", "cls") and named[0].annotation is inspect.Parameter.empty:
             raise ConfigError(
-                f"the tool {self.name} is a method without its object ({named[0].name} is its first parameter): give "
+                f"the tool {self.name} is a method without its object ({named[0].name} is its first "
+                f"parameter): give "
                 f"the method of an object, such as {self._described.__qualname__.replace('.', '(…).', 1)}"
             )
         return named
@@ -116,7 +125,8 @@ class FunctionSignature:
             inlined: dict[str, Any] = _inlined(schema, schema.get("$defs") or {})
         except RecursionError as fault:
             raise ConfigError(
-                f"the tool {self.name}: the type of {name} holds itself, which few chat templates show: let it hold a dict"
+                f"the tool {self.name}: the type of {name} holds itself, which few chat templates show: let "
+                f"it hold a dict"
             ) from fault
         return inlined
 
@@ -127,7 +137,9 @@ class FunctionSignature:
 
         hints = {name: Any if name in self._adapters else hint for name, hint in self._hints.items()}
         parameters = [
-            inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default, annotation=p.annotation)
+            inspect.Parameter(
+                p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default, annotation=p.annotation
+            )
             for p in self._parameters
         ]
         stand_in.__name__ = self.name
@@ -138,7 +150,8 @@ class FunctionSignature:
 
     def _lacking(self, problem: str) -> ConfigError:
         return ConfigError(
-            f"the tool {self.name}: {problem}; a function that is a tool has type hints, and a docstring with `Args:` that "
+            f"the tool {self.name}: {problem}; a function that is a tool has type hints, and a docstring "
+            f"with `Args:` that "
             "describes each parameter"
         )
 
@@ -150,7 +163,8 @@ class FunctionSignature:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function, of the one that a `partial` calls, or of the class of an object with `__call__`."""
+    """The name of a function, of the one that a `partial` calls, or of the class of an object with
+    `__call__`."""
     match _described(function):
         case MethodType(__func__=called, __self__=owner) if called.__name__ == "__call__":
             return type(owner).__name__
@@ -182,14 +196,17 @@ def _is_plain(hint: Any) -> bool:
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """The schema with definitions in the place of references to them, since few chat templates show `$defs`, and without
-    titles, which repeat names."""
+    """The schema with definitions in the place of references to them, since few chat templates show `$defs`,
+    and without titles, which repeat names."""
     if isinstance(schema, list):
         return [_inlined(part, definitions) for part in schema]
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        schema = {**definitions[reference.rpartition("/")[2]], **{k: v for k, v in schema.items() if k != "$ref"}}
+        schema = {
+            **definitions[reference.rpartition("/")[2]],
+            **{k: v for k, v in schema.items() if k != "$ref"},
+        }
     is_dropped = {"$defs": True, "title": isinstance(schema.get("title"), str)}
     return {key: _inlined(value, definitions) for key, value in schema.items() if not is_dropped.get(key)}

@@ -21,7 +21,8 @@ from turnwise.types import Observation, Task
 logger = logging.getLogger(__name__)
 
 _NO_SIGNALS = (
-    "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or leave its own time limit "
+    "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or leave "
+    "its own time limit "
     "out, since agent.tool_timeout_s bounds each call"
 )
 
@@ -38,10 +39,11 @@ class StatelessTool:
 
 
 class FunctionTool(StatelessTool):
-    """A function as a tool, also a method, an object with `__call__` or a `partial`. A coroutine function is awaited; any other
-    function runs in a thread. A result that isn't text is shown as JSON. Without a `schema`, arguments become what the type
-    hints name (enums, dataclasses, pydantic models, dates), and ConfigError is raised if the function lacks type hints, or a
-    Google-style docstring that describes all parameters.
+    """A function as a tool, also a method, an object with `__call__` or a `partial`. A coroutine function is
+    awaited; any other function runs in a thread. A result that isn't text is shown as JSON. Without a
+    `schema`, arguments become what the type hints name (enums, dataclasses, pydantic models, dates), and
+    ConfigError is raised if the function lacks type hints, or a Google-style docstring that describes all
+    parameters.
 
     >>> def add(a: int, b: int) -> int:
     ...     '''Adds two numbers.
@@ -62,7 +64,9 @@ class FunctionTool(StatelessTool):
             schema = self._signature.schema()
         self.schema = schema
         self._function = function
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            type(function).__call__
+        )
         self._name = name_of(function)
         self._pool = DaemonPool(self._name)
         self._has_warned = False
@@ -79,7 +83,9 @@ class FunctionTool(StatelessTool):
             return json.dumps(result, ensure_ascii=False, allow_nan=False, default=_json_value)
         except (TypeError, ValueError, RecursionError) as fault:
             what = f"the tool {self._name} returned a {type(result).__name__}"
-            raise EnvironmentFault(f"{what}, which is no text and can't be written as JSON ({fault}); return a text") from fault
+            raise EnvironmentFault(
+                f"{what}, which is no text and can't be written as JSON ({fault}); return a text"
+            ) from fault
 
     def _called(self, call: Callable[[], Any]) -> Any:
         with SignalWatch() as signals:
@@ -93,7 +99,9 @@ class FunctionTool(StatelessTool):
                 raise
         if signals.num_refused and not self._has_warned:
             self._has_warned = True
-            logger.warning("the tool %s tried to set a signal handler and caught the error; %s", self._name, _NO_SIGNALS)
+            logger.warning(
+                "the tool %s tried to set a signal handler and caught the error; %s", self._name, _NO_SIGNALS
+            )
         return result
 
 
@@ -116,4 +124,6 @@ def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> No
     names = list(known)
     for key in config:
         if key not in names:
-            raise ConfigError(f"{tool}: config has no key {key!r}; it has {', '.join(names)}.{nearest(key, names)}")
+            raise ConfigError(
+                f"{tool}: config has no key {key!r}; it has {', '.join(names)}.{nearest(key, names)}"
+            )

@@ -13,12 +13,14 @@ from turnwise.types import Message, Task
 SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """The tool's schema, as verl publishes it."""
 UNIMPROVED = -0.05
-"""Reward of a submission whose score isn't higher than that of the submission before, or than 0 for the first one."""
+"""Reward of a submission whose score isn't higher than that of the submission before, or than 0 for the first
+one."""
 
 
 @dataclass(slots=True)
 class Submissions:
-    """The state of a trajectory: the right answer, the score of the last submission, and the reward so far."""
+    """The state of a trajectory: the right answer, the score of the last submission, and the reward so
+    far."""
 
     ground_truth: str
     last_score: float = 0.0
@@ -26,8 +28,9 @@ class Submissions:
 
 
 class Gsm8kTool:
-    """Scores submitted answers against the row's `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. The
-    tool's reward is the sum of `UNIMPROVED` over submissions without improvement; `data.reward` scores the final answer."""
+    """Scores submitted answers against the row's
+    `extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`. The tool's reward is the sum of
+    `UNIMPROVED` over submissions without improvement; `data.reward` scores the final answer."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         self.schema = tool_schema or SCHEMA
@@ -44,7 +47,9 @@ class Gsm8kTool:
         kwargs = ((columns.get("extra_info") or {}).get("tools_kwargs") or {}).get(name) or {}
         truth = (kwargs.get("create_kwargs") or {}).get("ground_truth")
         if truth is None:
-            raise EnvironmentFault(f"it needs the column extra_info.tools_kwargs.{name}.create_kwargs.ground_truth")
+            raise EnvironmentFault(
+                f"it needs the column extra_info.tools_kwargs.{name}.create_kwargs.ground_truth"
+            )
         return truth
 
     async def execute(self, state: Submissions, arguments: Mapping[str, Any]) -> str:
@@ -70,7 +75,8 @@ class Answered:
 
 
 class Gsm8kInteraction:
-    """A user who asks again if an answer doesn't match the row's `extra_info.interaction_kwargs.ground_truth`."""
+    """A user who asks again if an answer doesn't match the row's
+    `extra_info.interaction_kwargs.ground_truth`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass
@@ -85,7 +91,12 @@ class Gsm8kInteraction:
         score = await self.calculate_score(state)
         if score == 1:
             return True, "Your response is correct!", score, {}
-        return False, "Your response is incorrect! You need to reflect on your answer and try again.", score, {}
+        return (
+            False,
+            "Your response is incorrect! You need to reflect on your answer and try again.",
+            score,
+            {},
+        )
 
     async def calculate_score(self, state: Answered) -> float:
         return gsm8k_score(state.text, state.ground_truth)

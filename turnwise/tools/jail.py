@@ -1,10 +1,13 @@
-"""The launcher of the sandbox: it restricts its own process irrevocably, then runs the file `main.py` in a folder.
+"""The launcher of the sandbox: it restricts its own process irrevocably, then runs the file `main.py` in a
+folder.
 
-It is started as `python -I -S jail.py FOLDER {"…": …}`, where the JSON holds the limits, and imports nothing but the standard
-library. Its first line of output says how the process is isolated, or why it can't be. The output of `main.py` follows.
+It is started as `python -I -S jail.py FOLDER {"…": …}`, where the JSON holds the limits, and imports nothing
+but the standard library. Its first line of output says how the process is isolated, or why it can't be. The
+output of `main.py` follows.
 
-Landlock (kernel 6.2 or newer) allows only access to the standard library, shared libraries and the folder itself. Seccomp
-allows only the system calls of `jail.json`: no network, no other processes, no signals to them, no more rights."""
+Landlock (kernel 6.2 or newer) allows only access to the standard library, shared libraries and the folder
+itself. Seccomp allows only the system calls of `jail.json`: no network, no other processes, no signals to
+them, no more rights."""
 
 import builtins
 import ctypes
@@ -24,23 +27,25 @@ LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
 FIRST_UID, NUM_UIDS = 61184, 4096
-"""The first of the sandbox's user ids, and their number. They have no accounts, and no rights to others' files or processes."""
+"""The first of the sandbox's user ids, and their number. They have no accounts, and no rights to others'
+files or processes."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 SCRATCH = 1 << 1 | READ_FILE | READ_DIR | 1 << 5 | 1 << 8 | 1 << 12 | 1 << 14
-"""Rights in the code's own folder: reading, writing, deleting, truncating, and making files and symbolic links, but no folders,
-so that the folder's size is quickly measured."""
+"""Rights in the code's own folder: reading, writing, deleting, truncating, and making files and symbolic
+links, but no folders, so that the folder's size is quickly measured."""
 ALL_ACCESS = (1 << 15) - 1
 
 MACHINES = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)
 with open(os.path.join(os.path.dirname(__file__), "jail.json"), encoding="utf-8") as file:
     CALLS = json.load(file)
-"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed only with some values of one
-argument. They make socket pairs, send without an address, name a thread, read or set the process's own limits, use fcntl
-(except to send signals) and ioctl (terminal checks, non-blocking, close-on-exec), and signal the process itself."""
+"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls that are allowed only with
+some values of one argument. They make socket pairs, send without an address, name a thread, read or set the
+process's own limits, use fcntl (except to send signals) and ioctl (terminal checks, non-blocking,
+close-on-exec), and signal the process itself."""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
@@ -59,7 +64,8 @@ class Refused(Exception):
 
 
 def called(what: str, *arguments: object) -> int:
-    """Makes a system call (number, then arguments) and returns its result. Raises Refused, naming `what`, if it fails."""
+    """Makes a system call (number, then arguments) and returns its result. Raises Refused, naming `what`, if
+    it fails."""
     result: int = libc.syscall(*arguments)
     if result < 0:
         raise Refused(f"{what} failed: {os.strerror(ctypes.get_errno())}")
@@ -72,7 +78,8 @@ def landlock_version() -> int:
 
 
 def readable_files() -> list[tuple[str, int]]:
-    """`(path, rights)` of what the code may read: the standard library (no site-packages), shared libraries, `OPTIONAL`."""
+    """`(path, rights)` of what the code may read: the standard library (no site-packages), shared libraries,
+    `OPTIONAL`."""
     with open("/proc/self/maps") as maps:
         folders = {os.path.dirname(line.split()[-1]) for line in maps if ".so" in line}
     found = [(STDLIB, READ_DIR), *((path, READ_FILE) for path in OPTIONAL if os.path.exists(path))]
@@ -80,12 +87,15 @@ def readable_files() -> list[tuple[str, int]]:
         if entry.name not in ("site-packages", "dist-packages"):
             found.append((entry.path, READ_FILE | READ_DIR if entry.is_dir() else READ_FILE))
     for folder in folders - {STDLIB, f"{STDLIB}/lib-dynload"}:
-        found += [(entry.path, READ_FILE) for entry in os.scandir(folder) if ".so" in entry.name and entry.is_file()]
+        found += [
+            (entry.path, READ_FILE) for entry in os.scandir(folder) if ".so" in entry.name and entry.is_file()
+        ]
     return found
 
 
 def become_nobody() -> str:
-    """Changes the user id, if it is root's, to one from `FIRST_UID` on. Drops all capabilities. Returns the user as text."""
+    """Changes the user id, if it is root's, to one from `FIRST_UID` on. Drops all capabilities. Returns the
+    user as text."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % NUM_UIDS
         try:
@@ -95,13 +105,18 @@ def become_nobody() -> str:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         except OSError as fault:
-            raise Refused(f"root can't become the user {uid} ({fault.strerror}); run turnwise as an ordinary user") from fault
-    called("capset", 126 if os.uname().machine == "x86_64" else 91, struct.pack("=Ii", 0x20080522, 0), bytes(24))
+            raise Refused(
+                f"root can't become the user {uid} ({fault.strerror}); run turnwise as an ordinary user"
+            ) from fault
+    called(
+        "capset", 126 if os.uname().machine == "x86_64" else 91, struct.pack("=Ii", 0x20080522, 0), bytes(24)
+    )
     return f"as user {os.geteuid()}"
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Sets the limits of the process. The kernel counts threads per user, so the limit adds the user's running threads."""
+    """Sets the limits of the process. The kernel counts threads per user, so the limit adds the user's
+    running threads."""
     threads = 0
     for name in os.listdir("/proc"):
         try:
@@ -109,7 +124,14 @@ def limit(limits: dict[str, int]) -> None:
                 threads += len(os.listdir(f"/proc/{name}/task"))
         except OSError:
             continue
-    sizes = {"AS": limits["memory"], "FSIZE": limits["file"], "CPU": limits["cpu_s"], "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
+    sizes = {
+        "AS": limits["memory"],
+        "FSIZE": limits["file"],
+        "CPU": limits["cpu_s"],
+        "NOFILE": 64,
+        "CORE": 0,
+        "MEMLOCK": 0,
+    }
     for key, size in {**sizes, "NPROC": threads + limits["threads"], "MSGQUEUE": 0}.items():
         number = resource.__dict__[f"RLIMIT_{key}"]
         hard = resource.getrlimit(number)[1]
@@ -118,10 +140,12 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def rules_of_files() -> int:
-    """A file descriptor of the Landlock rules for the readable files and the current folder; see `landlock_restrict_self`."""
+    """A file descriptor of the Landlock rules for the readable files and the current folder; see
+    `landlock_restrict_self`."""
     if landlock_version() < MIN_LANDLOCK:
         raise Refused(
-            f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or newer, and `landlock` in "
+            f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or "
+            f"newer, and `landlock` in "
             "its list of security modules, /sys/kernel/security/lsm)"
         )
     rules = called("landlock_create_ruleset", 444, struct.pack("=Q", ALL_ACCESS), 8, 0)
@@ -133,24 +157,34 @@ def rules_of_files() -> int:
 
 
 def filter_of_calls(column: int) -> bytes:
-    """The seccomp filter in classic BPF (code, jump if true, jump if false, operand). `column` is a value of `MACHINES`."""
+    """The seccomp filter in classic BPF (code, jump if true, jump if false, operand). `column` is a value of
+    `MACHINES`."""
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for numbers in CALLS["allowed"].values():
         if (number := numbers[column]) is not None:
             program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     for call in CALLS["only_with"].values():
         tests = [(EQUAL, 0, 1, os.getpid() if value == "pid" else value) for value in call["values"]]
-        program += [(EQUAL, 0, 2 + 2 * len(tests), call["numbers"][column]), (LOAD, 0, 0, 16 + 8 * call["argument"])]
+        program += [
+            (EQUAL, 0, 2 + 2 * len(tests), call["numbers"][column]),
+            (LOAD, 0, 0, 16 + 8 * call["argument"]),
+        ]
         program += [line for test in tests for line in (test, (RETURN, 0, 0, ALLOW))]
         program.append((RETURN, 0, 0, ERRNO | EACCES))
-    program += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, 16), (ANY_BIT, 0, 1, CLONE_THREAD), (RETURN, 0, 0, ALLOW)]
+    program += [
+        (EQUAL, 0, 4, CLONE[column]),
+        (LOAD, 0, 0, 16),
+        (ANY_BIT, 0, 1, CLONE_THREAD),
+        (RETURN, 0, 0, ALLOW),
+    ]
     # Without clone3, libraries call clone, whose flags a filter can read.
     program += [(RETURN, 0, 0, ERRNO | EACCES), (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | ENOSYS)]
     return b"".join(struct.pack("=HBBI", *line) for line in [*program, (RETURN, 0, 0, ERRNO | EACCES)])
 
 
 def read_through(folder: str) -> None:
-    """Makes Python import the standard library through an open descriptor, as the new user can't enter paths like /root."""
+    """Makes Python import the standard library through an open descriptor, as the new user can't enter paths
+    like /root."""
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path = [path.replace(STDLIB, folder) for path in sys.path]
     for module in list(sys.modules.values()):
@@ -159,13 +193,16 @@ def read_through(folder: str) -> None:
 
 
 def isolate(folder: str, limits: dict[str, int]) -> str:
-    """Confines this process to `folder`. Returns a text that says how. Raises Refused or OSError if it can't."""
+    """Confines this process to `folder`. Returns a text that says how. Raises Refused or OSError if it
+    can't."""
     os.closerange(3, 1 << 20)
     os.setsid()
     os.chdir(folder)
     column = MACHINES.get(os.uname().machine)
     if column is None:
-        raise Refused(f"the table of system calls is for {' and '.join(MACHINES)}, and this is {os.uname().machine}")
+        raise Refused(
+            f"the table of system calls is for {' and '.join(MACHINES)}, and this is {os.uname().machine}"
+        )
     rules, library = rules_of_files(), os.open(STDLIB, os.O_PATH)
     user = become_nobody()
     if libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0) or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):

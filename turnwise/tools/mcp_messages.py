@@ -1,5 +1,6 @@
-"""Messages of MCP servers that aren't quite in the protocol's form. The official client refuses such a message whole: a list of
-tools for one wrong tool, and a result for one part of a kind that it doesn't know."""
+"""Messages of MCP servers that aren't quite in the protocol's form. The official client refuses such a
+message whole: a list of tools for one wrong tool, and a result for one part of a kind that it doesn't
+know."""
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -49,7 +50,8 @@ class ReadableMessages:
 
 @asynccontextmanager
 async def readable(transport: Any, types: Any) -> AsyncIterator[tuple[ReadableMessages, Any]]:
-    """The transport's two streams, where the received messages are `ReadableMessages`. `types` is the client's module."""
+    """The transport's two streams, where the received messages are `ReadableMessages`. `types` is the
+    client's module."""
     async with transport as (received, sent):
         yield ReadableMessages(received, types), sent
 
@@ -62,8 +64,9 @@ def _readable(item: Any, types: Any) -> Any:
 
 
 def with_known_parts(result: Mapping[str, Any], types: Any) -> dict[str, Any]:
-    """The result of a request. In a list of tools, an input schema gets the `type` that it lacks, and a tool that can't be read
-    is left out, with a warning that names it. In a call's result, a text names each part that can't be read."""
+    """The result of a request. In a list of tools, an input schema gets the `type` that it lacks, and a tool
+    that can't be read is left out, with a warning that names it. In a call's result, a text names each part
+    that can't be read."""
     changed = dict(result)
     if isinstance(result.get("tools"), Sequence):
         changed["tools"] = [tool for tool in map(_with_type, result["tools"]) if _is_known_tool(tool, types)]
@@ -77,7 +80,12 @@ def _with_type(tool: Any) -> Any:
     if not isinstance(tool, Mapping):
         return tool
     schema = tool.get("inputSchema") or {}
-    if not isinstance(schema, Mapping) or schema.get("type") not in (None, "object", ["object"], ["object", "null"]):
+    if not isinstance(schema, Mapping) or schema.get("type") not in (
+        None,
+        "object",
+        ["object"],
+        ["object", "null"],
+    ):
         return tool
     return {**tool, "inputSchema": {**schema, "type": "object"}}
 

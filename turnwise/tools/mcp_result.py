@@ -5,8 +5,8 @@ from typing import Any
 
 
 def text_of(result: Any) -> str:
-    """A result (`mcp.types.CallToolResult`) as text: its parts one below the other, and then the structured content as JSON
-    unless the parts say the same. "" if it has neither."""
+    """A result (`mcp.types.CallToolResult`) as text: its parts one below the other, and then the structured
+    content as JSON unless the parts say the same. "" if it has neither."""
     parts = [_text_of_part(part) for part in result.content]
     structured = result.structured_content
     if structured is not None and not _is_copy(parts, structured):
@@ -42,9 +42,13 @@ def _left_out(kind: str, mime_type: str | None, base64: str) -> str:
 
 
 def _is_copy(parts: list[str], structured: Any) -> bool:
-    """Whether the parts say the same as the structured content. Servers wrap what isn't an object as `{"result": …}`, and write
-    a list as one part for each item."""
-    wrapped = structured["result"] if isinstance(structured, dict) and structured.keys() == {"result"} else structured
+    """Whether the parts say the same as the structured content. Servers wrap what isn't an object as
+    `{"result": …}`, and write a list as one part for each item."""
+    wrapped = (
+        structured["result"]
+        if isinstance(structured, dict) and structured.keys() == {"result"}
+        else structured
+    )
     whole = "\n".join(parts)
     if wrapped is None:
         return True

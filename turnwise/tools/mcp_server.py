@@ -1,4 +1,5 @@
-"""The registered tool `mcp`: the tools of an MCP server (Model Context Protocol), called through the official client."""
+"""The registered tool `mcp`: the tools of an MCP server (Model Context Protocol), called through the official
+client."""
 
 import asyncio
 import json
@@ -22,31 +23,45 @@ NO_CONNECTION = (-32000, -32600, -32700)
 
 
 class McpServer:
-    """The tools of one server. A tool file names an McpServer like a single tool; iterating over it yields the offered tools.
+    """The tools of one server. A tool file names an McpServer like a single tool; iterating over it yields
+    the offered tools.
 
-    Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its environment), or
-    `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the tools to offer; without it all are
-    offered. Raises ConfigError if there is a `tool_schema`, or the config has another key, a value of the wrong type, both or
-    neither of `command` and `url`, or in `tools` a name that the server lacks; NotAvailableError if the server doesn't answer,
-    or the client isn't installed."""
+    Its config has `command`, the words that start a server on stdin and stdout (with `env`, variables of its
+    environment), or `url`, the address of a server on streamable HTTP (with `headers`). `tools` names the
+    tools to offer; without it all are offered. Raises ConfigError if there is a `tool_schema`, or the config
+    has another key, a value of the wrong type, both or neither of `command` and `url`, or in `tools` a name
+    that the server lacks; NotAvailableError if the server doesn't answer, or the client isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("mcp", config, KEYS)
         for key, value in config.items():
-            texts = [value] if isinstance(value, str) else [*value, *value.values()] if isinstance(value, dict) else value
-            if not isinstance(value, KEYS[key]) or not value or not all(isinstance(text, str) for text in texts):
+            texts = (
+                [value]
+                if isinstance(value, str)
+                else [*value, *value.values()]
+                if isinstance(value, dict)
+                else value
+            )
+            if (
+                not isinstance(value, KEYS[key])
+                or not value
+                or not all(isinstance(text, str) for text in texts)
+            ):
                 form = "string" if KEYS[key] is str else f"{KEYS[key].__name__} of strings"
                 raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {form}")
         if ("command" in config) == ("url" in config):
             raise ConfigError("mcp: config has command, a list of words, or url; give one of them")
         if tool_schema:
             raise ConfigError("mcp: the server says what its tools' schemas are; leave tool_schema out")
-        self._connection = _connected(json.dumps({key: config[key] for key in KEYS if key in config and key != "tools"}))
+        self._connection = _connected(
+            json.dumps({key: config[key] for key in KEYS if key in config and key != "tools"})
+        )
         offered = {tool.name: tool for tool in self._connection.tools}
         for name in config.get("tools", ()):
             if name not in offered:
                 raise ConfigError(
-                    f"mcp: config.tools names {name!r}; the server has {', '.join(offered)}.{nearest(name, offered)}"
+                    f"mcp: config.tools names {name!r}; the server has "
+                    f"{', '.join(offered)}.{nearest(name, offered)}"
                 )
         self._tools = [McpTool(self._connection, offered[name]) for name in config.get("tools", offered)]
 
@@ -55,7 +70,8 @@ class McpServer:
 
 
 class McpTool(StatelessTool):
-    """A tool of a server. If the tool itself fails, the model reads its error. If the server fails, so does the episode."""
+    """A tool of a server. If the tool itself fails, the model reads its error. If the server fails, so does
+    the episode."""
 
     def __init__(self, connection: "_Connection", tool: Any) -> None:
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
@@ -64,7 +80,9 @@ class McpTool(StatelessTool):
         self._connection = connection
 
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str:
-        result = await asyncio.wrap_future(self._connection.start(self._connection.call(self.name, dict(arguments))))
+        result = await asyncio.wrap_future(
+            self._connection.start(self._connection.call(self.name, dict(arguments)))
+        )
         text = text_of(result)
         if result.is_error:
             raise ToolError(text or f"{self.name} failed and doesn't say why")
@@ -72,8 +90,8 @@ class McpTool(StatelessTool):
 
 
 class _Connection:
-    """Keeps a client open across episodes, on an event loop and a thread of its own. The asyncio task that opens a client also
-    closes it. After the connection is lost, the next call opens a new client."""
+    """Keeps a client open across episodes, on an event loop and a thread of its own. The asyncio task that
+    opens a client also closes it. After the connection is lost, the next call opens a new client."""
 
     def __init__(self, how: Mapping[str, Any]) -> None:
         self._how, self._loop = how, asyncio.new_event_loop()
@@ -88,7 +106,9 @@ class _Connection:
             listed.cancel()
             if self._holder:
                 self._loop.call_soon_threadsafe(self._holder.cancel)
-            raise NotAvailableError(f"the MCP server {self} didn't name its tools within {CONNECT_S:g} s") from fault
+            raise NotAvailableError(
+                f"the MCP server {self} didn't name its tools within {CONNECT_S:g} s"
+            ) from fault
 
     def __str__(self) -> str:
         return str(self._how.get("url") or " ".join(self._how["command"]))
@@ -126,8 +146,12 @@ class _Connection:
     async def _connected(self) -> Any:
         if self._holder is None or self._holder.done() or self._is_lost.is_set():
             self._client, self._is_lost = self._loop.create_future(), asyncio.Event()
-            self._holder = self._loop.create_task(self._hold(self._client, self._is_lost), name=f"MCP server {self}")
-            self._holder.add_done_callback(lambda holder: holder.cancelled() or holder.exception())  # else asyncio logs it
+            self._holder = self._loop.create_task(
+                self._hold(self._client, self._is_lost), name=f"MCP server {self}"
+            )
+            self._holder.add_done_callback(
+                lambda holder: holder.cancelled() or holder.exception()
+            )  # else asyncio logs it
         holder = self._holder
         await asyncio.wait([holder, self._client], return_when=asyncio.FIRST_COMPLETED)
         if not self._client.done():
@@ -142,7 +166,9 @@ class _Connection:
 
         async with AsyncExitStack() as stack:
             if "url" in self._how:
-                http = await stack.enter_async_context(create_mcp_http_client(headers=self._how.get("headers")))
+                http = await stack.enter_async_context(
+                    create_mcp_http_client(headers=self._how.get("headers"))
+                )
                 server: Any = streamable_http_client(self._how["url"], http_client=http)
             else:
                 command, *words = self._how["command"]
@@ -162,9 +188,12 @@ def _cause(fault: BaseException | None) -> str:
 
 @lru_cache(maxsize=8)
 def _connected(how: str) -> _Connection:
-    """The connection to a server. It is cached: a `Trainer` examines its config at each call, and one server is enough."""
+    """The connection to a server. It is cached: a `Trainer` examines its config at each call, and one server
+    is enough."""
     try:
         import mcp  # noqa: F401
     except ImportError as fault:
-        raise NotAvailableError(f"mcp needs the client mcp, which isn't installed; {install_hint('tools')}") from fault
+        raise NotAvailableError(
+            f"mcp needs the client mcp, which isn't installed; {install_hint('tools')}"
+        ) from fault
     return _Connection(json.loads(how))

@@ -13,9 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class PythonTool(FunctionTool):
-    """Runs each program in a fresh process. If the program fails, the model reads its error as the result. The config may have
-    the fields of `sandbox.Limits`. Raises ConfigError if it has another key or a value that isn't allowed; NotAvailableError,
-    which says what is missing, if this system can't isolate a process."""
+    """Runs each program in a fresh process. If the program fails, the model reads its error as the result.
+    The config may have the fields of `sandbox.Limits`. Raises ConfigError if it has another key or a value
+    that isn't allowed; NotAvailableError, which says what is missing, if this system can't isolate a
+    process."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("tool python", config, [field.name for field in fields(Limits)])
@@ -27,7 +28,8 @@ class PythonTool(FunctionTool):
         super().__init__(self.python, tool_schema)
 
     async def python(self, code: str) -> str:
-        """Runs a Python program and returns what it prints. It has the standard library, no network, and begins anew each time.
+        """Runs a Python program and returns what it prints. It has the standard library, no network, and
+        begins anew each time.
 
         Args:
             code: The program.

@@ -1,6 +1,7 @@
-"""Runs untrusted Python code in a process without network, other processes, or files outside its own folder. A run ends with
-its process, which is killed when it reaches a limit. Every wait here has a deadline, and none waits for the end of the output:
-a process that was forked elsewhere at the same moment may hold the pipe open."""
+"""Runs untrusted Python code in a process without network, other processes, or files outside its own folder.
+A run ends with its process, which is killed when it reaches a limit. Every wait here has a deadline, and none
+waits for the end of the output: a process that was forked elsewhere at the same moment may hold the pipe
+open."""
 
 import asyncio
 import json
@@ -25,10 +26,12 @@ JAIL = Path(__file__).with_name("jail.py")
 LOOK_S = 0.05
 """Seconds between two measurements of the folder's size."""
 START_S, KILL_S = 60.0, 10.0
-"""Time limits in seconds: for a busy machine to start the launcher, and for the kernel to end a killed process."""
+"""Time limits in seconds: for a busy machine to start the launcher, and for the kernel to end a killed
+process."""
 MEBIBYTE = 1 << 20
 _MEASURED_SHARE = 0.1
-"""Largest share of the time that a run's folder is measured: after a long measurement the next one comes later."""
+"""Largest share of the time that a run's folder is measured: after a long measurement the next one comes
+later."""
 _NUM_THREADS = 2
 _FILES_BETWEEN_PAUSES, _PAUSE_S = 200, 0.001
 T = TypeVar("T")
@@ -51,26 +54,35 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             kinds, least = (int, float) if name == "timeout_s" else (int,), 64 if name == "memory_mb" else 0
-            if not isinstance(value, kinds) or isinstance(value, bool) or not max(least, 1e-3) <= value <= 1 << 30:
+            if (
+                not isinstance(value, kinds)
+                or isinstance(value, bool)
+                or not max(least, 1e-3) <= value <= 1 << 30
+            ):
                 what = "a number" if float in kinds else "a whole number"
-                raise ConfigError(f"{name} is {value!r}; it must be {what}, {f'at least {least}' if least else 'above 0'}")
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be {what}, {f'at least {least}' if least else 'above 0'}"
+                )
 
 
 class PythonResult(NamedTuple):
     """How a run ended."""
 
     text: str
-    """stdout and stderr as written, with any traceback. If a limit or a signal ended the run, the last line says so."""
+    """stdout and stderr as written, with any traceback. If a limit or a signal ended the run, the last line
+    says so."""
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
-    """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, e.g. SIGKILL for too much processor time."""
+    """`error`: an exception, or an exit status that isn't 0. `killed`: a signal, e.g. SIGKILL for too much
+    processor time."""
     seconds: float
     isolation: str
     """How the system isolated the process, as text."""
 
 
 class _Process:
-    """A launcher's process: whether it has ended, and with which status (−n for signal n). The first line of the output, which
-    is the launcher's own, is kept. Of the rest, at most `size` bytes are kept: half from the beginning, half from the end."""
+    """A launcher's process: whether it has ended, and with which status (−n for signal n). The first line of
+    the output, which is the launcher's own, is kept. Of the rest, at most `size` bytes are kept: half from
+    the beginning, half from the end."""
 
     def __init__(self, pipe: int, size: int) -> None:
         self._pipe, self._half = pipe, max(size // 2, 1)
@@ -105,10 +117,13 @@ class _Process:
 
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
-    """Runs a program in a fresh process, which sees the standard library and a folder of its own. The process has ended when
-    this call returns or is cancelled. Raises NotAvailableError, naming what is missing, if this system can't isolate it."""
+    """Runs a program in a fresh process, which sees the standard library and a folder of its own. The process
+    has ended when this call returns or is cancelled. Raises NotAvailableError, naming what is missing, if
+    this system can't isolate it."""
     if not sys.platform.startswith("linux"):
-        raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
+        raise NotAvailableError(
+            f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}"
+        )
     limits = limits or Limits()
     started = time.monotonic()
     async with _folder() as folder:
@@ -118,7 +133,11 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
             await _within(START_S, process.has_begun)
             said = process.first_line
             if not said.startswith(ISOLATED):
-                silence = "ended and said nothing" if process.has_ended.is_set() else f"said nothing for {START_S:g} s"
+                silence = (
+                    "ended and said nothing"
+                    if process.has_ended.is_set()
+                    else f"said nothing for {START_S:g} s"
+                )
                 reason = said.removeprefix(REFUSED) or f"its launcher {silence}"
                 raise NotAvailableError(f"this system can't isolate Python code of a model: {reason}")
             ended = await _watched(process, folder, limits)
@@ -127,7 +146,10 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
     if ended == "timeout":
         outcome, text = ended, f"{text}\nThe code ran for longer than {limits.timeout_s:g} s and was ended."
     elif ended == "disk":
-        outcome, text = ended, f"{text}\nThe code wrote more than {limits.disk_mb} MiB of files and was ended."
+        outcome, text = (
+            ended,
+            f"{text}\nThe code wrote more than {limits.disk_mb} MiB of files and was ended.",
+        )
     elif status < 0:
         outcome, text = "killed", f"{text}\nThe code was ended by signal {-status}."
     else:
@@ -136,7 +158,8 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 
 def isolation() -> str:
-    """Runs an empty program and says how this system isolates Python code. Raises NotAvailableError if it can't isolate it."""
+    """Runs an empty program and says how this system isolates Python code. Raises NotAvailableError if it
+    can't isolate it."""
     with ThreadPoolExecutor(1) as pool:  # asyncio.run needs a thread without a running event loop
         return pool.submit(asyncio.run, run_python("")).result().isolation
 
@@ -151,9 +174,15 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
         "parent": os.getpid(),
     }
     command = [sys.executable, "-I", "-S", "-B", "-u", "-X", "utf8", str(JAIL), folder, json.dumps(given)]
-    # Each further malloc arena reserves 64 MiB of address space, and Python waits for ever for a thread that finds no memory
-    # for its start (python/cpython#140746).
-    environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
+    # Each further malloc arena reserves 64 MiB of address space, and Python waits for ever for a thread that
+    # finds no memory for its start (python/cpython#140746).
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "MALLOC_ARENA_MAX": "1",
+    }
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
         pipe, theirs = os.pipe()
@@ -165,7 +194,8 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         ]
         try:
-            # Unlike subprocess, posix_spawn waits for no pipe, whose other end a process forked elsewhere might hold.
+            # Unlike subprocess, posix_spawn waits for no pipe, whose other end a process forked elsewhere
+            # might hold.
             pid = os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsigmask=())
         finally:
             os.close(theirs)
@@ -174,7 +204,9 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
         except OSError as fault:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            raise NotAvailableError(f"Python code of a model needs Linux 5.3 or newer: pidfd_open: {fault.strerror}") from fault
+            raise NotAvailableError(
+                f"Python code of a model needs Linux 5.3 or newer: pidfd_open: {fault.strerror}"
+            ) from fault
         stack.callback(os.close, pidfd)
         process = _Process(pipe, limits.max_output)
 
@@ -220,8 +252,8 @@ async def _watched(process: _Process, folder: str, limits: Limits) -> Literal[""
 
 
 def _size(folder: str, limit: int) -> tuple[int, float]:
-    """The bytes of all files in a folder, 4 KiB a file added, and the processor time in seconds that measuring took. Stops
-    above `limit`, so that it looks at no more than `limit` / 4 KiB files."""
+    """The bytes of all files in a folder, 4 KiB a file added, and the processor time in seconds that
+    measuring took. Stops above `limit`, so that it looks at no more than `limit` / 4 KiB files."""
     started = time.thread_time()
     size = 0
     with os.scandir(folder) as entries:
@@ -237,7 +269,8 @@ def _size(folder: str, limit: int) -> tuple[int, float]:
 
 @asynccontextmanager
 async def _folder() -> AsyncIterator[str]:
-    """A new folder, which is removed in the end, in a thread: a program may leave many thousand files there."""
+    """A new folder, which is removed in the end, in a thread: a program may leave many thousand files
+    there."""
     folder = tempfile.mkdtemp(prefix="turnwise-python-")
     try:
         yield folder
@@ -252,8 +285,8 @@ async def _in_a_thread(work: Callable[[], T]) -> T:
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """The threads of this process that measure and remove folders; a forked process has none of its parent's. They are few,
-    since each may keep the event loop waiting for Python's lock."""
+    """The threads of this process that measure and remove folders; a forked process has none of its parent's.
+    They are few, since each may keep the event loop waiting for Python's lock."""
     return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="sandbox-files")
 
 

@@ -1,5 +1,5 @@
-"""Makes a tool's schema one that Python can check: other programs write more than JSON schema has, and patterns that only other
-languages read."""
+"""Makes a tool's schema one that Python can check: other programs write more than JSON schema has, and
+patterns that only other languages read."""
 
 import logging
 import re
@@ -23,9 +23,9 @@ _RESTRICTING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}
 
 
 def cleaned(schema: Any, what: str) -> Any:
-    """The schema of `what` without keywords and properties that are null (tables pad with them), without an empty `required`
-    (draft-04 has none), and without patterns that Python can't read, each of which a warning names. Where it says `nullable`,
-    which validators of JSON schemas ignore, null is allowed."""
+    """The schema of `what` without keywords and properties that are null (tables pad with them), without an
+    empty `required` (draft-04 has none), and without patterns that Python can't read, each of which a warning
+    names. Where it says `nullable`, which validators of JSON schemas ignore, null is allowed."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):
         return [cleaned(part, what) for part in schema]
     if not isinstance(schema, Mapping):
@@ -51,8 +51,11 @@ def cleaned(schema: Any, what: str) -> Any:
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
-    """The pattern in Python's form. In JSON schemas `$` is the end of the text; Python's also fits before a last line break."""
-    return regex.compile(_WORD_OF_PATTERN.sub(lambda word: r"\Z" if word.group() == "$" else word.group(), pattern))
+    """The pattern in Python's form. In JSON schemas `$` is the end of the text; Python's also fits before a
+    last line break."""
+    return regex.compile(
+        _WORD_OF_PATTERN.sub(lambda word: r"\Z" if word.group() == "$" else word.group(), pattern)
+    )
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -75,5 +78,7 @@ def _is_readable(pattern: str, what: str) -> bool:
     except (re.error, regex.error, OverflowError, RecursionError) as fault:
         problem = str(fault)
     if problem:
-        logger.warning("%s", f"{what}: Python can't read the pattern {pattern!r} ({problem}); it isn't checked")
+        logger.warning(
+            "%s", f"{what}: Python can't read the pattern {pattern!r} ({problem}); it isn't checked"
+        )
     return not problem

@@ -13,29 +13,36 @@ from turnwise.runtime.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
 
 NUMBERS = {"k": 3, "max_document_length": 2000}
-"""Numbers in the config with their defaults: maximum documents of a result, and maximum characters shown of each document."""
+"""Numbers in the config with their defaults: maximum documents of a result, and maximum characters shown of
+each document."""
 WORD = r"(?u)\b\w+\b"
 
 
 class SearchTool(FunctionTool):
-    """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. `config` may also have the
-    keys of `NUMBERS`. Raises ConfigError if it has another key, doesn't name a file, or a number isn't a positive integer;
-    DataError if the file is missing or holds no word, a document has no `id` or `text`, or two have the same id;
-    NotAvailableError if bm25s isn't installed."""
+    """Searches the documents of `config.documents`, a JSONL file of objects with `id` and `text`. `config`
+    may also have the keys of `NUMBERS`. Raises ConfigError if it has another key, doesn't name a file, or a
+    number isn't a positive integer; DataError if the file is missing or holds no word, a document has no `id`
+    or `text`, or two have the same id; NotAvailableError if bm25s isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("tool search", config, ["documents", *NUMBERS])
         self._numbers = NUMBERS | {key: config[key] for key in NUMBERS if key in config}
         for key, value in self._numbers.items():
             if type(value) is not int or value < 1:
-                raise ConfigError(f"tool search: config.{key} is {value!r}; it must be a whole number above 0")
+                raise ConfigError(
+                    f"tool search: config.{key} is {value!r}; it must be a whole number above 0"
+                )
         name = config.get("documents")
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"tool search: config.documents is {name!r}; name a JSONL file of objects with id and text")
+            raise ConfigError(
+                f"tool search: config.documents is {name!r}; name a JSONL file of objects with id and text"
+            )
         path = local_path(name)
         status = path.stat() if path.is_file() else None
         self._library = _library()
-        self._documents, self._index = _indexed(path, *((status.st_mtime_ns, status.st_size) if status else ()))
+        self._documents, self._index = _indexed(
+            path, *((status.st_mtime_ns, status.st_size) if status else ())
+        )
         super().__init__(self.search, tool_schema)
 
     def search(self, query: str) -> str:
@@ -44,7 +51,9 @@ class SearchTool(FunctionTool):
         Args:
             query: Words that the documents should hold.
         """
-        (words,) = self._library.tokenize([query], token_pattern=WORD, stopwords=[], return_ids=False, show_progress=False)
+        (words,) = self._library.tokenize(
+            [query], token_pattern=WORD, stopwords=[], return_ids=False, show_progress=False
+        )
         scores = self._index.get_scores(words) if words else np.zeros(0)
         found = np.flatnonzero(scores)
         best = found[np.argsort(-scores[found], kind="stable")][: self._numbers["k"]]
@@ -58,24 +67,34 @@ def _library() -> Any:
     try:
         import bm25s
     except ImportError as fault:
-        raise NotAvailableError(f"the tool search needs bm25s, which isn't installed; {install_hint('tools')}") from fault
+        raise NotAvailableError(
+            f"the tool search needs bm25s, which isn't installed; {install_hint('tools')}"
+        ) from fault
     return bm25s
 
 
 @lru_cache(maxsize=2)
 def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
-    """`(id, text)` of a file's documents, and their index. `changes`, the file's time and size, are for the cache only."""
+    """`(id, text)` of a file's documents, and their index. `changes`, the file's time and size, are for the
+    cache only."""
     found: dict[str, tuple[str, str]] = {}
     for place, row in read_jsonl(path):
         id, text = row.get("id"), row.get("text")
         if isinstance(id, bool) or not isinstance(id, str | int) or not isinstance(text, str):
-            raise DataError(f"{place}: a document has id (a string or a whole number) and text; this one has {', '.join(row)}")
+            raise DataError(
+                f"{place}: a document has id (a string or a whole number) and text; this one has "
+                f"{', '.join(row)}"
+            )
         if str(id) in found:
-            raise DataError(f"{place}: the id {id!r} is that of {found[str(id)][0]} too; ids of documents are unique")
+            raise DataError(
+                f"{place}: the id {id!r} is that of {found[str(id)][0]} too; ids of documents are unique"
+            )
         found[str(id)] = (place, text)
     documents = [(id, text) for id, (_, text) in found.items()]
     index = _library().BM25()
-    words = _library().tokenize([text for _, text in documents], token_pattern=WORD, stopwords=[], show_progress=False)
+    words = _library().tokenize(
+        [text for _, text in documents], token_pattern=WORD, stopwords=[], show_progress=False
+    )
     if not words.vocab.keys() - {""}:
         raise DataError(f"{path} has no document with a word; write objects with id and text, one per line")
     index.index(words, show_progress=False)

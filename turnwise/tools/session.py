@@ -1,4 +1,5 @@
-"""The tools and the simulated user of one episode: their states, calls with deadlines, and whose fault an error is."""
+"""The tools and the simulated user of one episode: their states, calls with deadlines, and whose fault an
+error is."""
 
 import asyncio
 import inspect
@@ -30,7 +31,8 @@ MISTAKES = (ToolError, ValueError, ArithmeticError)
 
 
 class ToolFault(EnvironmentFault):
-    """A tool or simulated user ran past its deadline, or broke its contract. The model isn't to blame: the episode fails."""
+    """A tool or simulated user ran past its deadline, or broke its contract. The model isn't to blame: the
+    episode fails."""
 
 
 class ToolResult(NamedTuple):
@@ -43,7 +45,8 @@ class ToolResult(NamedTuple):
 
 @dataclass(slots=True)
 class OfferedTool:
-    """A tool with the limits of its calls, for all episodes of an agent. Raises ConfigError if the tool's schema is invalid."""
+    """A tool with the limits of its calls, for all episodes of an agent. Raises ConfigError if the tool's
+    schema is invalid."""
 
     tool: Tool
     timeout_s: float | None = None
@@ -58,10 +61,15 @@ class OfferedTool:
 
     def __post_init__(self) -> None:
         function = self.tool.schema.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        if (
+            not isinstance(function, Mapping)
+            or not isinstance(function.get("name"), str)
+            or not function["name"]
+        ):
             form = '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
             raise ConfigError(
-                f"the schema of {type(self.tool).__name__} has no function with a name; a tool's schema is {form}"
+                f"the schema of {type(self.tool).__name__} has no function with a name; a tool's schema is "
+                f"{form}"
             )
         self.name = function["name"]
         self.first_calls = FirstCalls(self.name)
@@ -82,7 +90,8 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolBox:
-    """The tools that episodes may use. `open` selects those of one episode. Raises ConfigError if two have the same name."""
+    """The tools that episodes may use. `open` selects those of one episode. Raises ConfigError if two have
+    the same name."""
 
     tools: Sequence[OfferedTool]
     timeout_s: float | None = None
@@ -93,7 +102,8 @@ class ToolBox:
         names = self.names
         if doubled := {name for name in names if names.count(name) > 1}:
             raise ConfigError(
-                f"two tools are called {', '.join(sorted(doubled))}; a call names one tool, so rename one of them"
+                f"two tools are called {', '.join(sorted(doubled))}; a call names one tool, so rename one "
+                f"of them"
             )
 
     @property
@@ -119,8 +129,9 @@ class ToolBox:
 
 
 class ToolSession:
-    """The tools of one episode. Their states are created on entering, and always released on leaving. `metrics` has the
-    `calls`, `errors` and `seconds` of each tool, and `unknown_tools`, the number of calls of tools that don't exist."""
+    """The tools of one episode. Their states are created on entering, and always released on leaving.
+    `metrics` has the `calls`, `errors` and `seconds` of each tool, and `unknown_tools`, the number of calls
+    of tools that don't exist."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task
@@ -147,13 +158,15 @@ class ToolSession:
         await self._stack.__aexit__(*exception)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """The answer to a call of the model. A mistake (an unknown tool, wrong arguments, `MISTAKES` of the tool) is answered
-        by a sentence for the model. Raises ToolFault if the tool takes too long or doesn't return a text, and passes on other
-        exceptions of the tool."""
+        """The answer to a call of the model. A mistake (an unknown tool, wrong arguments, `MISTAKES` of the
+        tool) is answered by a sentence for the model. Raises ToolFault if the tool takes too long or doesn't
+        return a text, and passes on other exceptions of the tool."""
         offered = self._tools.get(name)
         if offered is None:
             self.metrics["unknown_tools"] += 1
-            return _undecoded(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}")
+            return _undecoded(
+                f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}"
+            )
         self.metrics[f"tool/{name}/calls"] += 1
         started = self._box.stopwatch.now()
         try:
@@ -165,10 +178,13 @@ class ToolSession:
         return result
 
     async def rewards(self) -> dict[str, float]:
-        """Name → reward of each tool whose reward for this episode isn't 0. Raises ToolFault unless all are finite numbers."""
+        """Name → reward of each tool whose reward for this episode isn't 0. Raises ToolFault unless all are
+        finite numbers."""
         found: dict[str, float] = {}
         for name, offered in self._tools.items():
-            found[name] = finite(await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward")
+            found[name] = finite(
+                await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward"
+            )
         return {name: reward for name, reward in found.items() if reward}
 
     async def _executed(self, offered: OfferedTool, arguments: Mapping[str, Any]) -> ToolResult:
@@ -190,8 +206,12 @@ class ToolSession:
 
     async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:
         what, own = f"{offered.name}.{method}", offered.timeout_s
-        timeout_s, setting = (self._box.timeout_s, "agent.tool_timeout_s") if own is None else (own, "timeout_s of the tool")
-        limit = self._box.watchdog.waiting(f"an episode of {self._task.tag}", what, timeout_s, setting, ToolFault)
+        timeout_s, setting = (
+            (self._box.timeout_s, "agent.tool_timeout_s") if own is None else (own, "timeout_s of the tool")
+        )
+        limit = self._box.watchdog.waiting(
+            f"an episode of {self._task.tag}", what, timeout_s, setting, ToolFault
+        )
         with Foreign(what, self._task.id):
             async with limit:
                 result = getattr(offered.tool, method)(*arguments)
@@ -205,7 +225,11 @@ def _undecoded(text: str) -> ToolResult:
 
 def finite(number: Any, what: str) -> float:
     """The number that `what` returned, as a float. Raises ToolFault if it isn't a finite number."""
-    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, int | float)
+        or not abs(number) <= sys.float_info.max
+    ):
         raise ToolFault(f"{what} returned {number!r:.80}; it must be one finite number")
     return float(number)
 
@@ -219,10 +243,15 @@ _ANSWER = "an interaction answers (should_terminate, text, score, metadata)"
 
 
 def interaction_kwargs(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's `extra_info.interaction_kwargs` without nulls, which tables hold for missing values; {} if the row has none."""
+    """The row's `extra_info.interaction_kwargs` without nulls, which tables hold for missing values; {} if
+    the row has none."""
     extra = columns.get("extra_info")
     kwargs = extra.get("interaction_kwargs") if isinstance(extra, Mapping) else None
-    return {key: value for key, value in kwargs.items() if value is not None} if isinstance(kwargs, Mapping) else {}
+    return (
+        {key: value for key, value in kwargs.items() if value is not None}
+        if isinstance(kwargs, Mapping)
+        else {}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,18 +269,23 @@ class Interactions:
         return replace(self, watchdog=watchdog, stopwatch=stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
-        """A session with the simulated user that the task's row names, or with nobody if it names none. The user sends at most
-        `max_turns` messages (None = any number). Raises ToolFault if the name is unknown."""
+        """A session with the simulated user that the task's row names, or with nobody if it names none. The
+        user sends at most `max_turns` messages (None = any number). Raises ToolFault if the name is
+        unknown."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
-            raise ToolFault(f"{task.id}: there is no interaction {name!r}; known are {known}.{nearest(name, self.by_name)}")
+            raise ToolFault(
+                f"{task.id}: there is no interaction {name!r}; known are "
+                f"{known}.{nearest(name, self.by_name)}"
+            )
         return InteractionSession(self, name, kwargs, task, sibling, max_turns)
 
 
 class InteractionSession:
-    """The simulated user of one conversation, if any (`is_there`). Entering makes the user's state, and leaving releases it."""
+    """The simulated user of one conversation, if any (`is_there`). Entering makes the user's state, and
+    leaving releases it."""
 
     limit: Limit | None = None
     """`max_steps` if the user wanted to go on and had sent `max_turns` messages, else None."""
@@ -259,7 +293,13 @@ class InteractionSession:
     """Number of messages that the user has sent."""
 
     def __init__(
-        self, box: Interactions, name: str, kwargs: Mapping[str, Any], task: Task, sibling: int, max_turns: int | None
+        self,
+        box: Interactions,
+        name: str,
+        kwargs: Mapping[str, Any],
+        task: Task,
+        sibling: int,
+        max_turns: int | None,
     ) -> None:
         self._box, self._name, self._kwargs = box, name, kwargs
         self._task, self._id, self._max_turns = task, f"{task.id}/{sibling}", max_turns
@@ -289,10 +329,11 @@ class InteractionSession:
             logger.warning("%s: %s", self._id, later)
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
-        """The user's next message after the model's answer in `turn`, as a list. The list is empty if there is no user, if the
-        user ends the conversation, or if the user had already sent `max_turns` messages (this sets `limit`). Adds the user's
-        score to the turn's reward, and the numbers in the user's metadata to the turn's metrics. Raises ToolFault if the user
-        takes too long or answers in a wrong form; EnvironmentFault if the user raises an exception."""
+        """The user's next message after the model's answer in `turn`, as a list. The list is empty if there
+        is no user, if the user ends the conversation, or if the user had already sent `max_turns` messages
+        (this sets `limit`). Adds the user's score to the turn's reward, and the numbers in the user's
+        metadata to the turn's metrics. Raises ToolFault if the user takes too long or answers in a wrong
+        form; EnvironmentFault if the user raises an exception."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)
@@ -304,7 +345,11 @@ class InteractionSession:
             raise ToolFault(f"{what} answered a {type(text).__name__} as its text; {_ANSWER}")
         turn.reward += 0.0 if score is None else finite(score, f"{what}.generate_response (score)")
         numbers = metadata.items() if isinstance(metadata, Mapping) else ()
-        known = ((key, value) for key, value in numbers if isinstance(value, int | float) and abs(value) <= sys.float_info.max)
+        known = (
+            (key, value)
+            for key, value in numbers
+            if isinstance(value, int | float) and abs(value) <= sys.float_info.max
+        )
         turn.metrics |= {f"interaction/{key}": float(value) for key, value in known}
         if is_over:
             return []
@@ -315,10 +360,13 @@ class InteractionSession:
         return [{"role": "user", "content": readable(text)}]
 
     async def metrics(self) -> dict[str, float]:
-        """The number of the user's messages and the score of the whole conversation; {} if there is no user."""
+        """The number of the user's messages and the score of the whole conversation; {} if there is no
+        user."""
         if not self.is_there:
             return {}
-        score = finite(await self._ask("calculate_score", self._state), f"the interaction {self._name}.calculate_score")
+        score = finite(
+            await self._ask("calculate_score", self._state), f"the interaction {self._name}.calculate_score"
+        )
         return {"user_turns": float(self.num_turns), f"interaction/{self._name}/score": score}
 
     async def _ask(self, method: str, /, *arguments: Any, **kwargs: Any) -> Any:

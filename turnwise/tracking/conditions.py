@@ -1,4 +1,5 @@
-"""The conditions under which a run may learn nothing: how several finished steps show each, and what to do about it."""
+"""The conditions under which a run may learn nothing: how several finished steps show each, and what to do
+about it."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -19,14 +20,17 @@ MIN_NATS = 0.1
 """Below this entropy, in nats per response, siblings are nearly always the same."""
 BLOWN_FACTOR = 3.0
 BLOWN_NATS = 1.0
-"""Entropy has blown up above max(BLOWN_FACTOR × lowest, lowest + BLOWN_NATS) per token. Mere exploration doesn't triple it."""
+"""Entropy has blown up above max(BLOWN_FACTOR × lowest, lowest + BLOWN_NATS) per token. Mere exploration
+doesn't triple it."""
 NUM_ERRORS = 5.0
-"""Standard errors that a fall of success must exceed, since the best of hundreds of steps is high by chance too."""
+"""Standard errors that a fall of success must exceed, since the best of hundreds of steps is high by chance
+too."""
 NUM_RISE_ERRORS = 2.0
 """Standard errors that a rise of success must exceed."""
 LOST_SHARE = 0.25
 LOST_SUCCESS = 0.1
-"""Success counts as lost only if it fell by more than LOST_SHARE × its best value, and by more than LOST_SUCCESS."""
+"""Success counts as lost only if it fell by more than LOST_SHARE × its best value, and by more than
+LOST_SUCCESS."""
 FELL_BY = 0.05
 """Held-out success must fall by more than this, however narrow its confidence interval."""
 DRIFT_NATS = 0.1
@@ -40,7 +44,8 @@ RANDOM_AFTER = 20
 RANDOM_MARGIN = 0.05
 """The margin by which success must be better than a random player's."""
 RISE_MARGIN = 0.03
-"""The rise that must be ruled out before the comparison: a run that learns slowly begins at a random player's success, too."""
+"""The rise that must be ruled out before the comparison: a run that learns slowly begins at a random player's
+success, too."""
 
 
 class Outcomes(NamedTuple):
@@ -56,15 +61,16 @@ Check = Callable[[History], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A problem that a run may have: its `key` in metrics, the check for it, the heading of `PAGE` that explains it, and
-    `advice` that is given the key of the config that limits a response."""
+    """A problem that a run may have: its `key` in metrics, the check for it, the heading of `PAGE` that
+    explains it, and `advice` that is given the key of the config that limits a response."""
 
     key: str
     check: Check
     heading: str
     advice: Callable[[str], str]
     follows_broken_start: bool = False
-    """Whether the condition follows from `broken_start`. Its advice is wrong for a policy that the first updates broke."""
+    """Whether the condition follows from `broken_start`. Its advice is wrong for a policy that the first
+    updates broke."""
     quotes_answers: bool = False
     """Whether the sentence quotes an answer."""
 
@@ -105,7 +111,8 @@ def entropy_collapsed(history: History) -> str | None:
     points = history.last(SOME)
     if not points or history.is_solved(SOME):
         return None
-    # The entropy may be that of rollouts, since an update that is left out measures none. NaN compares as false.
+    # The entropy may be that of rollouts, since an update that is left out measures none. NaN compares as
+    # false.
     if all(point["entropy"] * point["rollout/response_length/mean"] < MIN_NATS for point in points):
         return f"the entropy is {_mean(points, 'entropy'):.4f} nats per token: siblings answer alike"
     return None
@@ -181,7 +188,9 @@ def validation_falls(history: History) -> str | None:
     # Two validations in a row must be lower, since the best of many is high by chance.
     fall = min(best.success - previous.success, best.success - last.success)
     pooled = fmean((best.success, previous.success, last.success))
-    error = math.sqrt(max(pooled * (1 - pooled), 0.0) * (_inverse(best.num_episodes) + _inverse(last.num_episodes)))
+    error = math.sqrt(
+        max(pooled * (1 - pooled), 0.0) * (_inverse(best.num_episodes) + _inverse(last.num_episodes))
+    )
     if fall <= max(FELL_BY, 2 * error):
         return None
     # The training steps before the best validation, and those before the last one.
@@ -212,8 +221,10 @@ def no_better_than_random(play_at_random: Callable[[], Outcomes | None], history
     if random is None or fmean(last) > random.success + RANDOM_MARGIN:
         return None
     return (
-        f"so far success hasn't risen: it is {fmean(last):.2f} after {history.num_steps} steps, and a player that draws "
-        f"its actions at random has {random.success:.2f} ({random.num_episodes} episodes); it may rise yet, but nothing "
+        f"so far success hasn't risen: it is {fmean(last):.2f} after {history.num_steps} steps, and a "
+        f"player that draws "
+        f"its actions at random has {random.success:.2f} ({random.num_episodes} episodes); it may rise yet, "
+        f"but nothing "
         "shows skill until then"
     )
 
@@ -228,7 +239,8 @@ CONDITIONS = (
         check=broken_start,
         heading="The first updates broke the model",
         advice=lambda length_key: (
-            "Start again from the model before with a smaller learning rate, a tenth or less; this run can't recover."
+            "Start again from the model before with a smaller learning rate, a tenth or less; this run "
+            "can't recover."
         ),
     ),
     Condition(
@@ -236,7 +248,8 @@ CONDITIONS = (
         check=answers_unparsable,
         heading="Nearly all answers are unparsable",
         advice=lambda length_key: (
-            "Teach the format first (turnwise sft), or change action_pattern and the prompt; `turnwise play` shows an episode."
+            "Teach the format first (turnwise sft), or change action_pattern and the prompt; `turnwise "
+            "play` shows an episode."
         ),
         follows_broken_start=True,
         quotes_answers=True,
@@ -246,7 +259,8 @@ CONDITIONS = (
         check=groups_alike,
         heading="All groups score alike",
         advice=lambda length_key: (
-            "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for part of the way."
+            "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for "
+            "part of the way."
         ),
         follows_broken_start=True,
     ),
@@ -264,7 +278,8 @@ CONDITIONS = (
         check=entropy_blown_up,
         heading="The entropy blew up",
         advice=lambda length_key: (
-            "Lower entropy_loss_coef to a quarter (or the learning rate), and go back to a checkpoint from before."
+            "Lower entropy_loss_coef to a quarter (or the learning rate), and go back to a checkpoint from "
+            "before."
         ),
         follows_broken_start=True,
     ),
@@ -273,7 +288,8 @@ CONDITIONS = (
         check=success_lost,
         heading="Success was lost again",
         advice=lambda length_key: (
-            "Go back to an earlier checkpoint with a lower learning rate or a KL to the reference (use_kl_loss)."
+            "Go back to an earlier checkpoint with a lower learning rate or a KL to the reference "
+            "(use_kl_loss)."
         ),
         follows_broken_start=True,
     ),
@@ -291,7 +307,8 @@ CONDITIONS = (
         check=log_probs_drift,
         heading="Sampler and trainer drift apart",
         advice=lambda length_key: (
-            "Lower async_generation_ratio or the learning rate, use train_infer_correction, or sample in the trainer's dtype."
+            "Lower async_generation_ratio or the learning rate, use train_infer_correction, or sample in "
+            "the trainer's dtype."
         ),
     ),
     Condition(
@@ -308,7 +325,8 @@ CONDITIONS = (
         check=validation_falls,
         heading="Validation falls while training rises",
         advice=lambda length_key: (
-            "Train on more different tasks, for fewer steps, or keep the best checkpoint (save_steps, max_ckpt_to_keep)."
+            "Train on more different tasks, for fewer steps, or keep the best checkpoint (save_steps, "
+            "max_ckpt_to_keep)."
         ),
     ),
 )
@@ -321,7 +339,8 @@ def random_condition(play_at_random: Callable[[], Outcomes | None]) -> Condition
         check=partial(no_better_than_random, play_at_random),
         heading="A random player does as well",
         advice=lambda length_key: (
-            "Look at what the model is shown and rewarded for (`turnwise play`), or begin with `turnwise sft`."
+            "Look at what the model is shown and rewarded for (`turnwise play`), or begin with `turnwise "
+            "sft`."
         ),
         follows_broken_start=True,
     )

@@ -1,4 +1,5 @@
-"""Notices that one of a run's first two updates broke the policy: everything that is measured later follows from that."""
+"""Notices that one of a run's first two updates broke the policy: everything that is measured later follows
+from that."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ FELL_USABLE = 0.5
 """Or the share of valid actions must fall by more than this."""
 Z = 1.96
 MIN_CHANGE = 0.05
-"""Nats per token. An update that changed the log-probs by less has broken nothing, so success fell by chance."""
+"""Nats per token. An update that changed the log-probs by less has broken nothing, so success fell by
+chance."""
 NAN = math.nan
 
 
@@ -42,7 +44,8 @@ class FirstUpdates:
         self._learning_rate = self._change = NAN
 
     def add(self, figures: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
-        """Adds a step's metrics, as `health._figures` completes them, and the groups that were played in it."""
+        """Adds a step's metrics, as `health._figures` completes them, and the groups that were played in
+        it."""
         self.num_updates += self.before is not None
         self.now = _level(figures, groups)
         if self.before is None and figures["actor/backward_steps"] > 0:
@@ -54,7 +57,12 @@ class FirstUpdates:
     def problem(self) -> str | None:
         """A sentence if the policy has just been broken by one of the first updates."""
         before, now = self.before, self.now
-        if before is None or not 1 <= self.num_updates <= NUM_UPDATES or not self.is_broken or self._change < MIN_CHANGE:
+        if (
+            before is None
+            or not 1 <= self.num_updates <= NUM_UPDATES
+            or not self.is_broken
+            or self._change < MIN_CHANGE
+        ):
             return None
         parts = []
         if not math.isnan(before.success):
@@ -62,9 +70,13 @@ class FirstUpdates:
         if not math.isnan(before.usable):
             parts.append(f"valid actions went from {before.usable:.2f} to {now.usable:.2f}")
         updates = "the first update" if self.num_updates == 1 else f"the first {self.num_updates} updates"
-        cause = "" if math.isnan(self._learning_rate) else f" with the learning rate {self._learning_rate:.3g}"
+        cause = (
+            "" if math.isnan(self._learning_rate) else f" with the learning rate {self._learning_rate:.3g}"
+        )
         change = (
-            "" if math.isnan(self._change) else f", which changed the log-probs of trained tokens by {self._change:.2g} nats"
+            ""
+            if math.isnan(self._change)
+            else f", which changed the log-probs of trained tokens by {self._change:.2g} nats"
         )
         return f"{updates}{cause} broke the model{change}: {', '.join(parts)}"
 
@@ -87,7 +99,8 @@ def _level(figures: Mapping[str, float], groups: Sequence[Group]) -> Level:
 
 
 def _error_of(groups: Sequence[Group]) -> float:
-    """The standard error of a mean over groups, whose siblings play the same task and so aren't independent."""
+    """The standard error of a mean over groups, whose siblings play the same task and so aren't
+    independent."""
     means = [_success_of(group) for group in groups if group.trajectories]
     return pstdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 

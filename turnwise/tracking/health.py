@@ -1,4 +1,5 @@
-"""Warns if a run may learn nothing: reports each condition on the metrics of several finished steps once, with advice."""
+"""Warns if a run may learn nothing: reports each condition on the metrics of several finished steps once,
+with advice."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -39,10 +40,12 @@ class _RandomPlayer:
 
 
 class Health:
-    """Reports each condition once. `play_at_random` returns the success of a player with random actions, None if unknown.
-    `length_key` is the key of the config that limits a response."""
+    """Reports each condition once. `play_at_random` returns the success of a player with random actions, None
+    if unknown. `length_key` is the key of the config that limits a response."""
 
-    def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None, length_key: str = LENGTH_KEY) -> None:
+    def __init__(
+        self, play_at_random: Callable[[], Outcomes | None] = lambda: None, length_key: str = LENGTH_KEY
+    ) -> None:
         self._length_key = length_key
         self._random = _RandomPlayer(play_at_random)
         self._conditions = (*CONDITIONS, random_condition(self._random.outcomes))
@@ -50,7 +53,8 @@ class Health:
         self._reported: set[str] = set()
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Adds the rows of the steps before a resume. Conditions that were reported then aren't reported again."""
+        """Adds the rows of the steps before a resume. Conditions that were reported then aren't reported
+        again."""
         for row in rows:
             self._history.add(row)
             self._reported |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
@@ -61,7 +65,8 @@ class Health:
         return {RANDOM_SUCCESS: outcomes.success} if outcomes is not None else {}
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
-        """Adds a step's row and returns the sentences now due, by condition. If answers are unparsable, it quotes `groups`."""
+        """Adds a step's row and returns the sentences now due, by condition. If answers are unparsable, it
+        quotes `groups`."""
         self._history.add(row, groups)
         sentences = {}
         for condition in self._conditions:
@@ -73,7 +78,9 @@ class Health:
             self._reported.add(condition.key)
             quote = _quote(groups) if condition.quotes_answers else ""
             advice = condition.advice(self._length_key)
-            sentences[condition.key] = f'after step {step + 1}: {sentence}{quote}. {advice} See {PAGE}, "{condition.heading}"'
+            sentences[condition.key] = (
+                f'after step {step + 1}: {sentence}{quote}. {advice} See {PAGE}, "{condition.heading}"'
+            )
         return sentences
 
     def _is_explained(self, condition: Condition) -> bool:

@@ -1,6 +1,6 @@
-"""What a run's health is judged by: the metrics of its last steps, and summaries of all steps so far.
-A change of training success only counts if it exceeds several standard errors. These are estimated from how neighbouring steps
-differ: steps play different tasks, so a binomial error would be too small."""
+"""What a run's health is judged by: the metrics of its last steps, and summaries of all steps so far. A
+change of training success only counts if it exceeds several standard errors. These are estimated from how
+neighbouring steps differ: steps play different tasks, so a binomial error would be too small."""
 
 import math
 from collections import defaultdict, deque
@@ -35,7 +35,8 @@ class Validation(NamedTuple):
 
 
 class History:
-    """What the conditions look at: the metrics of the last `BLOCK` steps, and summaries of all steps so far."""
+    """What the conditions look at: the metrics of the last `BLOCK` steps, and summaries of all steps so
+    far."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -82,8 +83,9 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """Standard error of the difference between two means of `num_steps` success rates each; inf if fewer than two are
-        known. It is estimated from differences of neighbouring steps, so that no trend inflates it."""
+        """Standard error of the difference between two means of `num_steps` success rates each; inf if fewer
+        than two are known. It is estimated from differences of neighbouring steps, so that no trend inflates
+        it."""
         recent = self.successes(-NUM_FOR_NOISE)
         if len(recent) < 2:
             return math.inf
@@ -91,15 +93,17 @@ class History:
         return math.sqrt(mean_square / num_steps)
 
     def is_solved(self, number: int) -> bool:
-        """Whether nearly all episodes of the last `number` steps succeeded; False if no success of these steps is known."""
+        """Whether nearly all episodes of the last `number` steps succeeded; False if no success of these
+        steps is known."""
         successes = self.successes(-number)
         return bool(successes) and fmean(successes) >= IS_SOLVED
 
 
 def _figures(row: Row) -> Figures:
-    """The row, with NaN for missing metrics and with added figures: `is_critic`; `alike` (whether all advantages are 0, or with
-    a critic all scores equal, or the filter left no group); `usable` (share of valid answers); `success` (mean over tags);
-    `entropy` (−mean log-prob if not measured). A missing mean score is replaced by the mean score before the group filter."""
+    """The row, with NaN for missing metrics and with added figures: `is_critic`; `alike` (whether all
+    advantages are 0, or with a critic all scores equal, or the filter left no group); `usable` (share of
+    valid answers); `success` (mean over tags); `entropy` (−mean log-prob if not measured). A missing mean
+    score is replaced by the mean score before the group filter."""
     figures: Figures = defaultdict(lambda: math.nan, row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

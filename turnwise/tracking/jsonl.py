@@ -12,8 +12,8 @@ SENTENCES = "health"
 
 
 class JsonlTracker:
-    """Appends `{"step": …, name: value, …}` and flushes, so that the file is whole after every step. The step's row also has
-    the sentences about its health, by condition."""
+    """Appends `{"step": …, name: value, …}` and flushes, so that the file is whole after every step. The
+    step's row also has the sentences about its health, by condition."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

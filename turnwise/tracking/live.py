@@ -21,7 +21,8 @@ from turnwise.tracking.pace import Pace, duration
 from turnwise.tracking.terminal import TerminalTracker, Ticker
 
 REFRESH_PER_S = 2
-"""How many times a second a thread of rich draws the screen. Each time takes a few milliseconds of the run's time."""
+"""How many times a second a thread of rich draws the screen. Each time takes a few milliseconds of the run's
+time."""
 MAX_SHOWN_LINES = 8
 """Maximum lines of a sample, so that the live view fits on one screen."""
 _LABEL_WIDTH, _BAR_WIDTH, _MIN_BAR_WIDTH = 10, 32, 8
@@ -44,7 +45,9 @@ class Screen:
         """Shows the first `MAX_SHOWN_LINES` lines of `text` from now on, with control characters escaped."""
         printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
         first, *rest = printable.splitlines()[:MAX_SHOWN_LINES] or [""]
-        self._shown = Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
+        self._shown = (
+            Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
+        )
 
     def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         """Adds the metrics of a finished step to the curves, and notes in `pace` that it has ended."""
@@ -52,7 +55,8 @@ class Screen:
         for column in self._columns.all:
             if (value := column.read(metrics)) is not None:
                 self._history.setdefault(column.name, []).append((step, value))
-        # The validation after the last step is logged as one more step: the phases shown stay those of the last step.
+        # The validation after the last step is logged as one more step: the phases shown stay those of the
+        # last step.
         if step < self.pace.num_steps or not self._phases:
             self._phases = _phases(metrics, interval_s)
 
@@ -73,9 +77,13 @@ class Screen:
         for column in (*self._columns.trends, self._columns.validation):
             if history := self._history.get(column.name):
                 values = [value for _, value in history]
-                trend = Text(f"{column.text(values[-1]):<8}", "bold").append(sparkline(values, _BAR_WIDTH), "cyan")
+                trend = Text(f"{column.text(values[-1]):<8}", "bold").append(
+                    sparkline(values, _BAR_WIDTH), "cyan"
+                )
                 if column is self._columns.validation:
-                    best_step, best = (min if self._columns.is_lower_better else max)(history, key=lambda point: point[1])
+                    best_step, best = (min if self._columns.is_lower_better else max)(
+                        history, key=lambda point: point[1]
+                    )
                     best_text = f"best {column.text(best)} after {counted(best_step, 'step')}"
                     trend.append(f"  first {column.text(values[0])}  {best_text}", "dim")
                 rows.add_row(column.title, trend)
@@ -87,7 +95,8 @@ class Screen:
         return Group(self._header(now, width), rows, self._shown)
 
     def _header(self, now: float, width: int) -> Text:
-        """Title, steps, bar and time left. On a narrow terminal the bar is left out first, then the title is cut."""
+        """Title, steps, bar and time left. On a narrow terminal the bar is left out first, then the title is
+        cut."""
         num_done, num_steps = self.pace.num_done, self.pace.num_steps
         share = num_done / max(num_steps, 1)
         step, end = f"step {num_done}/{num_steps}  ", f"{share:.0%}  "
@@ -95,7 +104,9 @@ class Screen:
         room = width - len(step) - len(end) - len(left)
         bar = min(room - len(self._title) - 4, _BAR_WIDTH)
         title = self._title if bar >= _MIN_BAR_WIDTH else self._title[: max(room - 2, 0)]
-        text = Text(no_wrap=True, overflow="ellipsis").append(f"{title}  " if title else "", "bold").append(step)
+        text = (
+            Text(no_wrap=True, overflow="ellipsis").append(f"{title}  " if title else "", "bold").append(step)
+        )
         if bar >= _MIN_BAR_WIDTH:
             filled = round(share * bar)
             text.append("━" * filled, "green").append("─" * (bar - filled), "dim").append("  ")
@@ -103,8 +114,13 @@ class Screen:
 
 
 def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
-    """The seconds since the step before, and the share of each phase. `total` and `wall` are sums, not phases."""
-    times = {name.removeprefix("time/step_"): value for name, value in metrics.items() if name.startswith("time/step_")}
+    """The seconds since the step before, and the share of each phase. `total` and `wall` are sums, not
+    phases."""
+    times = {
+        name.removeprefix("time/step_"): value
+        for name, value in metrics.items()
+        if name.startswith("time/step_")
+    }
     phases = {name: value for name, value in times.items() if name not in ("total", "wall")}
     whole = max(interval_s, sum(phases.values()))
     shares = [(name, value / whole) for name, value in phases.items() if value >= 0.01 * whole > 0]
@@ -112,10 +128,11 @@ def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The finite values as bars between their extremes. If there are more than `width`, a bar is the mean of several values.
+    """The finite values as bars between their extremes. If there are more than `width`, a bar is the mean of
+    several values.
 
-    >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0, float("nan"), 2.0], 8)
-    ('▁▂▃▄█', '▁█', '▄▄')
+    >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0,
+    float("nan"), 2.0], 8) ('▁▂▃▄█', '▁█', '▄▄')
     """
     values = [value for value in values if math.isfinite(value)]
     if not values:
@@ -130,8 +147,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 class _ResizableLive(Live):
-    """A Live that also erases the extra lines which appear if a narrowed terminal wraps the last frame. In a terminal that cuts
-    lines instead (xterm), it erases as many lines of other output above the frame."""
+    """A Live that also erases the extra lines which appear if a narrowed terminal wraps the last frame. In a
+    terminal that cuts lines instead (xterm), it erases as many lines of other output above the frame."""
 
     _widths: Sequence[int] = ()
     """Width of each line of the last frame, in terminal cells."""
@@ -145,8 +162,8 @@ class _ResizableLive(Live):
 
 
 class LiveTracker:
-    """A screen that stays in place, below all other output. It appears with the first phase or step, and ends with `close` or
-    with the process. Its last state stays on the terminal, and the cursor is shown again."""
+    """A screen that stays in place, below all other output. It appears with the first phase or step, and ends
+    with `close` or with the process. Its last state stays on the terminal, and the cursor is shown again."""
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen
@@ -184,8 +201,11 @@ class LiveTracker:
             self._live.start()
 
 
-def stdout_tracker(title: str, columns: MetricColumns, pace: Pace, every: int, console: Console | None = None) -> Tracker:
-    """The live view if standard output is a terminal that can move its cursor, else a line every `every` steps."""
+def stdout_tracker(
+    title: str, columns: MetricColumns, pace: Pace, every: int, console: Console | None = None
+) -> Tracker:
+    """The live view if standard output is a terminal that can move its cursor, else a line every `every`
+    steps."""
     console = console or Console()
     if console.file.isatty() and not console.is_dumb_terminal:
         return LiveTracker(Screen(title, columns, pace), console)

@@ -33,7 +33,8 @@ class MetricColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetricColumns:
-    """The metrics that one pipeline shows: `trends` say how well training goes, `validation` is the same on held-out data."""
+    """The metrics that one pipeline shows: `trends` say how well training goes, `validation` is the same on
+    held-out data."""
 
     trends: tuple[MetricColumn, ...]
     validation: MetricColumn

@@ -10,11 +10,12 @@ from turnwise.types import Metric, PooledReduction, Reduction
 
 
 def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
-    """One number per name, in the order in which names first appear: Σ weight·value / Σ weight for a `mean`, and the sum,
-    maximum, minimum or last of the values otherwise. `p99` and `ess` pool the arrays of all measurements first.
+    """One number per name, in the order in which names first appear: Σ weight·value / Σ weight for a `mean`,
+    and the sum, maximum, minimum or last of the values otherwise. `p99` and `ess` pool the arrays of all
+    measurements first.
 
-    Measurements of weight 0 (micro-batches without trained tokens) don't count. A name that has no others is left out.
-    Tensors are read here and only here, so producers don't wait for a device.
+    Measurements of weight 0 (micro-batches without trained tokens) don't count. A name that has no others is
+    left out. Tensors are read here and only here, so producers don't wait for a device.
 
     >>> loss = [Metric("loss", 1.0, weight=3), Metric("loss", 5.0, weight=1)]
     >>> reduce_metrics([*loss, Metric("ratio_max", 2.0, "max"), Metric("ratio_max", 7.0, "max")])
@@ -27,12 +28,19 @@ def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
     for metric in metrics:
         reduction = reductions.setdefault(metric.name, metric.reduction)
         if reduction != metric.reduction:
-            raise ValueError(f"metric {metric.name!r} is reduced by both {reduction!r} and {metric.reduction!r}; use two names")
+            raise ValueError(
+                f"metric {metric.name!r} is reduced by both {reduction!r} and {metric.reduction!r}; use two "
+                f"names"
+            )
         weight = float(metric.weight)
         measurements = collected.setdefault(metric.name, [])
         if weight != 0.0:
             measurements.append((metric.value, weight))
-    return {name: _reduce(measurements, reductions[name]) for name, measurements in collected.items() if measurements}
+    return {
+        name: _reduce(measurements, reductions[name])
+        for name, measurements in collected.items()
+        if measurements
+    }
 
 
 def _reduce(measurements: Sequence[tuple[Any, float]], reduction: Reduction | PooledReduction) -> float:
@@ -45,10 +53,16 @@ def _reduce(measurements: Sequence[tuple[Any, float]], reduction: Reduction | Po
     if reduction == "mean":
         weights = [weight for _, weight in measurements]
         return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-    combine: dict[str, Callable[[list[float]], float]] = {"sum": sum, "max": max, "min": min, "last": lambda all: all[-1]}
+    combine: dict[str, Callable[[list[float]], float]] = {
+        "sum": sum,
+        "max": max,
+        "min": min,
+        "last": lambda all: all[-1],
+    }
     return combine[reduction](values)
 
 
 def _pooled(measurements: Sequence[tuple[Any, float]]) -> NDArray[np.float64]:
-    """All values of the measurements as one array. `tolist` reads tensors of any device, without importing torch."""
+    """All values of the measurements as one array. `tolist` reads tensors of any device, without importing
+    torch."""
     return np.concatenate([np.asarray(value.tolist(), np.float64) for value, _ in measurements])

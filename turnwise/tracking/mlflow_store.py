@@ -14,8 +14,9 @@ class MlflowStore:
     """A run of MLflow.
 
     Args:
-        tracking_uri: a server or a database [the variable MLFLOW_TRACKING_URI; else a file that the experiment's runs share].
-        artifact_location: where a new experiment keeps the sample texts [the server's choice, or beside that file].
+        tracking_uri: a server or a database [the variable MLFLOW_TRACKING_URI; else a file that the
+        experiment's runs share]. artifact_location: where a new experiment keeps the sample texts [the
+        server's choice, or beside that file].
     """
 
     def __init__(
@@ -39,7 +40,11 @@ class MlflowStore:
         self._client = mlflow.MlflowClient(tracking_uri)
         name = experiment_name or run.project
         known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name, artifact_location=artifact_location)
+        experiment = (
+            known.experiment_id
+            if known
+            else self._client.create_experiment(name, artifact_location=artifact_location)
+        )
         begun = self._client.create_run(experiment, run_name=run_name or run.name, tags=dict(tags or {}))
         self._id: str = begun.info.run_id
         params = [Param(_allowed(key), str(value)[:MAX_VALUE]) for key, value in (run.settings or {}).items()]
@@ -49,7 +54,9 @@ class MlflowStore:
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(self._id, [self._metric(_allowed(key), value, now, step) for key, value in metrics.items()])
+        self._client.log_batch(
+            self._id, [self._metric(_allowed(key), value, now, step) for key, value in metrics.items()]
+        )
         if text:
             self._client.log_text(self._id, text, f"samples/step_{step:06d}.txt")
 

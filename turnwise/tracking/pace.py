@@ -1,4 +1,5 @@
-"""Progress of a run's current phase, and the duration of the run's steps. This module reads no clock: callers pass times."""
+"""Progress of a run's current phase, and the duration of the run's steps. This module reads no clock: callers
+pass times."""
 
 import logging
 
@@ -8,16 +9,23 @@ from turnwise.runtime.stopwatch import Stopwatch, Work
 logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
-"""If the first step takes longer than this, or is estimated to, a warning advises how to make steps shorter."""
+"""If the first step takes longer than this, or is estimated to, a warning advises how to make steps
+shorter."""
 _SURE_S = 15.0  # the advice relies on a phase only after it has lasted this long
 _NUM_RECENT = 20
-_BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that take no time
+_BESIDE_STEPS = (
+    "val",
+    "checkpoint",
+    "model_update",
+    "log",
+)  # phases that not every step has, or that take no time
 
 
 class Pace:
-    """The steps of a run and its current phase. Times are seconds of any clock, passed in by the caller. `stopwatch` knows the
-    work of the phase. `tokens_per_episode` is the most that an episode can sample, 0 if unknown. `advice` says how to make
-    steps shorter; it is logged at most once, if the first step takes longer than `LONG_STEP_S`."""
+    """The steps of a run and its current phase. Times are seconds of any clock, passed in by the caller.
+    `stopwatch` knows the work of the phase. `tokens_per_episode` is the most that an episode can sample, 0 if
+    unknown. `advice` says how to make steps shorter; it is logged at most once, if the first step takes
+    longer than `LONG_STEP_S`."""
 
     def __init__(
         self,
@@ -48,7 +56,8 @@ class Pace:
         self._stopwatch.work, self._num_sampled = Work(), self._stopwatch.num_sampled
 
     def end_step(self, step: int, now: float) -> float:
-        """Notes the end of a step. Returns the seconds since the previous step ended, or since the first phase began."""
+        """Notes the end of a step. Returns the seconds since the previous step ended, or since the first
+        phase began."""
         self._ends.append(now)
         self.num_done = min(step + 1, self.num_steps)
         self._step_began = None
@@ -75,8 +84,8 @@ class Pace:
         return parts
 
     def time_left(self, now: float) -> str:
-        """The time left as text, estimated from the intervals between recent steps, which include validations and checkpoints.
-        Before the first step has ended, it is estimated from the step's progress."""
+        """The time left as text, estimated from the intervals between recent steps, which include validations
+        and checkpoints. Before the first step has ended, it is estimated from the step's progress."""
         num_left, recent = self.num_steps - self.num_done, self._ends[-_NUM_RECENT - 1 :]
         if num_left <= 0:
             return ""
@@ -107,7 +116,8 @@ class Pace:
         return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
 
     def _phase_left(self, now: float) -> float | None:
-        """Estimate of the seconds left in the phase, None if unknown. While episodes play, the phase may well end earlier."""
+        """Estimate of the seconds left in the phase, None if unknown. While episodes play, the phase may well
+        end earlier."""
         work = self._stopwatch.work
         elapsed_s = now - self._phase_began
         most_tokens = work.total * self._tokens_per_episode if work.unit == "episodes" else 0

@@ -36,8 +36,8 @@ class PhaseTime:
 class RunLog:
     """Collects the metrics of a step, reduces them once and hands them to every tracker.
 
-    With a `stopwatch`, which the parts of the run share, a step reports how its time was spent. With `health` it also reports
-    what may be wrong.
+    With a `stopwatch`, which the parts of the run share, a step reports how its time was spent. With `health`
+    it also reports what may be wrong.
 
     >>> class Printer:
     ...     def log(self, step, metrics, texts): print(step, metrics)
@@ -48,7 +48,9 @@ class RunLog:
     0 {'rollout/score/mean': 0.5}
     """
 
-    def __init__(self, trackers: Sequence[Tracker], stopwatch: Stopwatch | None = None, health: Health | None = None) -> None:
+    def __init__(
+        self, trackers: Sequence[Tracker], stopwatch: Stopwatch | None = None, health: Health | None = None
+    ) -> None:
         self._trackers = trackers
         self.health = health
         self._stopwatch = stopwatch
@@ -69,8 +71,8 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
-        """Measures the seconds of the code inside as metric `time/step_{name}`; `PUBLISHED_PHASES` renames some phases.
-        Afterwards the yielded PhaseTime has these seconds too."""
+        """Measures the seconds of the code inside as metric `time/step_{name}`; `PUBLISHED_PHASES` renames
+        some phases. Afterwards the yielded PhaseTime has these seconds too."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1
@@ -87,8 +89,8 @@ class RunLog:
         self._metrics.append(Metric(f"time/step_{PUBLISHED_PHASES.get(name, name)}", clock.elapsed_s, "sum"))
 
     def end_step(self, step: int, groups: Sequence[Group] = ()) -> dict[str, float]:
-        """Hands the step's metrics to the trackers and returns them; a sentence about the run's health may quote `groups`. The
-        time that this call takes counts as a phase of the next step."""
+        """Hands the step's metrics to the trackers and returns them; a sentence about the run's health may
+        quote `groups`. The time that this call takes counts as a phase of the next step."""
         if self._stopwatch is not None and self._step_began is not None:
             self._add_shares(step, self._stopwatch, self._step_began)
         with self.phase("log"):
@@ -110,12 +112,16 @@ class RunLog:
 
     def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
         stopwatch.add("steps", f"step {step + 1}", began)
-        totals = {track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()}
+        totals = {
+            track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()
+        }
         now = Stopwatch.now()
         elapsed_s = now - began
         shares = time_shares(elapsed_s, self._phases, totals)
         self._begin_step(now)
-        self.add([Metric("time/step_wall", elapsed_s), *(Metric(name, share) for name, share in shares.items())])
+        self.add(
+            [Metric("time/step_wall", elapsed_s), *(Metric(name, share) for name, share in shares.items())]
+        )
         logger.info("step %d took %.2f s; %s", step + 1, elapsed_s, describe_shares(shares))
 
     def close(self) -> None:

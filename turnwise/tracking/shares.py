@@ -1,4 +1,5 @@
-"""How a step spent its time: its wall time split once by what the trainer did, and once by what the rollouts did."""
+"""How a step spent its time: its wall time split once by what the trainer did, and once by what the rollouts
+did."""
 
 from collections.abc import Mapping
 
@@ -15,15 +16,19 @@ _PHASES = {
 """The trainer's activity in each phase of the pipeline."""
 
 
-def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the `elapsed_s` seconds of a step. Those of `time/trainer/…` add up to 1, and so do those of `time/rollouts/…`.
+def time_shares(
+    elapsed_s: float, phases: Mapping[str, float], totals: Mapping[str, float]
+) -> dict[str, float]:
+    """Shares of the `elapsed_s` seconds of a step. Those of `time/trainer/…` add up to 1, and so do those of
+    `time/rollouts/…`.
 
     `phases` are seconds by phase, none of them inside another; `totals` are the stopwatch's seconds by track.
 
-    >>> shares = time_shares(10.0, {"rollout": 6.0, "train": 3.0}, {"event loop": 6.0, "engine": 4.0, "idle": 1.5})
+    >>> shares = time_shares(10.0, {"rollout": 6.0, "train": 3.0}, {"event loop": 6.0, "engine": 4.0, "idle":
+    1.5})
     >>> {name: round(share, 2) for name, share in shares.items() if share}
-    ... # doctest: +NORMALIZE_WHITESPACE
-    {'time/trainer/waiting': 0.6, 'time/trainer/update': 0.3, 'time/trainer/other': 0.1, 'time/rollouts/engine': 0.4,
+    ... # doctest: +NORMALIZE_WHITESPACE {'time/trainer/waiting': 0.6, 'time/trainer/update': 0.3,
+    'time/trainer/other': 0.1, 'time/rollouts/engine': 0.4,
      'time/rollouts/waiting': 0.15, 'time/rollouts/agents': 0.05, 'time/rollouts/paused': 0.4}
     """
     trainer = dict.fromkeys(("waiting", "forward", "update", "weights"), 0.0)
@@ -50,12 +55,16 @@ def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[s
 def describe_shares(shares: Mapping[str, float]) -> str:
     """The shares as one line for the log.
 
-    >>> describe_shares({"time/trainer/waiting": 0.6, "time/trainer/update": 0.4, "time/rollouts/engine": 1.0})
-    'trainer: waiting 60%, update 40%; rollouts: engine 100%'
+    >>> describe_shares({"time/trainer/waiting": 0.6, "time/trainer/update": 0.4, "time/rollouts/engine":
+    1.0}) 'trainer: waiting 60%, update 40%; rollouts: engine 100%'
     """
     lines = []
     for who in ("trainer", "rollouts"):
         prefix = f"time/{who}/"
-        parts = [f"{name.removeprefix(prefix)} {share:.0%}" for name, share in shares.items() if name.startswith(prefix)]
+        parts = [
+            f"{name.removeprefix(prefix)} {share:.0%}"
+            for name, share in shares.items()
+            if name.startswith(prefix)
+        ]
         lines.append(f"{who}: {', '.join(parts)}")
     return "; ".join(lines)

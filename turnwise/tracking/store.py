@@ -1,4 +1,5 @@
-"""Trackers that write to a tracking library. Once a run has started, the library's errors and waits don't stop the run."""
+"""Trackers that write to a tracking library. Once a run has started, the library's errors and waits don't
+stop the run."""
 
 import logging
 from collections import deque
@@ -18,7 +19,8 @@ from turnwise.spec import TRACKERS
 logger = logging.getLogger(__name__)
 
 START_S, WRITE_S, CLOSE_S = 120.0, 1.0, 60.0
-"""Seconds that a run waits for a library to start, to accept a step (the rest happens while the run continues), and to end."""
+"""Seconds that a run waits for a library to start, to accept a step (the rest happens while the run
+continues), and to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,17 @@ class Store(Protocol):
     """Where people find the run."""
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        """Writes metrics of a step, and a sample text unless it is empty. Steps count from 1; a validation has the number of
-        steps that came before it. So the step of a call is that of the call before, or a later one."""
+        """Writes metrics of a step, and a sample text unless it is empty. Steps count from 1; a validation
+        has the number of steps that came before it. So the step of a call is that of the call before, or a
+        later one."""
 
     def close(self) -> None: ...
 
 
 class StoreTracker:
-    """Writes to the store that `start` makes, in its own thread. The first failure is logged and turns the tracker off. Raises
-    NotAvailableError if the store can't start; the message names the arguments with which it needs no network or login."""
+    """Writes to the store that `start` makes, in its own thread. The first failure is logged and turns the
+    tracker off. Raises NotAvailableError if the store can't start; the message names the arguments with which
+    it needs no network or login."""
 
     def __init__(self, name: str, start: Callable[[], Store]) -> None:
         self._name = name
@@ -58,13 +62,19 @@ class StoreTracker:
         self._thread = DaemonThread(name)
         started = self._thread.start(start)
         wait([started], START_S)
-        fault = started.exception() if started.done() else TimeoutError(f"it did not answer within {START_S:g} s")
+        fault = (
+            started.exception() if started.done() else TimeoutError(f"it did not answer within {START_S:g} s")
+        )
         if fault is not None:
             self._thread.end()
             way_out = TRACKERS[name].offline
             raise NotAvailableError(
                 f"track_with {name} can't start: {_described(fault)}"
-                + (f"; tracker_kwargs {{{name}: {{{way_out}}}}} needs neither network nor login" if way_out else "")
+                + (
+                    f"; tracker_kwargs {{{name}: {{{way_out}}}}} needs neither network nor login"
+                    if way_out
+                    else ""
+                )
                 + f", and without {name} in track_with the run keeps metrics.jsonl"
             )
         self._store: Store | None = started.result()
@@ -73,7 +83,8 @@ class StoreTracker:
         logger.info("%s: %s", name, self._store.place)
 
     def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
-        """Queues the write and waits up to `WRITE_S` for it; doesn't wait if an earlier write is still running."""
+        """Queues the write and waits up to `WRITE_S` for it; doesn't wait if an earlier write is still
+        running."""
         self._check_calls()
         if self._store is not None:
             self._calls.append(self._thread.start(_write, self._store, step, metrics, texts.samples))
@@ -85,7 +96,11 @@ class StoreTracker:
             self._calls.append(self._thread.start(self._closing.close))
             self._check_calls(CLOSE_S)
             if self._calls:
-                logger.warning("%s did not take everything within %g s; metrics.jsonl has every step", self._name, CLOSE_S)
+                logger.warning(
+                    "%s did not take everything within %g s; metrics.jsonl has every step",
+                    self._name,
+                    CLOSE_S,
+                )
             self._thread.end()
             self._store = None
 
@@ -95,7 +110,9 @@ class StoreTracker:
         while self._calls and self._calls[0].done():
             fault = self._calls.popleft().exception()
             if fault is not None and self._store is not None:
-                logger.warning("%s gets nothing more: %s; metrics.jsonl has every step", self._name, _described(fault))
+                logger.warning(
+                    "%s gets nothing more: %s; metrics.jsonl has every step", self._name, _described(fault)
+                )
                 for call in self._calls:
                     call.cancel()
                 self._calls.clear()
@@ -105,7 +122,8 @@ class StoreTracker:
 
 
 def _write(store: Store, step: int, metrics: Mapping[str, float], text: str) -> None:
-    """Writes a row of step `step` from 0 at the numbers that people see. The text is of the step's own episodes."""
+    """Writes a row of step `step` from 0 at the numbers that people see. The text is of the step's own
+    episodes."""
     parts = split_by_step(step, metrics)
     if text:
         parts.setdefault(step + 1, {})

@@ -7,11 +7,16 @@ from turnwise.tracking.store import TrackedRun
 
 
 class SwanlabStore:
-    """A SwanLab run, kept in turnwise's run folder until it is sent. `api_key` replaces the variable SWANLAB_API_KEY. The
-    mapping `login_kwargs` may hold `api_key` and `host` instead. Further arguments go to `swanlab.init`."""
+    """A SwanLab run, kept in turnwise's run folder until it is sent. `api_key` replaces the variable
+    SWANLAB_API_KEY. The mapping `login_kwargs` may hold `api_key` and `host` instead. Further arguments go to
+    `swanlab.init`."""
 
     def __init__(
-        self, run: TrackedRun, api_key: str | None = None, login_kwargs: Mapping[str, str] | None = None, **arguments: Any
+        self,
+        run: TrackedRun,
+        api_key: str | None = None,
+        login_kwargs: Mapping[str, str] | None = None,
+        **arguments: Any,
     ) -> None:
         import swanlab
 
@@ -19,14 +24,18 @@ class SwanlabStore:
         named = {"api_key": login.get("api_key"), "api_host": login.get("host")}
         # Asks nobody for a login, and doesn't capture what is printed.
         settings = swanlab.Settings(
-            interactive=False, terminal={"proxy_type": "none"}, **{name: value for name, value in named.items() if value}
+            interactive=False,
+            terminal={"proxy_type": "none"},
+            **{name: value for name, value in named.items() if value},
         )
         defaults = {"project": run.project, "config": dict(run.settings or {})}
         defaults |= {} if {"name", "experiment_name"} & set(arguments) else {"name": run.name}
         defaults |= {} if {"logdir", "log_dir"} & set(arguments) else {"log_dir": str(run.folder / "swanlab")}
         self._text = swanlab.Text
         self._run = swanlab.init(**{**defaults, **arguments}, settings=settings)
-        self.place = self._run.url if self._run.mode == "online" else f"{self._run.dir}; `swanlab sync` sends it"
+        self.place = (
+            self._run.url if self._run.mode == "online" else f"{self._run.dir}; `swanlab sync` sends it"
+        )
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
         self._run.log({**metrics, **({"samples": self._text(text)} if text else {})}, step=step)

@@ -9,8 +9,9 @@ from turnwise.tracking.store import TrackedRun
 
 
 class TensorBoardStore:
-    """Scalars (one event per step), settings as hyperparameters, and texts, in the folder `log_dir` [the run's `tensorboard`];
-    look at them with `tensorboard --logdir FOLDER`. A resumed run replaces the earlier events from its first step on."""
+    """Scalars (one event per step), settings as hyperparameters, and texts, in the folder `log_dir` [the
+    run's `tensorboard`]; look at them with `tensorboard --logdir FOLDER`. A resumed run replaces the earlier
+    events from its first step on."""
 
     def __init__(self, run: TrackedRun, log_dir: str | None = None) -> None:
         # Torch's SummaryWriter makes an event of every scalar, which takes ten times as long.
@@ -27,7 +28,10 @@ class TensorBoardStore:
             # TensorBoard drops the events of older files from this step on.
             self._add(run.first_step + 1, session_log=SessionLog(status=SessionLog.START))
         if run.settings:
-            plain = {name: value if isinstance(value, (int, float)) else str(value) for name, value in run.settings.items()}
+            plain = {
+                name: value if isinstance(value, (int, float)) else str(value)
+                for name, value in run.settings.items()
+            }
             self._add(0, summary=hparams_pb(plain, trial_id=""))
 
     def _add(self, step: int, **content: Any) -> None:

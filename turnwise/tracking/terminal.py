@@ -21,11 +21,14 @@ _TICK_S = 1.0
 
 
 class Ticker:
-    """A thread that calls a method every second, from `start` until `end` or until the method's object is gone."""
+    """A thread that calls a method every second, from `start` until `end` or until the method's object is
+    gone."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=_tick, args=(weakref.WeakMethod(call), self._ended), name="ticker", daemon=True)
+        self._thread = threading.Thread(
+            target=_tick, args=(weakref.WeakMethod(call), self._ended), name="ticker", daemon=True
+        )
 
     def start(self) -> None:
         """Starts the thread; a second call does nothing."""
@@ -47,10 +50,13 @@ def _tick(call: weakref.WeakMethod[Callable[[], None]], ended: threading.Event) 
 
 
 class TerminalTracker:
-    """Prints a line with the step's columns every `every` steps, after the last step and at validations. After `SILENCE_S` s
-    without a line, prints the progress of the phase. `file` None = the current standard output."""
+    """Prints a line with the step's columns every `every` steps, after the last step and at validations.
+    After `SILENCE_S` s without a line, prints the progress of the phase. `file` None = the current standard
+    output."""
 
-    def __init__(self, columns: MetricColumns, pace: Pace, every: int = 1, file: TextIO | None = None) -> None:
+    def __init__(
+        self, columns: MetricColumns, pace: Pace, every: int = 1, file: TextIO | None = None
+    ) -> None:
         self._columns = columns
         self._every = max(every, 1)
         self._file = file
@@ -63,7 +69,8 @@ class TerminalTracker:
         self._pace.begin_phase(name, time.monotonic())
 
     def tick(self, now: float | None = None) -> None:
-        """Logs advice and prints progress, each if it is due. `now` is a time of `time.monotonic()` (None = now)."""
+        """Logs advice and prints progress, each if it is due. `now` is a time of `time.monotonic()` (None =
+        now)."""
         now = time.monotonic() if now is None else now
         self._pace.advise(now)
         if now - self._printed_at < SILENCE_S:
@@ -98,11 +105,12 @@ class TerminalTracker:
 
 
 class TerminalHandler(logging.Handler):
-    """Prints warnings to the current `sys.stderr`, which a live view replaces so that they appear above the view.
-    Warnings that differ only in numbers (episodes, seeds, attempts) are of one kind. A kind is printed once, then counted: the
-    count is printed at the 10th, 100th, … warning and at `close`. After `MAX_KINDS` kinds of one logging call, all others count
-    as one kind. With `only_new`, what any handler of this process has printed already isn't printed again. Neither a logging
-    call with wrong arguments nor a closed `sys.stderr` raises an error."""
+    """Prints warnings to the current `sys.stderr`, which a live view replaces so that they appear above the
+    view. Warnings that differ only in numbers (episodes, seeds, attempts) are of one kind. A kind is printed
+    once, then counted: the count is printed at the 10th, 100th, … warning and at `close`. After `MAX_KINDS`
+    kinds of one logging call, all others count as one kind. With `only_new`, what any handler of this process
+    has printed already isn't printed again. Neither a logging call with wrong arguments nor a closed
+    `sys.stderr` raises an error."""
 
     MAX_KINDS = 5
     _printed: ClassVar[set[str]] = set()  # the first line of each kind, of all handlers: few, since kinds are
@@ -112,7 +120,9 @@ class TerminalHandler(logging.Handler):
         self._only_new = only_new
         self._kinds: dict[str, set[str]] = {}
         self._counts: dict[str, int] = {}
-        self._repeated: dict[str, str] = {}  # kind → its last text, for kinds repeated since their count was printed
+        self._repeated: dict[
+            str, str
+        ] = {}  # kind → its last text, for kinds repeated since their count was printed
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -120,7 +130,8 @@ class TerminalHandler(logging.Handler):
             if self._only_new and line in self._printed:
                 return
             kind, source = re.sub(r"\d+", "0", line), f"{record.name}: {record.msg}"
-            # Python's own warnings, and messages that were formatted before they were logged, share no template.
+            # Python's own warnings, and messages that were formatted before they were logged, share no
+            # template.
             kinds = self._kinds.setdefault(kind if record.msg == "%s" else source, set())
             if kind not in kinds and len(kinds) >= self.MAX_KINDS:
                 kind = source
@@ -151,8 +162,8 @@ class TerminalHandler(logging.Handler):
 
 @contextmanager
 def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
-    """Reports the progress of a long phase on standard error, for commands that play without training. Yields a function to
-    call with the name of each phase as it begins."""
+    """Reports the progress of a long phase on standard error, for commands that play without training. Yields
+    a function to call with the name of each phase as it begins."""
     nothing = MetricColumns((), MetricColumn("", "", ""), (), ())
     tracker = TerminalTracker(nothing, Pace(0, 0, stopwatch, tokens_per_episode), file=sys.stderr)
     try:
@@ -163,8 +174,8 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 @contextmanager
 def warnings_on_terminal(only_new: bool = False) -> Iterator[None]:
-    """Prints all warnings, from loggers and from Python, through `TerminalHandler`, with `only_new` those that this process
-    hasn't printed yet. A nested call does nothing."""
+    """Prints all warnings, from loggers and from Python, through `TerminalHandler`, with `only_new` those
+    that this process hasn't printed yet. A nested call does nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield

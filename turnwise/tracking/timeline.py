@@ -1,4 +1,5 @@
-"""`turnwise train --profile`: what ran when, as a Chrome trace (chrome://tracing, https://ui.perfetto.dev)."""
+"""`turnwise train --profile`: what ran when, as a Chrome trace (chrome://tracing,
+https://ui.perfetto.dev)."""
 
 import json
 import logging
@@ -17,13 +18,14 @@ MAX_SPANS = 200_000
 MAX_LANES = 16
 """Maximum rows for overlapping spans of one track. Spans that find no row are only counted."""
 _SHORT_S, _GAP_S = 2e-4, 2e-4
-"""Spans of one name become one span if each is shorter than `_SHORT_S` and the next follows within `_GAP_S`. So the steps of
-ten thousand cooperative environments are one block between two steps of the engine."""
+"""Spans of one name become one span if each is shorter than `_SHORT_S` and the next follows within `_GAP_S`.
+So the steps of ten thousand cooperative environments are one block between two steps of the engine."""
 
 
 @dataclass(slots=True)
 class TimedSpan:
-    """Something that ran on a track from `start` to `end`, in seconds. If short calls were merged, `calls` is their number."""
+    """Something that ran on a track from `start` to `end`, in seconds. If short calls were merged, `calls` is
+    their number."""
 
     name: str
     start: float
@@ -66,7 +68,9 @@ class Timeline(Stopwatch):
             file.write("\n]}\n")
         partial.replace(self._path)
         if self.num_dropped:
-            logger.warning("%s ends early: %d spans more than %d", self._path, self.num_dropped, self._max_spans)
+            logger.warning(
+                "%s ends early: %d spans more than %d", self._path, self.num_dropped, self._max_spans
+            )
 
     def _events(self) -> Iterator[dict[str, Any]]:
         process = os.getpid()

@@ -9,17 +9,25 @@ from turnwise.tracking.store import TrackedRun
 
 
 class WandbStore:
-    """A wandb run, kept in `log_dir` (None = the run's folder) until it is sent. `api_key` replaces the variable WANDB_API_KEY;
-    further arguments go to `wandb.init`."""
+    """A wandb run, kept in `log_dir` (None = the run's folder) until it is sent. `api_key` replaces the
+    variable WANDB_API_KEY; further arguments go to `wandb.init`."""
 
-    def __init__(self, run: TrackedRun, api_key: str | None = None, log_dir: str | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, run: TrackedRun, api_key: str | None = None, log_dir: str | None = None, **arguments: Any
+    ) -> None:
         import wandb
 
-        # A silent wandb asks nobody for a login; one that captures what is printed would draw over the live view.
+        # A silent wandb asks nobody for a login; one that captures what is printed would draw over the live
+        # view.
         quiet = {"silent": True, "console": "off"}
         wandb.setup(wandb.Settings(**quiet))
         settings = {**quiet, "api_key": api_key, **arguments.pop("settings", {})}
-        defaults = {"project": run.project, "name": run.name, "dir": log_dir or run.folder, "config": dict(run.settings or {})}
+        defaults = {
+            "project": run.project,
+            "name": run.name,
+            "dir": log_dir or run.folder,
+            "config": dict(run.settings or {}),
+        }
         self._html = wandb.Html
         self._run = wandb.init(**{**defaults, **arguments}, settings=wandb.Settings(**settings))
         self.place = self._run.url or f"{Path(self._run.dir).parent}; `wandb sync` sends it"

@@ -1,5 +1,6 @@
-"""Callbacks are objects with at least one method of `EVENTS`. After each step, `Trainer.steps` passes the StepReport to the
-methods whose event has happened. If one returns "stop", the run ends with a checkpoint and, with eval_steps, a validation."""
+"""Callbacks are objects with at least one method of `EVENTS`. After each step, `Trainer.steps` passes the
+StepReport to the methods whose event has happened. If one returns "stop", the run ends with a checkpoint and,
+with eval_steps, a validation."""
 
 from collections.abc import Sequence
 
@@ -12,9 +13,12 @@ STOP = "stop"
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Raises ConfigError if `callbacks` isn't a list or tuple, or if one of them has no method of `EVENTS`."""
+    """Raises ConfigError if `callbacks` isn't a list or tuple, or if one of them has no method of
+    `EVENTS`."""
     if not isinstance(callbacks, list | tuple):
-        raise ConfigError(f"callbacks: got {callbacks!r}; it is a list of objects, if only of one: callbacks=[…]")
+        raise ConfigError(
+            f"callbacks: got {callbacks!r}; it is a list of objects, if only of one: callbacks=[…]"
+        )
     for callback in callbacks:
         if not any(hasattr(callback, event) for event in EVENTS):
             own = [name for name in dir(callback) if name.startswith("on_")]
@@ -23,8 +27,9 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 def asks_to_stop(callbacks: Sequence[object], report: StepReport) -> bool:
-    """Calls the callbacks' methods for the events that have happened. Returns whether a callback asks to end the run. Raises
-    EnvironmentFault if a callback raises, ConfigError if it returns anything but None or "stop"."""
+    """Calls the callbacks' methods for the events that have happened. Returns whether a callback asks to end
+    the run. Raises EnvironmentFault if a callback raises, ConfigError if it returns anything but None or
+    "stop"."""
     has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
     answers = [
         _call(callback, event, report)
@@ -40,5 +45,7 @@ def _call(callback: object, event: str, report: StepReport) -> str | None:
     with Foreign(name, are_faults=True):
         answer = getattr(callback, event)(report)
     if answer not in (None, STOP):
-        raise ConfigError(f"{name} returned {answer!r}; it returns nothing, or {STOP!r} to end the run after this step")
+        raise ConfigError(
+            f"{name} returned {answer!r}; it returns nothing, or {STOP!r} to end the run after this step"
+        )
     return answer

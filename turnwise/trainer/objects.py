@@ -1,4 +1,5 @@
-"""Converts a Trainer's arguments to values of a config. A Python object becomes a string: module, name and source hash."""
+"""Converts a Trainer's arguments to values of a config. A Python object becomes a string: module, name and
+source hash."""
 
 import hashlib
 import inspect
@@ -18,10 +19,11 @@ from turnwise.runtime.entry_points import OBJECT_PREFIX
 
 
 class Objects:
-    """Maps strings of the form `object_<hash>.<module>:<name>` to the Python objects that a Trainer was given.
+    """Maps strings of the form `object_<hash>.<module>:<name>` to the Python objects that a Trainer was
+    given.
 
-    `install` puts each object into a module `object_<hash>.<module>`; then its string works like any `module:Class`. Objects
-    of turnwise itself keep their usual names.
+    `install` puts each object into a module `object_<hash>.<module>`; then its string works like any
+    `module:Class`. Objects of turnwise itself keep their usual names.
 
     >>> Objects().text_of(Objects)
     'turnwise.trainer.objects:Objects'
@@ -31,7 +33,8 @@ class Objects:
         self._by_text: dict[str, Any] = {}
 
     def text_of(self, value: Any) -> str:
-        """The string that stands for a class, a function, another callable, a tool, or rows. Remembers it for `install`."""
+        """The string that stands for a class, a function, another callable, a tool, or rows. Remembers it for
+        `install`."""
         named = _named(value)
         owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
         module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
@@ -45,7 +48,8 @@ class Objects:
         return text
 
     def install(self) -> None:
-        """Puts the objects into their modules. Each run calls this, since another Trainer may have replaced objects there."""
+        """Puts the objects into their modules. Each run calls this, since another Trainer may have replaced
+        objects there."""
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
@@ -57,12 +61,15 @@ def _identifier(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    """A hash of rows, or of a callable's or tool's source and the plain values in its closure, attributes, bound arguments."""
+    """A hash of rows, or of a callable's or tool's source and the plain values in its closure, attributes,
+    bound arguments."""
     match value:
         case type():
             parts = [_source(value)]
         case FunctionType():
-            cells = [cell for cell in value.__closure__ or () if cell != CellType()]  # an empty one has no contents
+            cells = [
+                cell for cell in value.__closure__ or () if cell != CellType()
+            ]  # an empty one has no contents
             parts = [_source(value), *_plain(enumerate(cell.cell_contents for cell in cells))]
         case MethodType():
             parts = [value.__name__, _source(_owner(value)), *_plain(_attributes(value.__self__))]
@@ -70,7 +77,10 @@ def _digest(value: Any) -> str:
             parts = [_digest(value.func), *_plain([*enumerate(value.args), *value.keywords.items()])]
         case _ if callable(value):
             named = _named(value)
-            parts = [_digest(named) if isinstance(named, FunctionType) else _source(named), *_plain(_attributes(value))]
+            parts = [
+                _digest(named) if isinstance(named, FunctionType) else _source(named),
+                *_plain(_attributes(value)),
+            ]
         case Tool():
             parts = [_source(type(value)), *_plain(_attributes(value))]
         case _:
@@ -79,7 +89,8 @@ def _digest(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """The object whose name and source stand for the value: the value, the function that it wraps (a cache), or its class."""
+    """The object whose name and source stand for the value: the value, the function that it wraps (a cache),
+    or its class."""
     match value:
         case type() | FunctionType() | MethodType() | BuiltinFunctionType():
             return value
@@ -105,7 +116,8 @@ def _plain(values: Iterable[tuple[Any, Any]]) -> list[str]:
 
 
 def _source(value: Any) -> str:
-    """The source, or a text made from the code if there is none, as for a notebook's classes before Python 3.13."""
+    """The source, or a text made from the code if there is none, as for a notebook's classes before Python
+    3.13."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):
@@ -113,12 +125,17 @@ def _source(value: Any) -> str:
             return hashlib.sha256(marshal.dumps(value.__code__)).hexdigest()
         members = vars(value if isinstance(value, type) else type(value)).items()
         # Only members that read the same in every process.
-        told = [(key, member) for key, member in members if isinstance(member, FunctionType | str | int | float | tuple)]
+        told = [
+            (key, member)
+            for key, member in members
+            if isinstance(member, FunctionType | str | int | float | tuple)
+        ]
         return "\n".join(_source(v) if isinstance(v, FunctionType) else f"{key}={v!r}" for key, v in told)
 
 
 def plain_values(value: Any, objects: Objects, key: str) -> Any:
-    """The value in types that YAML has, with classes and callables as strings. Raises ConfigError for any other object."""
+    """The value in types that YAML has, with classes and callables as strings. Raises ConfigError for any
+    other object."""
     match value:
         case None | bool():
             return value
@@ -142,20 +159,29 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
     hint = ""
     if key.startswith("custom_envs."):
         hint = (
-            f" An environment is given by its class, and its arguments by env={{'{kind}': {{'env_type': {kind}, "
+            f" An environment is given by its class, and its arguments by env={{'{kind}': {{'env_type': "
+            f"{kind}, "
             "'env_config': {…}}}"
         )
     raise ConfigError(
-        f"{key}: got {str(value)[:60]!r}, an instance of {kind}; a setting is a number, a string, a list, a dict, a class or a "
+        f"{key}: got {str(value)[:60]!r}, an instance of {kind}; a setting is a number, a string, a list, a "
+        f"dict, a class or a "
         f"function.{hint}"
     )
 
 
 def custom_envs(env: Any) -> dict[str, Any]:
-    """The section `custom_envs` of one environment (a class, a string, or a section with `env_type`) or of several by tag."""
+    """The section `custom_envs` of one environment (a class, a string, or a section with `env_type`) or of
+    several by tag."""
     if not isinstance(env, Mapping) or "env_type" in env:
         kind = env["env_type"] if isinstance(env, Mapping) else env
-        name = kind.__name__ if isinstance(kind, type) else str(kind) if isinstance(kind, str) else type(kind).__name__
+        name = (
+            kind.__name__
+            if isinstance(kind, type)
+            else str(kind)
+            if isinstance(kind, str)
+            else type(kind).__name__
+        )
         env = {name.rpartition(":")[2]: env}
     return {tag: given if isinstance(given, Mapping) else {"env_type": given} for tag, given in env.items()}
 
@@ -167,7 +193,8 @@ def data_section(
     reward_weights: Sequence[float] | None,
     objects: Objects,
 ) -> dict[str, Any]:
-    """The section `data`. Raises ConfigError for wrong types, or if there aren't as many weights as rewards."""
+    """The section `data`. Raises ConfigError for wrong types, or if there aren't as many weights as
+    rewards."""
     section: dict[str, Any] = {}
     for key, rows in (("train_files", train_dataset), ("val_files", eval_dataset)):
         if rows is not None:
@@ -175,12 +202,15 @@ def data_section(
     if rewards is not None:
         section["reward"] = _reward_entries(rewards, reward_weights)
     elif reward_weights is not None:
-        raise ConfigError("reward_weights: there are no reward_funcs that they could weigh; add those, or leave this out")
+        raise ConfigError(
+            "reward_weights: there are no reward_funcs that they could weigh; add those, or leave this out"
+        )
     return section
 
 
 def _reward_entries(rewards: Any, weights: Sequence[float] | None) -> list[dict[str, Any]]:
-    """The entries of `data.reward`, from functions, names, entries with `name`, or a mapping of names to weights."""
+    """The entries of `data.reward`, from functions, names, entries with `name`, or a mapping of names to
+    weights."""
     if isinstance(rewards, Mapping) and "name" not in rewards:
         given = [{"name": name, "weight": weight} for name, weight in rewards.items()]
     else:
@@ -191,22 +221,28 @@ def _reward_entries(rewards: Any, weights: Sequence[float] | None) -> list[dict[
     if not isinstance(weights, Collection) or not all(isinstance(weight, Real) for weight in weights):
         raise ConfigError(f"reward_weights: got {weights!r}; give one number for each of the reward_funcs")
     if len(weights) != len(given):
-        raise ConfigError(f"reward_weights: {len(weights)} weights for {len(given)} reward_funcs; give one for each")
+        raise ConfigError(
+            f"reward_weights: {len(weights)} weights for {len(given)} reward_funcs; give one for each"
+        )
     if any("weight" in entry for entry in given):
-        raise ConfigError("reward_weights: a reward has a weight of its own already; leave one of the two out")
+        raise ConfigError(
+            "reward_weights: a reward has a weight of its own already; leave one of the two out"
+        )
     return [{**entry, "weight": float(weight)} for entry, weight in zip(given, weights, strict=True)]
 
 
 def tool_names(tools: Any, objects: Objects) -> list[str]:
-    """The strings that stand for tools: functions, objects or classes with the methods of `protocols.Tool`, or names. Raises
-    ConfigError for anything else."""
+    """The strings that stand for tools: functions, objects or classes with the methods of `protocols.Tool`,
+    or names. Raises ConfigError for anything else."""
     listed = tools if isinstance(tools, list | tuple) else [tools]
     names = []
     for tool in listed:
         if not isinstance(tool, str | Tool) and not callable(tool):
             raise ConfigError(
-                f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; it is a list of tools, and a tool is a function with "
-                "type hints and a docstring, or an object with schema, create, execute, calc_reward and release (docs/tools.md)"
+                f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; it is a list of tools, and a tool "
+                f"is a function with "
+                "type hints and a docstring, or an object with schema, create, execute, calc_reward and "
+                "release (docs/tools.md)"
             )
         names.append(tool if isinstance(tool, str) else objects.text_of(tool))
     return names
@@ -220,5 +256,7 @@ def _files(rows: Any, objects: Objects) -> list[str]:
         return [str(name) for name in rows]
     rows = listed(rows)
     if not isinstance(rows, Iterable):
-        raise ConfigError(f"a data set is a list of dicts, a datasets.Dataset or names of files; got {type(rows).__name__}")
+        raise ConfigError(
+            f"a data set is a list of dicts, a datasets.Dataset or names of files; got {type(rows).__name__}"
+        )
     return [objects.text_of(list(rows) if isinstance(rows, Iterator) else rows)]

@@ -12,20 +12,26 @@ from turnwise.model_files.folder import base_of_adapter, folder_here
 
 
 def as_path(value: Any, argument: str) -> Path:
-    """The path that an argument names. Raises ConfigError for anything but a string or a path, and for an empty one."""
+    """The path that an argument names. Raises ConfigError for anything but a string or a path, and for an
+    empty one."""
     if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"{argument}: got {str(value)[:60]!r}, of type {type(value).__name__}; give a path as a string")
+        raise ConfigError(
+            f"{argument}: got {str(value)[:60]!r}, of type {type(value).__name__}; give a path as a string"
+        )
     text = os.fspath(value)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ConfigError(f"{argument}: {text!r} isn't a path; give the path of a file or folder as a string")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{argument}: {text!r} begins with ~ and the name of no user here; write the path out") from error
+        raise ConfigError(
+            f"{argument}: {text!r} begins with ~ and the name of no user here; write the path out"
+        ) from error
 
 
 def folders_named(config: AgenticConfig) -> list[Path]:
-    """The folders that values of a config name, such as `pretrain`, and those of the bases of the adapters among them."""
+    """The folders that values of a config name, such as `pretrain`, and those of the bases of the adapters
+    among them."""
     folders: list[Path] = []
     for text in _strings(config.model_dump()):
         folder = _folder(text)

@@ -34,25 +34,27 @@ _AT_WORK = Lock()
 class Trainer:
     """Trains a model by reinforcement learning, as `turnwise train` does with a file.
 
-    `docs/python.md` has examples. The config is checked when the Trainer is made; models are found and loaded when it runs.
+    `docs/python.md` has examples. The config is checked when the Trainer is made; models are found and loaded
+    when it runs.
 
     Args:
-        model: folder of the model, or its name on the Hugging Face hub (`pretrain` of the config).
-        env: a class, a registered name, `module:Class`, or a section of `custom_envs`; for several, a dict of these by tag.
-        algorithm: a name (`adv_estimator` of the config) or your own class.
-        train_dataset: rows to train on: a list of dicts, a `datasets.Dataset`, or names of files.
-        eval_dataset: rows for validation, in the same forms.
-        reward_funcs: functions, or their names, that score what was played; `reward_weights` has a number for each [all 1].
+        model: folder of the model, or its name on the Hugging Face hub (`pretrain` of the config). env: a
+        class, a registered name, `module:Class`, or a section of `custom_envs`; for several, a dict of these
+        by tag. algorithm: a name (`adv_estimator` of the config) or your own class. train_dataset: rows to
+        train on: a list of dicts, a `datasets.Dataset`, or names of files. eval_dataset: rows for validation,
+        in the same forms. reward_funcs: functions, or their names, that score what was played;
+        `reward_weights` has a number for each [all 1].
             An entry of `data.reward` is one too: `{"name": function, "form": "messages"}`.
-        rewards: another name of `reward_funcs`.
-        tools: functions, or objects with the methods of `protocols.Tool`, that rows are played with; rows that name no agent
+        rewards: another name of `reward_funcs`. tools: functions, or objects with the methods of
+        `protocols.Tool`, that rows are played with; rows that name no agent
             are then played by `tool_agent`.
-        callbacks: objects with `on_validation`, `on_step_end` or `on_checkpoint` (`turnwise.trainer.callbacks`).
-        is_quiet: True prints no steps.
-        config_file: a YAML file; the other arguments replace its settings (`from_config`).
-        config: every other key of the config; a section is a dict.
+        callbacks: objects with `on_validation`, `on_step_end` or `on_checkpoint`
+        (`turnwise.trainer.callbacks`). is_quiet: True prints no steps. config_file: a YAML file; the other
+        arguments replace its settings (`from_config`). config: every other key of the config; a section is a
+        dict.
 
-    Raises ConfigError or NotAvailableError, with the message of `turnwise train`, if the config is refused."""
+    Raises ConfigError or NotAvailableError, with the message of `turnwise train`, if the config is
+    refused."""
 
     def __init__(
         self,
@@ -80,8 +82,10 @@ class Trainer:
         self._objects = Objects()
         if model is not None and not isinstance(model, str | Path):
             raise ConfigError(
-                f"model: got an object of {type(model).__name__}; a Trainer loads a model by its folder or its name on the "
-                "hub, so save yours and its tokenizer into one folder with save_pretrained(folder), and give model=folder"
+                f"model: got an object of {type(model).__name__}; a Trainer loads a model by its folder or "
+                f"its name on the "
+                "hub, so save yours and its tokenizer into one folder with save_pretrained(folder), and "
+                "give model=folder"
             )
         for name, key, value in (("model", "pretrain", model), ("algorithm", "adv_estimator", algorithm)):
             if value is not None and key in config:
@@ -93,7 +97,9 @@ class Trainer:
         if not isinstance(config.get("data") or {}, Mapping):
             raise ConfigError(f"data: got {str(config['data'])[:60]}; it is a section: a dict of its keys")
         if rewards is not None and reward_funcs is not None:
-            raise ConfigError("rewards and reward_funcs are the same argument, and both are given; leave one out")
+            raise ConfigError(
+                "rewards and reward_funcs are the same argument, and both are given; leave one out"
+            )
         rewards = reward_funcs if rewards is None else rewards
         data = data_section(train_dataset, eval_dataset, rewards, reward_weights, self._objects)
         if data:
@@ -111,7 +117,8 @@ class Trainer:
 
     @classmethod
     def from_config(cls, path: str | Path, **overrides: Any) -> "Trainer":
-        """A Trainer with the settings of a YAML file. `overrides` are arguments of Trainer that replace the file's settings."""
+        """A Trainer with the settings of a YAML file. `overrides` are arguments of Trainer that replace the
+        file's settings."""
         folder = str(as_path(path, "from_config").absolute().parent)
         if folder not in sys.path:  # a user's `module:Class` stands beside the config
             sys.path.append(folder)
@@ -123,10 +130,11 @@ class Trainer:
             pass
 
     def steps(self, max_steps: int | None = None) -> "Iterator[StepReport]":
-        """Trains, and yields a report after each finished step and after the final validation. If the loop is left early
-        (`break`, an exception, Ctrl-C), the finished steps are saved. The next call continues after the newest checkpoint, up
-        to `max_steps` in total (default: the config's). If a callback raises, saves the finished steps, then raises
-        EnvironmentFault, or its TurnwiseError. Raises NotAvailableError if a Trainer of this process is at work already."""
+        """Trains, and yields a report after each finished step and after the final validation. If the loop is
+        left early (`break`, an exception, Ctrl-C), the finished steps are saved. The next call continues
+        after the newest checkpoint, up to `max_steps` in total (default: the config's). If a callback raises,
+        saves the finished steps, then raises EnvironmentFault, or its TurnwiseError. Raises NotAvailableError
+        if a Trainer of this process is at work already."""
         done = self.checkpoint
         examined = self._examined
         if done is not None or max_steps is not None:
@@ -141,7 +149,9 @@ class Trainer:
             from turnwise.assemble.agentic import build_agentic
             from turnwise.assemble.whole_run import whole_run
 
-            with whole_run(config, partial(build_agentic, examined, is_quiet=self.is_quiet), self.is_quiet) as pipeline:
+            with whole_run(
+                config, partial(build_agentic, examined, is_quiet=self.is_quiet), self.is_quiet
+            ) as pipeline:
                 self.config = config
                 self.run_folder = pipeline.folder.path
                 for report in pipeline.steps():
@@ -160,8 +170,9 @@ class Trainer:
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
-        """Plays the config's validation tasks, or the first `num_tasks`, with `model`, just as a validation in training does.
-        The default `model` is the newest checkpoint, or the initial model if there is none."""
+        """Plays the config's validation tasks, or the first `num_tasks`, with `model`, just as a validation
+        in training does. The default `model` is the newest checkpoint, or the initial model if there is
+        none."""
         from turnwise.tracking.terminal import warnings_on_terminal
 
         with _alone(), warnings_on_terminal(only_new=True):
@@ -177,14 +188,19 @@ class Trainer:
         from turnwise.pipelines.by_validation import read_best
         from turnwise.pipelines.run_folder import RunFolder
 
-        folder = None if self.run_folder is None or self.config.save_best is None else RunFolder(self.run_folder).best
+        folder = (
+            None
+            if self.run_folder is None or self.config.save_best is None
+            else RunFolder(self.run_folder).best
+        )
         return folder if folder and read_best(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
-        """Writes a plain model folder, with the tokenizer and merged adapters: the model of the newest checkpoint, or with
-        `best` the one that `save_best` kept. Prints the model's step. Replaces a model that is already in the folder. Raises
-        ConfigError if there is no model to save yet, or `folder` is a file, a folder with anything else than a model, a
-        checkpoint, or a model that this Trainer starts from."""
+        """Writes a plain model folder, with the tokenizer and merged adapters: the model of the newest
+        checkpoint, or with `best` the one that `save_best` kept. Prints the model's step. Replaces a model
+        that is already in the folder. Raises ConfigError if there is no model to save yet, or `folder` is a
+        file, a folder with anything else than a model, a checkpoint, or a model that this Trainer starts
+        from."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import read_best
 
@@ -193,12 +209,18 @@ class Trainer:
         source = best_model if best else newest
         if source is None:
             if best and self.config.save_best is None:
-                raise ConfigError("save: best=True needs a model that save_best has kept; set save_best={} and eval_steps")
+                raise ConfigError(
+                    "save: best=True needs a model that save_best has kept; set save_best={} and eval_steps"
+                )
             what = "best model" if best else "checkpoint"
             raise ConfigError(f"save: this Trainer has no {what} yet; call train() first")
         require_replaceable(folder, "save", [*folders_named(self.config), *bases_of(source)])
         export_model(source, folder)
-        told = "the best model, {metric} {value:g} after {step} steps".format(**read_best(best_model)) if best_model else ""
+        told = (
+            "the best model, {metric} {value:g} after {step} steps".format(**read_best(best_model))
+            if best_model
+            else ""
+        )
         if not best:
             other = f"; best=True saves {told}" if told else ""
             told = f"the model after {source.name.rpartition('-')[2]} steps{other}"
@@ -206,7 +228,8 @@ class Trainer:
         return folder
 
     def plot(self) -> "Figure":
-        """The learning curve of the last run, as a figure that a notebook shows. Raises ConfigError before the first run."""
+        """The learning curve of the last run, as a figure that a notebook shows. Raises ConfigError before
+        the first run."""
         from turnwise.report.curve import curve_figure
         from turnwise.tracking.jsonl import read_metrics
 
@@ -216,7 +239,8 @@ class Trainer:
 
     @staticmethod
     def sft(model: str | Path, messages: Any, is_quiet: bool = False, **config: Any) -> Path:
-        """Fine-tunes a model on demonstrations, as `turnwise sft` does, and returns the folder of the new model.
+        """Fine-tunes a model on demonstrations, as `turnwise sft` does, and returns the folder of the new
+        model.
 
         Args:
             model: folder of the model, or its name on the Hugging Face hub.
@@ -243,7 +267,8 @@ class Trainer:
 
 
 def _plain_setting(key: str, value: Any, objects: Objects) -> Any:
-    """`plain_values`; None for an object under a key of another system, which `_parse` refuses with the key to use here."""
+    """`plain_values`; None for an object under a key of another system, which `_parse` refuses with the key
+    to use here."""
     try:
         return plain_values(value, objects, key)
     except ConfigError:
@@ -260,23 +285,34 @@ def _require_enough(config: Mapping[str, Any]) -> None:
         )
     data = config.get("data") or {}
     if "custom_envs" not in config and not data.get("train_files"):
-        reason = "reward_funcs score what was played, and there is nothing to play" if "reward" in data else "nothing to play"
-        raise ConfigError(f"{reason}: give env=YourEnv, env='frozen_lake', or train_dataset=rows with reward_funcs")
+        reason = (
+            "reward_funcs score what was played, and there is nothing to play"
+            if "reward" in data
+            else "nothing to play"
+        )
+        raise ConfigError(
+            f"{reason}: give env=YourEnv, env='frozen_lake', or train_dataset=rows with reward_funcs"
+        )
 
 
 def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
-    """The names of the files of demonstrations. Rows are written to a file beside the runs; their hash is in its name. Raises
-    DataError for a row that a file can't hold."""
+    """The names of the files of demonstrations. Rows are written to a file beside the runs; their hash is in
+    its name. Raises DataError for a row that a file can't hold."""
     if isinstance(messages, str | Path):
         return [str(messages)]
     rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in listed(messages)]
     if rows and all(isinstance(row, str | Path) for row in rows):
         return [str(row) for row in rows]
-    text = "".join(json.dumps(plain_columns(row, at), ensure_ascii=False) + "\n" for at, row in numbered(rows, "messages"))
+    text = "".join(
+        json.dumps(plain_columns(row, at), ensure_ascii=False) + "\n"
+        for at, row in numbered(rows, "messages")
+    )
     folder = Path(values.get("output_dir") or "runs") / (values.get("exp_name") or "turnwise")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"messages-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-    partial = file.with_name(f"{file.name}.{os.getpid()}")  # other ranks and runs of the same rows read and write the file too
+    partial = file.with_name(
+        f"{file.name}.{os.getpid()}"
+    )  # other ranks and runs of the same rows read and write the file too
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
     return [str(file)]
@@ -289,10 +325,12 @@ def _say(notes: Sequence[str]) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Raises NotAvailableError if a Trainer of this process, this one included, is in this context already."""
+    """Raises NotAvailableError if a Trainer of this process, this one included, is in this context
+    already."""
     if not _AT_WORK.acquire(blocking=False):
         raise NotAvailableError(
-            "a Trainer of this process is still at work, and two would share torch's random numbers and the signals: leave its "
+            "a Trainer of this process is still at work, and two would share torch's random numbers and the "
+            "signals: leave its "
             "loop over steps(), or close() what steps() returned, or use a process each"
         )
     try:

@@ -1,5 +1,5 @@
-"""What strategies have in common, whichever engine trains: schedule, loss scale, stopwatch, description, the order of an
-optimiser step, and that of saving and loading. There is no model here."""
+"""What strategies have in common, whichever engine trains: schedule, loss scale, stopwatch, description, the
+order of an optimiser step, and that of saving and loading. There is no model here."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -21,7 +21,12 @@ from turnwise.spec import STRATEGIES
 from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import LossScale, LRSchedule, OptimizerSettings
 from turnwise.training.ranks import Ranks
-from turnwise.training.state import read_trainer_state, restore_trainer_state, trainer_state, write_trainer_state
+from turnwise.training.state import (
+    read_trainer_state,
+    restore_trainer_state,
+    trainer_state,
+    write_trainer_state,
+)
 from turnwise.types import Batch, Metric, ModelOutputs
 
 logger = logging.getLogger(__name__)
@@ -29,18 +34,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An optimiser step that was made or skipped. `grad_norm` is the 2-norm of the whole gradient before clipping."""
+    """An optimiser step that was made or skipped. `grad_norm` is the 2-norm of the whole gradient before
+    clipping."""
 
     grad_norm: float
     is_skipped: bool
 
 
 class BaseStrategy(ABC):
-    """The part of `protocols.TrainStrategy` that doesn't depend on the engine. A strategy of an engine defines the methods that
-    are abstract here; `docs/design/strategies.md` walks through a step of four engines.
+    """The part of `protocols.TrainStrategy` that doesn't depend on the engine. A strategy of an engine
+    defines the methods that are abstract here; `docs/design/strategies.md` walks through a step of four
+    engines.
 
-    Without `optimizer` the model is frozen, as a reference is. Weights stay fp32; `dtype` is that of matrix products. fp16 also
-    scales the loss, so that small gradients don't underflow. `rank` names the device and the other ranks."""
+    Without `optimizer` the model is frozen, as a reference is. Weights stay fp32; `dtype` is that of matrix
+    products. fp16 also scales the loss, so that small gradients don't underflow. `rank` names the device and
+    the other ranks."""
 
     def __init__(
         self,
@@ -63,16 +71,19 @@ class BaseStrategy(ABC):
 
     @classmethod
     @abstractmethod
-    def for_role(cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any) -> Self:
-        """The strategy of a role on `rank`, which loads the model of `source` in its own way. `options` is the role's
-        strategy_config. `settings` are keywords of the constructor. Raises ConfigError for options that the engine refuses;
-        NotAvailableError if the engine isn't installed."""
+    def for_role(
+        cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any
+    ) -> Self:
+        """The strategy of a role on `rank`, which loads the model of `source` in its own way. `options` is
+        the role's strategy_config. `settings` are keywords of the constructor. Raises ConfigError for options
+        that the engine refuses; NotAvailableError if the engine isn't installed."""
 
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """For each batch the outputs by name: float32 arrays [N], 0 outside the response mask. `without_adapter` uses the base
-        model. Raises NotAvailableError if the model's head doesn't give an output, or there is no adapter to leave out."""
+        """For each batch the outputs by name: float32 arrays [N], 0 outside the response mask.
+        `without_adapter` uses the base model. Raises NotAvailableError if the model's head doesn't give an
+        output, or there is no adapter to leave out."""
         if without_adapter:
             with self._base_model():
                 results = self._forward(batches, outputs)
@@ -84,14 +95,16 @@ class BaseStrategy(ABC):
     def train_step(
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """Makes one optimiser step, or a `part` of one, and returns the loss's metrics. With the last part the first rank adds
-        `grad_norm` (before clipping; not for a skipped step), `lr` and `skipped_steps`.
+        """Makes one optimiser step, or a `part` of one, and returns the loss's metrics. With the last part
+        the first rank adds `grad_norm` (before clipping; not for a skipped step), `lr` and `skipped_steps`.
 
-        If a loss or a gradient isn't finite, the step is skipped: weights and optimiser stay as they are. Raises
-        NotAvailableError if the strategy has no optimiser."""
+        If a loss or a gradient isn't finite, the step is skipped: weights and optimiser stay as they are.
+        Raises NotAvailableError if the strategy has no optimiser."""
         if self._schedule is None:
             names = [name for name, spec in STRATEGIES.items() if spec.kind == "train" and spec.is_available]
-            raise NotAvailableError(f"a frozen model can't train; use a strategy_name that trains: {', '.join(names)}")
+            raise NotAvailableError(
+                f"a frozen model can't train; use a strategy_name that trains: {', '.join(names)}"
+            )
         if part.number == 0:
             self._discard_gradients()
         metrics = self._add_gradients(micro_batches, loss, position, part)
@@ -108,11 +121,13 @@ class BaseStrategy(ABC):
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in. Tied parameters come once."""
+        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in. Tied parameters come
+        once."""
 
     def save(self, folder: Path) -> None:
-        """Writes the weights as a Hugging Face folder, or only the adapters as a peft folder, and beside them the states of
-        optimiser, loss scale and random generators. Raises OSError if the files can't be written."""
+        """Writes the weights as a Hugging Face folder, or only the adapters as a peft folder, and beside them
+        the states of optimiser, loss scale and random generators. Raises OSError if the files can't be
+        written."""
         state = trainer_state(self._loss_scale, self.device)
         moments = None if self._settings is None else self._gather_moments()
         self._write_weights(folder)
@@ -120,9 +135,10 @@ class BaseStrategy(ABC):
             write_trainer_state(folder, state, moments)
 
     def load(self, folder: Path) -> None:
-        """Continues from what `save` wrote, bit for bit. The live tensors stay where they are, since an engine may share them.
-        Raises ModelError if the folder holds no training state, or none of an optimiser and this strategy trains; if tensors
-        have other names or shapes; or if adapters belong to another base model."""
+        """Continues from what `save` wrote, bit for bit. The live tensors stay where they are, since an
+        engine may share them. Raises ModelError if the folder holds no training state, or none of an
+        optimiser and this strategy trains; if tensors have other names or shapes; or if adapters belong to
+        another base model."""
         saved = read_trainer_state(folder)
         self._read_weights(folder)
         if self._settings is not None:
@@ -151,7 +167,8 @@ class BaseStrategy(ABC):
         """The outputs of one micro-batch of tensors."""
 
     def _forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Any]]:
-        """Computes one batch after the other. An engine whose schedule takes all of them at once has its own."""
+        """Computes one batch after the other. An engine whose schedule takes all of them at once has its
+        own."""
         results: list[dict[str, Any]] = []
         for batch in batches:
             started = self._stopwatch.now()
@@ -164,7 +181,8 @@ class BaseStrategy(ABC):
 
     @abstractmethod
     def _base_model(self) -> AbstractContextManager[None]:
-        """In this context the model is the one without adapters. Raises NotAvailableError if there are none."""
+        """In this context the model is the one without adapters. Raises NotAvailableError if there are
+        none."""
 
     @abstractmethod
     def _take_counts(self) -> TokenCounts:
@@ -177,9 +195,12 @@ class BaseStrategy(ABC):
         """Forgets what the parts of an unfinished step left behind."""
 
     @abstractmethod
-    def _add_gradients(self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart) -> list[Metric]:
-        """Adds the gradients of a part to those of the step's earlier parts; returns the loss's metrics. An engine that can't
-        divide gradients afterwards may compute all parts with the last one, which tells `part.divisor`."""
+    def _add_gradients(
+        self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart
+    ) -> list[Metric]:
+        """Adds the gradients of a part to those of the step's earlier parts; returns the loss's metrics. An
+        engine that can't divide gradients afterwards may compute all parts with the last one, which tells
+        `part.divisor`."""
 
     @abstractmethod
     def _finish_gradients(self) -> None:
@@ -187,11 +208,12 @@ class BaseStrategy(ABC):
 
     @abstractmethod
     def _make_update(self, learning_rate: float, divisor: float) -> Update:
-        """Divides and clips the gradients and changes the weights, or skips the step if a loss or gradient isn't finite. Calls
-        `_begin_update` just before weights change."""
+        """Divides and clips the gradients and changes the weights, or skips the step if a loss or gradient
+        isn't finite. Calls `_begin_update` just before weights change."""
 
     def _begin_update(self) -> None:
-        """Counts an optimiser step before weights change: a second Ctrl-C may come in the middle of the change."""
+        """Counts an optimiser step before weights change: a second Ctrl-C may come in the middle of the
+        change."""
         self._num_updates += 1
 
     # Saving, loading, memory and description
@@ -210,7 +232,8 @@ class BaseStrategy(ABC):
 
     @abstractmethod
     def _set_moments(self, moments: dict[int, Any]) -> None:
-        """Sets AdamW's moments, by the number of the parameter. Rates, betas and weight decay stay this run's."""
+        """Sets AdamW's moments, by the number of the parameter. Rates, betas and weight decay stay this
+        run's."""
 
     @abstractmethod
     def _offload(self, kinds: frozenset[MemoryKind]) -> None: ...
@@ -223,7 +246,8 @@ class BaseStrategy(ABC):
         """The model and what is trained of it; the base adds the optimiser."""
 
     def _sharding(self) -> str:
-        """How ranks share the optimiser's work, to be added to its description; empty if each does all of it."""
+        """How ranks share the optimiser's work, to be added to its description; empty if each does all of
+        it."""
         return ""
 
     # What every engine does alike
@@ -235,7 +259,8 @@ class BaseStrategy(ABC):
         return self._settings.describe() + clipping + self._sharding()
 
     def _note_update(self, update: Update) -> None:
-        """Adapts the loss scale, and warns of the first step that is skipped for another reason than the scale."""
+        """Adapts the loss scale, and warns of the first step that is skipped for another reason than the
+        scale."""
         if update.is_skipped and not self._has_warned and self._loss_scale.is_lowest:
             self._has_warned = True
             logger.warning(
@@ -250,7 +275,11 @@ class BaseStrategy(ABC):
         if not self._context.answers:
             return []
         norms = [] if update.is_skipped else [Metric("grad_norm", update.grad_norm)]
-        return [*norms, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(update.is_skipped), "sum")]
+        return [
+            *norms,
+            Metric("lr", learning_rate, "last"),
+            Metric("skipped_steps", float(update.is_skipped), "sum"),
+        ]
 
     def _count(self) -> None:
         """Reports to the stopwatch how many tokens passed through the model since the last report."""

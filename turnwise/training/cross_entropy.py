@@ -9,7 +9,8 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 
 class CrossEntropy:
-    """−Σ weight · log p of the trained tokens, divided by Σ weight of all trained tokens of the optimiser step."""
+    """−Σ weight · log p of the trained tokens, divided by Σ weight of all trained tokens of the optimiser
+    step."""
 
     outputs: frozenset[Output] = frozenset({"logprobs"})
 

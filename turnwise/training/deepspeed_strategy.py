@@ -32,22 +32,28 @@ _DEFAULT_STAGE = 2
 _SHARES_WEIGHTS = 3  # the stage
 _SHARES = {1: "its state", 2: "its state and gradients", _SHARES_WEIGHTS: "its state, gradients and weights"}
 """ZeRO stage → what each rank keeps a share of."""
-_PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
-"""Kind of memory → DeepSpeed's names of its parts. DeepSpeed's fp32 copy of the weights and its gradients are `optimizer`."""
+_PARTS: Mapping[MemoryKind, Sequence[str]] = {
+    "weights": ["lp_params"],
+    "optimizer": ["optim_states", "hp_params", "lp_grads"],
+}
+"""Kind of memory → DeepSpeed's names of its parts. DeepSpeed's fp32 copy of the weights and its gradients are
+`optimizer`."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
 class DeepSpeedStrategy(BaseStrategy):
-    """Trains a policy or a value model on ranks that each keep a share of the optimiser state (ZeRO 1), also of the gradients
-    (ZeRO 2), or also of the weights (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
+    """Trains a policy or a value model on ranks that each keep a share of the optimiser state (ZeRO 1), also
+    of the gradients (ZeRO 2), or also of the weights (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
 
-    `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them, and updates its own
-    copy of the weights. Schedule, loss scale, denominators and checkpoints are turnwise's. Checkpoints hold whole tensors, so a
-    run can continue with another number of ranks, another stage, or `torch_train`.
+    `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them,
+    and updates its own copy of the weights. Schedule, loss scale, denominators and checkpoints are
+    turnwise's. Checkpoints hold whole tensors, so a run can continue with another number of ranks, another
+    stage, or `torch_train`.
 
-    All ranks compute the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights for each. A call of
-    `train_step` only stores its part of an optimiser step; the call with the last part computes all. Raises NotAvailableError
-    if DeepSpeed isn't installed; ConfigError if it refuses the options, or the role isn't on all processes of the run."""
+    All ranks compute the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights
+    for each. A call of `train_step` only stores its part of an optimiser step; the call with the last part
+    computes all. Raises NotAvailableError if DeepSpeed isn't installed; ConfigError if it refuses the
+    options, or the role isn't on all processes of the run."""
 
     def __init__(
         self,
@@ -84,13 +90,18 @@ class DeepSpeedStrategy(BaseStrategy):
         zero = {"stage": _DEFAULT_STAGE, **options.get("zero_optimization", {})}
         self.stage = int(zero["stage"])
         if self.stage not in _SHARES:
-            raise ConfigError(f"strategy_config.zero_optimization.stage: {zero['stage']!r} isn't 1, 2 or 3; 0 is torch_train")
+            raise ConfigError(
+                f"strategy_config.zero_optimization.stage: {zero['stage']!r} isn't 1, 2 or 3; 0 is "
+                f"torch_train"
+            )
         self.engine = self._make_engine({**options, "zero_optimization": zero})
         self._moments.begin(self.engine.optimizer, self._deepspeed, self.stage)
         self.model.eval()
 
     @classmethod
-    def for_role(cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any) -> Self:
+    def for_role(
+        cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any
+    ) -> Self:
         model = source.load(rank)
         adapters = source.prepare(model, rank)
         return cls(model, options=options, adapters=adapters, rank=rank, **settings)
@@ -113,7 +124,9 @@ class DeepSpeedStrategy(BaseStrategy):
                 )
         except (ValueError, AssertionError, TypeError) as error:
             text = " ".join(str(error).split())
-            raise ConfigError(f"strategy_args.strategy_config: DeepSpeed {self._deepspeed.__version__} says: {text}") from error
+            raise ConfigError(
+                f"strategy_args.strategy_config: DeepSpeed {self._deepspeed.__version__} says: {text}"
+            ) from error
         return engine
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -136,7 +149,9 @@ class DeepSpeedStrategy(BaseStrategy):
     def _discard_gradients(self) -> None:
         self._parts = []
 
-    def _add_gradients(self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart) -> list[Metric]:
+    def _add_gradients(
+        self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart
+    ) -> list[Metric]:
         self._parts.append(_Part(part.number, micro_batches, loss))
         if part.divisor is None:
             return []
@@ -165,13 +180,16 @@ class DeepSpeedStrategy(BaseStrategy):
             else:
                 value = 0.0 * sum(output.sum() for output in outputs.named().values())
             if not torch.isfinite(value.detach()):
-                value = value * torch.nan  # the gradient may still be finite, and all ranks must skip the step
+                value = (
+                    value * torch.nan
+                )  # the gradient may still be finite, and all ranks must skip the step
             self.engine.backward(value * scale)
         self._note("forward and backward", started, batch)
         return metrics
 
     def _finish_gradients(self) -> None:
-        """Nothing: DeepSpeed has summed them over the ranks, and a loss that isn't finite has made them so."""
+        """Nothing: DeepSpeed has summed them over the ranks, and a loss that isn't finite has made them
+        so."""
 
     def _make_update(self, learning_rate: float, divisor: float) -> Update:
         """The gradients are divided already: the divisor is in the scale of the losses."""
@@ -181,11 +199,16 @@ class DeepSpeedStrategy(BaseStrategy):
         is_skipped = not self.engine.was_step_applied()
         return Update(float(self.engine.get_global_grad_norm()), is_skipped)
 
-    def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
-        """Makes parameters whole in a context that all ranks must enter. On exit, all ranks get what `changing_rank` wrote."""
+    def _whole(
+        self, parameters: Sequence[Tensor], changing_rank: int | None = None
+    ) -> AbstractContextManager[Any]:
+        """Makes parameters whole in a context that all ranks must enter. On exit, all ranks get what
+        `changing_rank` wrote."""
         if self.stage < _SHARES_WEIGHTS:
             return nullcontext()
-        gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)
+        gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(
+            list(parameters), changing_rank
+        )
         return gathered
 
     def _write_weights(self, folder: Path) -> None:
@@ -233,7 +256,8 @@ class _Part(NamedTuple):
 
 
 class _Forward(nn.Module):
-    """The module that the engine runs. DeepSpeed gathers the weights of a module before its call and releases them after."""
+    """The module that the engine runs. DeepSpeed gathers the weights of a module before its call and releases
+    them after."""
 
     def __init__(self, model: TransformersModel) -> None:
         super().__init__()
@@ -246,20 +270,28 @@ class _Forward(nn.Module):
 
 
 class _Moments:
-    """Reads and writes AdamW's sharded moments as whole tensors, under the numbers that plain AdamW gives the parameters. All
-    ranks must call its methods together. Make it before the engine, which removes the parameters from AdamW's groups."""
+    """Reads and writes AdamW's sharded moments as whole tensors, under the numbers that plain AdamW gives the
+    parameters. All ranks must call its methods together. Make it before the engine, which removes the
+    parameters from AdamW's groups."""
 
     def __init__(self, adam: AdamW) -> None:
         self._adam = adam
-        self._parameters: list[Tensor] = [parameter for group in adam.param_groups for parameter in group["params"]]
+        self._parameters: list[Tensor] = [
+            parameter for group in adam.param_groups for parameter in group["params"]
+        ]
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._groups = adam.state_dict()["param_groups"]
 
     def begin(self, optimizer: Any, deepspeed: ModuleType, stage: int) -> None:
-        """Gives each partition of the weights the state that AdamW would make at its first step. DeepSpeed looks up the moments
-        of all partitions as soon as the first parameter group has stepped, when the other groups would have none yet."""
+        """Gives each partition of the weights the state that AdamW would make at its first step. DeepSpeed
+        looks up the moments of all partitions as soon as the first parameter group has stepped, when the
+        other groups would have none yet."""
         self._utils, self._stage = deepspeed.utils, stage
-        shares = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
+        shares = (
+            optimizer.fp32_partitioned_groups_flat
+            if stage == 3
+            else optimizer.single_partition_of_fp32_groups
+        )
         for share in shares:
             moments = {name: torch.zeros_like(share) for name in _MOMENTS}
             self._adam.state[share] = {"step": torch.zeros((), device=share.device), **moments}
@@ -267,17 +299,22 @@ class _Moments:
             optimizer._lazy_init_hp_params_optimizer_state()
 
     def state_dict(self, is_kept: bool) -> dict[str, Any]:
-        """The state as plain AdamW saves it, on the CPU. All ranks gather the moments; without `is_kept` none are returned."""
+        """The state as plain AdamW saves it, on the CPU. All ranks gather the moments; without `is_kept` none
+        are returned."""
         state: dict[int, dict[str, Tensor]] = {}
         step = next(iter(self._adam.state.values()))["step"].cpu()
         for number, parameter in enumerate(self._parameters):
             whole = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in _MOMENTS}
             if is_kept:
-                state[number] = {"step": step.clone(), **{name: moment.cpu().clone() for name, moment in whole.items()}}
+                state[number] = {
+                    "step": step.clone(),
+                    **{name: moment.cpu().clone() for name, moment in whole.items()},
+                }
         return {"state": state, "param_groups": self._groups}
 
     def load(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Loads moments from `state_dict` or from plain AdamW, which has none for a parameter that never had a gradient."""
+        """Loads moments from `state_dict` or from plain AdamW, which has none for a parameter that never had
+        a gradient."""
         step = max((moments["step"] for moments in state.values()), default=torch.zeros(()))
         for known in self._adam.state.values():
             known["step"].copy_(step)
@@ -290,7 +327,8 @@ class _Moments:
         if self._stage < 3:
             self._utils.safe_set_full_optimizer_state(parameter, value, name)
             return
-        # DeepSpeed's own function fails if the ranks don't divide the number of elements: shares are padded to equal sizes.
+        # DeepSpeed's own function fails if the ranks don't divide the number of elements: shares are padded
+        # to equal sizes.
         size, rank = parameter.ds_tensor.numel(), dist.get_rank()
         padded = torch.zeros(size * dist.get_world_size(), device=value.device)
         padded[: value.numel()] = value.flatten()
@@ -298,7 +336,8 @@ class _Moments:
 
 
 def _import_deepspeed(device: torch.device) -> ModuleType:
-    """Imports DeepSpeed for this kind of device, which DeepSpeed reads from the environment when it is imported."""
+    """Imports DeepSpeed for this kind of device, which DeepSpeed reads from the environment when it is
+    imported."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     try:
         with redirect_stdout(sys.stderr):
@@ -317,13 +356,18 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
 
 
 def _join(device: torch.device, context: RankContext) -> None:
-    """Makes the process group that DeepSpeed needs, if there is none. Raises ConfigError if the role isn't on all processes."""
+    """Makes the process group that DeepSpeed needs, if there is none. Raises ConfigError if the role isn't on
+    all processes."""
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
     if context.world_size != dist.get_world_size():
         raise ConfigError(
-            f"{context.role}: deepspeed_train shards over all {dist.get_world_size()} processes of a run, and "
-            f"{context.role} is on {context.world_size} of them; give it the device_mapping of all, or use torch_train"
+            f"{context.role}: deepspeed_train shards over all {dist.get_world_size()} processes of a run, "
+            f"and "
+            f"{context.role} is on {context.world_size} of them; give it the device_mapping of all, or use "
+            f"torch_train"
         )
     if device.type == "cuda":
         torch.cuda.set_device(device)

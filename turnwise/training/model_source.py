@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NewAdapters:
-    """LoRA adapters that are put onto a model. If its folder is itself an adapter, the first rank writes the plain model below
-    them to `merged`, with `tokenizer`."""
+    """LoRA adapters that are put onto a model. If its folder is itself an adapter, the first rank writes the
+    plain model below them to `merged`, with `tokenizer`."""
 
     settings: LoRASettings
     merged: Path
@@ -31,7 +31,8 @@ class NewAdapters:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model folder or hub name, and how it is loaded and trained. Nothing is read before a method is called."""
+    """A model folder or hub name, and how it is loaded and trained. Nothing is read before a method is
+    called."""
 
     path: str
     attention: str = "auto"
@@ -47,7 +48,8 @@ class ModelSource:
     """What is trained instead of the model's own parameters."""
 
     def load(self, rank: RankContext) -> PreTrainedModel:
-        """The whole model with fp32 weights on the device of `rank`. Raises ModelError if its folder can't be used."""
+        """The whole model with fp32 weights on the device of `rank`. Raises ModelError if its folder can't be
+        used."""
         load: Callable[..., PreTrainedModel] = load_model
         if self.has_value_head:
             load = load_value_model
@@ -56,8 +58,9 @@ class ModelSource:
         return load(self.path, device=rank.device, attn_implementation=self.attention, trust=self.trust)
 
     def prepare(self, model: PreTrainedModel, rank: RankContext) -> Adapters | None:
-        """Freezes what isn't trained, and puts the adapters into the model. Returns them, or None without any. Raises
-        ConfigError if nothing is left to train, or only what comes before a value head of zeros."""
+        """Freezes what isn't trained, and puts the adapters into the model. Returns them, or None without
+        any. Raises ConfigError if nothing is left to train, or only what comes before a value head of
+        zeros."""
         adapters = None
         if self.adapters is None:
             freeze(model, self.frozen)
@@ -72,19 +75,26 @@ class ModelSource:
         if head is not None and not head.weight.requires_grad and not head.weight.any():
             raise ConfigError(
                 f"critic.model_args.freeze_module_prefix: {', '.join(self.frozen)} freeze the value head, "
-                "which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
+                "which is 0 everywhere: all values would stay the same; leave it out, or name a value model "
+                "as reward_pretrain"
             )
 
 
-def plain_base(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merged: Path, rank: RankContext) -> str:
-    """The plain model onto which peft puts new adapters: `path`, or the folder `merged` if `path` is an adapter.
+def plain_base(
+    path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merged: Path, rank: RankContext
+) -> str:
+    """The plain model onto which peft puts new adapters: `path`, or the folder `merged` if `path` is an
+    adapter.
 
-    The first rank writes the `model` with that adapter merged to `merged`. The others only need the name: they have the model,
-    and the first rank alone writes checkpoints. So no rank waits, and none writes into another's half-written folder."""
+    The first rank writes the `model` with that adapter merged to `merged`. The others only need the name:
+    they have the model, and the first rank alone writes checkpoints. So no rank waits, and none writes into
+    another's half-written folder."""
     if base_of_adapter(path) is None:
         return str(local_path(path).resolve()) if local_path(path).is_dir() else path
     if rank.answers:
         if not merged.is_dir():
             save_model(model, tokenizer, merged)
-        logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, merged)
+        logger.info(
+            "%s is an adapter: new adapters are put onto the merged model, which is in %s", path, merged
+        )
     return str(merged)

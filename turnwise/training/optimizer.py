@@ -19,9 +19,10 @@ _SCHEDULES = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules. Steps are counted in planned optimiser steps (see
-    `LRSchedule`). `warmup_steps` (0 = unset) takes precedence over `warmup_ratio`, a share of `total_steps`. Raises ConfigError
-    if the schedule is unknown, or if the schedule or `warmup_ratio` needs `total_steps` and it is None."""
+    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules. Steps are counted in planned
+    optimiser steps (see `LRSchedule`). `warmup_steps` (0 = unset) takes precedence over `warmup_ratio`, a
+    share of `total_steps`. Raises ConfigError if the schedule is unknown, or if the schedule or
+    `warmup_ratio` needs `total_steps` and it is None."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -40,7 +41,8 @@ class OptimizerSettings:
             )
         if self.total_steps is None and (_SCHEDULES[self.scheduler] or self.warmup_ratio):
             raise ConfigError(
-                f"lr_scheduler_type {self.scheduler} with warmup_ratio {self.warmup_ratio} needs the number of "
+                f"lr_scheduler_type {self.scheduler} with warmup_ratio {self.warmup_ratio} needs the "
+                f"number of "
                 "optimiser steps; set max_steps, or use constant with warmup_steps"
             )
 
@@ -56,13 +58,15 @@ class OptimizerSettings:
         """
         steps = f"{self.num_warmup_steps} of {self.total_steps or 'any number of'} optimiser steps"
         return (
-            f"AdamW at {self.learning_rate:g}, {self.scheduler}, warm-up {steps}, weight decay {self.weight_decay:g}, "
+            f"AdamW at {self.learning_rate:g}, {self.scheduler}, warm-up {steps}, weight decay "
+            f"{self.weight_decay:g}, "
             f"betas {self.betas[0]:g} and {self.betas[1]:g}"
         )
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """AdamW for the trainable parameters. Norms and biases (tensors of one dimension) have no weight decay."""
+    """AdamW for the trainable parameters. Norms and biases (tensors of one dimension) have no weight
+    decay."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -73,10 +77,11 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 class LRSchedule:
-    """The learning rate as a function of the position in the run, which is the number of planned optimiser steps so far.
+    """The learning rate as a function of the position in the run, which is the number of planned optimiser
+    steps so far.
 
-    A position may be fractional: if a batch has more samples than planned, each of its optimiser steps counts as a fraction of
-    a planned step. Unlike in transformers, the schedule `constant` has warm-up steps too.
+    A position may be fractional: if a batch has more samples than planned, each of its optimiser steps counts
+    as a fraction of a planned step. Unlike in transformers, the schedule `constant` has warm-up steps too.
 
     >>> schedule = LRSchedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
     >>> [schedule.rate(position) for position in (0, 1, 1.5, 4, 5)]
@@ -107,8 +112,11 @@ def set_learning_rate(optimizer: AdamW, rate: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
-    """Scales all gradients down if their joint 2-norm exceeds `max_norm` (None = never); returns the norm before scaling."""
-    return nn.utils.clip_grad_norm_(list(parameters), float("inf") if max_norm is None else max_norm, foreach=True)
+    """Scales all gradients down if their joint 2-norm exceeds `max_norm` (None = never); returns the norm
+    before scaling."""
+    return nn.utils.clip_grad_norm_(
+        list(parameters), float("inf") if max_norm is None else max_norm, foreach=True
+    )
 
 
 _FIRST_FACTOR = 2.0**16
@@ -116,8 +124,8 @@ _GROWTH_STEPS = 2000  # steps without an overflow after which the factor doubles
 
 
 class LossScale:
-    """A factor that multiplies the loss, so that small gradients don't underflow in fp16; 1 unless `is_on`. An optimiser step
-    whose gradient overflows is skipped, and halves the factor."""
+    """A factor that multiplies the loss, so that small gradients don't underflow in fp16; 1 unless `is_on`.
+    An optimiser step whose gradient overflows is skipped, and halves the factor."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
@@ -126,7 +134,8 @@ class LossScale:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether the factor is 1, its minimum. If so, loss scaling isn't the reason why a gradient isn't finite."""
+        """Whether the factor is 1, its minimum. If so, loss scaling isn't the reason why a gradient isn't
+        finite."""
         return self.factor <= 1.0
 
     def update(self, is_skipped: bool) -> None:

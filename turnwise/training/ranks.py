@@ -11,12 +11,13 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.torch_group import group_of
 
 _BUCKET_BYTES = 2**28
-"""Maximum bytes of gradients in one message, so that the copy which is sent stays small. A larger gradient is sent alone."""
+"""Maximum bytes of gradients in one message, so that the copy which is sent stays small. A larger gradient is
+sent alone."""
 
 
 class Ranks:
-    """Communication between the ranks of a role, which must all call the same methods in the same order. With one rank nothing
-    is sent, and no process group is needed."""
+    """Communication between the ranks of a role, which must all call the same methods in the same order. With
+    one rank nothing is sent, and no process group is needed."""
 
     def __init__(self, context: RankContext | None = None) -> None:
         self.context = context or RankContext()
@@ -29,10 +30,13 @@ class Ranks:
             dist.broadcast(tensor.detach(), src=self.context.peers[0], group=self._group)
 
     def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
-        """Gives every rank the sum of all ranks' gradients. A parameter that has a gradient on no rank keeps none."""
+        """Gives every rank the sum of all ranks' gradients. A parameter that has a gradient on no rank keeps
+        none."""
         if self.is_one or not parameters:
             return
-        has_gradient = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device)
+        has_gradient = torch.tensor(
+            [parameter.grad is not None for parameter in parameters], device=parameters[0].device
+        )
         has_gradient = has_gradient.int()
         dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=self._group)
         gradients = []
@@ -43,7 +47,9 @@ class Ranks:
         for bucket in _buckets(gradients):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             dist.all_reduce(flat, group=self._group)
-            for gradient, summed in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
+            for gradient, summed in zip(
+                bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True
+            ):
                 gradient.copy_(summed.view_as(gradient))
 
     def all(self, flag: bool, device: torch.device) -> bool:
@@ -56,7 +62,8 @@ class Ranks:
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Splits the gradients into buckets: consecutive ones of one dtype, `_BUCKET_BYTES` at most, or one larger gradient."""
+    """Splits the gradients into buckets: consecutive ones of one dtype, `_BUCKET_BYTES` at most, or one
+    larger gradient."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES

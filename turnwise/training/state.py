@@ -25,7 +25,8 @@ CPU = torch.device("cpu")
 
 
 def trainer_state(loss_scale: LossScale, device: torch.device = CPU) -> dict[str, Any]:
-    """The states of the loss scale and of the random generators: those of the CPU, and that of `device` if it is a GPU."""
+    """The states of the loss scale and of the random generators: those of the CPU, and that of `device` if it
+    is a GPU."""
     return {
         "loss_scale": loss_scale.state_dict(),
         "random": GlobalRandomState().state_dict(),
@@ -34,7 +35,8 @@ def trainer_state(loss_scale: LossScale, device: torch.device = CPU) -> dict[str
 
 
 def write_trainer_state(folder: Path, state: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
-    """Writes a `trainer_state` with the state of AdamW, None for a frozen model. Raises OSError if it can't be written."""
+    """Writes a `trainer_state` with the state of AdamW, None for a frozen model. Raises OSError if it can't
+    be written."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TRAINER_FILE
     with writing(file):
@@ -46,7 +48,9 @@ def write_trainer_state(folder: Path, state: Mapping[str, Any], optimizer: Mappi
             raise OSError(f"{file}: {fault}") from fault
 
 
-def restore_trainer_state(state: Mapping[str, Any], loss_scale: LossScale, device: torch.device = CPU) -> None:
+def restore_trainer_state(
+    state: Mapping[str, Any], loss_scale: LossScale, device: torch.device = CPU
+) -> None:
     """Continues with the loss scale and the random states of a `trainer_state`."""
     loss_scale.load_state_dict(state.get("loss_scale", {}))
     GlobalRandomState().load_state_dict(state["random"])
@@ -55,37 +59,54 @@ def restore_trainer_state(state: Mapping[str, Any], loss_scale: LossScale, devic
 
 
 def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
-    """Loads only the moments: learning rate, betas and weight decay come from this run's settings, which may have changed."""
+    """Loads only the moments: learning rate, betas and weight decay come from this run's settings, which may
+    have changed."""
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def read_trainer_state(folder: Path) -> dict[str, Any]:
-    """What `write_trainer_state` wrote into a folder. Raises ModelError if there is nothing, or another program wrote it."""
+    """What `write_trainer_state` wrote into a folder. Raises ModelError if there is nothing, or another
+    program wrote it."""
     file = folder / TRAINER_FILE
     if not file.is_file():
-        raise ModelError(f"{folder} holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
+        raise ModelError(
+            f"{folder} holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders"
+        )
     return load_trainer_state(file)
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
-    """The contents of a `TRAINER_FILE`. `is_mapped` memory-maps it. Raises ModelError if another program wrote it."""
+    """The contents of a `TRAINER_FILE`. `is_mapped` memory-maps it. Raises ModelError if another program
+    wrote it."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         if not {"optimizer", "random", "cuda_rng"} <= state.keys():
             raise ValueError("it has other parts")
-    except (OSError, ValueError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, UnpicklingError) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        UnpicklingError,
+    ) as error:
         raise ModelError(
-            f"{file} isn't a training state that turnwise wrote, so nothing in it is run; it is damaged, or another "
+            f"{file} isn't a training state that turnwise wrote, so nothing in it is run; it is damaged, or "
+            f"another "
             "program wrote it: continue from another checkpoint"
         ) from error
     return state
 
 
 def read_model_weights(folder: Path, model: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
-    """Copies the weights of a Hugging Face folder into the live parameters of a model, which are whole inside `gathered(…)`.
-    Raises ModelError if they are adapters, or have other names or shapes."""
+    """Copies the weights of a Hugging Face folder into the live parameters of a model, which are whole inside
+    `gathered(…)`. Raises ModelError if they are adapters, or have other names or shapes."""
     if (folder / ADAPTER_CONFIG).is_file():
-        raise ModelError(f"{folder} holds LoRA adapters, not all parameters; set lora_rank as it was to continue with it")
+        raise ModelError(
+            f"{folder} holds LoRA adapters, not all parameters; set lora_rank as it was to continue with it"
+        )
     trust = trusted_already(model)
     config = load_model_config(folder, trust)
     saved, missing, unexpected = load_pretrained(type(model), folder, config, dtype=model.dtype, trust=trust)
@@ -95,18 +116,22 @@ def read_model_weights(folder: Path, model: PreTrainedModel, gathered: Gathered 
 
 @torch.no_grad()
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
-    """Copies parameters and persistent buffers to `target`. Raises ModelError if `source` lacks a tensor or a shape differs."""
+    """Copies parameters and persistent buffers to `target`. Raises ModelError if `source` lacks a tensor or a
+    shape differs."""
     origin, destination = source.state_dict(), target.state_dict(keep_vars=True)
     for name, tensor in destination.items():
         with gathered([tensor]):
             if name not in origin or origin[name].shape != tensor.shape:
                 shape = tuple(tensor.shape)
-                raise ModelError(f"the saved model has no tensor {name} of shape {shape}; it is another architecture")
+                raise ModelError(
+                    f"the saved model has no tensor {name} of shape {shape}; it is another architecture"
+                )
             tensor.copy_(origin[name])
 
 
 class GlobalRandomState:
-    """The state of the global generators of `random`, `numpy.random` and torch (on the CPU), which user code may draw from."""
+    """The state of the global generators of `random`, `numpy.random` and torch (on the CPU), which user code
+    may draw from."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = random.getstate()

@@ -1,4 +1,5 @@
-"""Training and forward passes of a model in plain PyTorch, with the whole model on the device of each rank."""
+"""Training and forward passes of a model in plain PyTorch, with the whole model on the device of each
+rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,8 +29,9 @@ from turnwise.types import Batch, Metric, ModelOutputs
 class TorchStrategy(BaseStrategy):
     """Trains a policy or a value model, or runs a frozen one (see `BaseStrategy` and `TransformersModel`).
 
-    Parameters are only changed in place, so an engine may read them, and they may be views of a larger tensor. Each rank has a
-    share of the micro-batches. Gradients are summed over the ranks before an optimiser step, so all make the same step."""
+    Parameters are only changed in place, so an engine may read them, and they may be views of a larger
+    tensor. Each rank has a share of the micro-batches. Gradients are summed over the ranks before an
+    optimiser step, so all make the same step."""
 
     def __init__(
         self,
@@ -61,9 +63,13 @@ class TorchStrategy(BaseStrategy):
             self._optimizer = build_optimizer(self.model, optimizer)
 
     @classmethod
-    def for_role(cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any) -> Self:
+    def for_role(
+        cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any
+    ) -> Self:
         if options:
-            raise ConfigError(f"strategy_args.strategy_config: plain PyTorch has no option {', '.join(options)}")
+            raise ConfigError(
+                f"strategy_args.strategy_config: plain PyTorch has no option {', '.join(options)}"
+            )
         model = source.load(rank)
         return cls(model, adapters=source.prepare(model, rank), rank=rank, **settings)
 
@@ -83,7 +89,9 @@ class TorchStrategy(BaseStrategy):
         self._adam.zero_grad(set_to_none=True)
         self._is_finite = True
 
-    def _add_gradients(self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart) -> list[Metric]:
+    def _add_gradients(
+        self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart
+    ) -> list[Metric]:
         metrics: list[Metric] = []
         with self._model.dropping(position, part.number, self._context.rank):
             for batch in micro_batches:
@@ -157,7 +165,9 @@ class TorchStrategy(BaseStrategy):
             self.model.to(target)
         if "optimizer" in kinds and self._optimizer is not None:
             for state in self._optimizer.state.values():
-                state.update({name: value.to(target) for name, value in state.items() if isinstance(value, Tensor)})
+                state.update(
+                    {name: value.to(target) for name, value in state.items() if isinstance(value, Tensor)}
+                )
         torch.cuda.empty_cache()  # so that a server in another process can use the memory
 
     def _describe(self) -> StrategyInfo:

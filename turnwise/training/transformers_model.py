@@ -23,13 +23,14 @@ from turnwise.types import Batch, ModelOutputs
 
 
 class TransformersModel:
-    """A policy, whose logits are divided by `temperature`, or a value model; with `adapters`, which it already contains, only
-    they are trained and saved. A model that isn't trained is frozen.
+    """A policy, whose logits are divided by `temperature`, or a value model; with `adapters`, which it
+    already contains, only they are trained and saved. A model that isn't trained is frozen.
 
-    The model's own dropout is always off, so that the new log-probs of the first update equal the old ones. Dropout of adapters
-    is on in training passes. `dtype` is autocast's dtype; fp32 turns autocast off. `uses_kernels` lets turnwise's own kernels
-    read the weights where they lie. Raises ConfigError if trained weights aren't fp32, or the architecture has no gradient
-    checkpointing and `is_gradient_checkpointing` asks for it."""
+    The model's own dropout is always off, so that the new log-probs of the first update equal the old ones.
+    Dropout of adapters is on in training passes. `dtype` is autocast's dtype; fp32 turns autocast off.
+    `uses_kernels` lets turnwise's own kernels read the weights where they lie. Raises ConfigError if trained
+    weights aren't fp32, or the architecture has no gradient checkpointing and `is_gradient_checkpointing`
+    asks for it."""
 
     def __init__(
         self,
@@ -54,7 +55,10 @@ class TransformersModel:
             self.module.requires_grad_(False)
             return
         if self.module.dtype != torch.float32:
-            raise ConfigError(f"weights are {self.module.dtype}, but small updates vanish outside fp32; load them in float32")
+            raise ConfigError(
+                f"weights are {self.module.dtype}, but small updates vanish outside fp32; load them in "
+                f"float32"
+            )
         if is_gradient_checkpointing:
             self._checkpointed = _checkpoint_layers(self.module)
 
@@ -74,9 +78,12 @@ class TransformersModel:
         return counts
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """In this context the model is its base model. Raises NotAvailableError if there are no adapters to leave out."""
+        """In this context the model is its base model. Raises NotAvailableError if there are no adapters to
+        leave out."""
         if self.adapters is None:
-            raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
+            raise NotAvailableError(
+                "all parameters are trained, so there is no base model; set lora_rank, or load a reference"
+            )
         return self.adapters.off()
 
     def dropping(self, position: float, part: int, rank: int) -> AbstractContextManager[None]:
@@ -85,9 +92,10 @@ class TransformersModel:
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Turns gradient checkpointing on. transformers checkpoints a layer only while its `training` is set, and then uses no
-        KV cache. An engine may sample from the same model between steps, so `training` is set only for forward and backward. It
-        is set only on the layers: the modules inside them stay in evaluation mode, without dropout."""
+        """Turns gradient checkpointing on. transformers checkpoints a layer only while its `training` is set,
+        and then uses no KV cache. An engine may sample from the same model between steps, so `training` is
+        set only for forward and backward. It is set only on the layers: the modules inside them stay in
+        evaluation mode, without dropout."""
         for layer in self._checkpointed:
             layer.training = True
         try:
@@ -97,8 +105,8 @@ class TransformersModel:
                 layer.training = False
 
     def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in. Tied parameters come once. Each is read
-        inside `gathered(…)`."""
+        """`(Hugging Face name, tensor)` of every parameter, with adapters merged in. Tied parameters come
+        once. Each is read inside `gathered(…)`."""
         if self.adapters is not None:
             yield from self.adapters.merged_weights(gathered)
             return
@@ -107,8 +115,8 @@ class TransformersModel:
                 yield name, parameter.detach()
 
     def write(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Writes a Hugging Face folder, or only the adapters as a peft folder. `weights` replace the model's parameters if this
-        process doesn't hold them whole. Raises OSError if the files can't be written."""
+        """Writes a Hugging Face folder, or only the adapters as a peft folder. `weights` replace the model's
+        parameters if this process doesn't hold them whole. Raises OSError if the files can't be written."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.adapters is None:
             write_weights(self.module, folder, weights)
@@ -116,7 +124,8 @@ class TransformersModel:
             self.adapters.save(folder)
 
     def read(self, folder: Path, gathered: Gathered = nullcontext) -> None:
-        """Copies what `write` wrote into the live parameters, inside `gathered(…)`. Raises ModelError if it doesn't fit."""
+        """Copies what `write` wrote into the live parameters, inside `gathered(…)`. Raises ModelError if it
+        doesn't fit."""
         if self.adapters is None:
             read_model_weights(folder, self.module, gathered)
             return
@@ -141,8 +150,11 @@ class TransformersModel:
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Makes transformers keep only layers' inputs and recompute the rest in the backward pass. Returns these layers."""
+    """Makes transformers keep only layers' inputs and recompute the rest in the backward pass. Returns these
+    layers."""
     if not model.supports_gradient_checkpointing:
-        raise ConfigError(f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true")
+        raise ConfigError(
+            f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true"
+        )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,1 +1,2 @@
-"""Weights from the ranks of a trainer to inference servers. docs/design/transfer.md walks one version through it."""
+"""Weights from the ranks of a trainer to inference servers. docs/design/transfer.md walks one version through
+it."""

@@ -1,4 +1,5 @@
-"""The contracts between those who send weights and those who receive them. `turnwise.protocols` exports them too."""
+"""The contracts between those who send weights and those who receive them. `turnwise.protocols` exports them
+too."""
 
 from collections.abc import Awaitable, Iterable, Iterator
 from typing import Any, Literal, Protocol
@@ -19,7 +20,8 @@ class WeightSource(Protocol):
     def manifest(self) -> WeightManifest: ...
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """`(Hugging Face name, tensor)` in the order of the manifest. Raises WorkerError if a tensor isn't as it says."""
+        """`(Hugging Face name, tensor)` in the order of the manifest. Raises WorkerError if a tensor isn't as
+        it says."""
 
 
 class SendsWeights(Protocol):
@@ -33,15 +35,16 @@ class SendsWeights(Protocol):
 
 
 class UpdatesWeights(Protocol):
-    """The steps of a weight update on one server: `begin_update`, `receive`, and then the server's `resume`."""
+    """The steps of a weight update on one server: `begin_update`, `receive`, and then the server's
+    `resume`."""
 
     async def begin_update(self, manifest: WeightManifest) -> None:
-        """Prepares for weights of this manifest. Called before the weights are sent. Raises ModelError if they don't fit the
-        server's model or a tensor is missing."""
+        """Prepares for weights of this manifest. Called before the weights are sent. Raises ModelError if
+        they don't fit the server's model or a tensor is missing."""
 
     async def receive(self, weights: WeightSource) -> int:
-        """Writes new values into its own weights, after `begin_update` and between `suspend` and `resume`. Returns the number
-        of bytes written. Called only if `info().needs_weights`."""
+        """Writes new values into its own weights, after `begin_update` and between `suspend` and `resume`.
+        Returns the number of bytes written. Called only if `info().needs_weights`."""
 
 
 class ReceivesWeights(UpdatesWeights, Protocol):
@@ -55,7 +58,8 @@ class ReceivesWeights(UpdatesWeights, Protocol):
 
 
 class WeightTransfer(Protocol):
-    """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
-    the version, and resumes the servers. It is a contract of its own, since trainer and servers both take part."""
+    """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the
+    weights, raises the version, and resumes the servers. It is a contract of its own, since trainer and
+    servers both take part."""
 
     async def update(self, version: int) -> list[Metric]: ...

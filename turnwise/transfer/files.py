@@ -29,8 +29,8 @@ class WeightFolder:
 
 
 def write_folder(weights: NamedTensors) -> WeightFolder:
-    """Writes weights as safetensors files into a new folder, in shared memory if there is room. Tied tensors are written once,
-    under their first name, as in a checkpoint."""
+    """Writes weights as safetensors files into a new folder, in shared memory if there is room. Tied tensors
+    are written once, under their first name, as in a checkpoint."""
     first_names: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
     for name, tensor in weights:
         first_names.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))

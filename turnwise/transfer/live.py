@@ -9,7 +9,8 @@ from turnwise.transfer.manifest import TensorSpec, WeightManifest
 
 
 class LiveWeights:
-    """Weights that are read from where the trainer has them. `read` begins to iterate over the trainer's tensors.
+    """Weights that are read from where the trainer has them. `read` begins to iterate over the trainer's
+    tensors.
 
     >>> import torch
     >>> weights = LiveWeights.of(lambda: [("a", torch.ones(2, 3))])
@@ -38,13 +39,17 @@ def spec_of(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
 
 
-def as_manifested(manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same pairs. Raises WorkerError for the first one that isn't as the manifest says, and at the end if one
-    is missing."""
+def as_manifested(
+    manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The same pairs. Raises WorkerError for the first one that isn't as the manifest says, and at the end if
+    one is missing."""
     missing = dict(manifest.tensors)
     for name, tensor in tensors:
         manifest.check_same(name, spec_of(tensor))
         missing.pop(name, None)
         yield name, tensor
     if missing:
-        raise WorkerError(f"{next(iter(missing))} is missing, but it was among the tensors when they were first sent")
+        raise WorkerError(
+            f"{next(iter(missing))} is missing, but it was among the tensors when they were first sent"
+        )

@@ -21,8 +21,8 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """The tensors of a set of weights by name, in the order in which they are sent. `tied` holds the groups of names that stand
-    for one tensor: a set that has one of them has all.
+    """The tensors of a set of weights by name, in the order in which they are sent. `tied` holds the groups
+    of names that stand for one tensor: a set that has one of them has all.
 
     >>> sent = WeightManifest({"embed": TensorSpec((5, 2), "float32", 40)})
     >>> tied = WeightManifest({**sent.tensors, "head": sent.tensors["embed"]}, tied=(("embed", "head"),))
@@ -39,9 +39,9 @@ class WeightManifest:
         return sum(spec.num_bytes for spec in self.tensors.values())
 
     def check_fits(self, model: "WeightManifest", server: str) -> None:
-        """Raises ModelError unless these weights are those of a server's model: each tensor is one of the model's
-        and has its shape, and no tensor of the model is missing. Dtypes may differ, since the server converts.
-        `server` names the server in the error."""
+        """Raises ModelError unless these weights are those of a server's model: each tensor is one of the
+        model's and has its shape, and no tensor of the model is missing. Dtypes may differ, since the server
+        converts. `server` names the server in the error."""
         for name, spec in self.tensors.items():
             expected = model.tensors.get(name)
             if expected is not None and expected.shape == spec.shape:
@@ -54,7 +54,8 @@ class WeightManifest:
         missing = self._missing(model)
         if missing:
             raise ModelError(
-                f"the trainer gave no values for {counted(len(missing), 'tensor')} of the model that {server} "
+                f"the trainer gave no values for {counted(len(missing), 'tensor')} of the model that "
+                f"{server} "
                 f"samples from, such as {missing[0]}; {_ADVICE}"
             )
 
@@ -63,7 +64,9 @@ class WeightManifest:
         expected = self.tensors.get(name)
         if spec != expected:
             first_spec = expected or "unknown"
-            raise WorkerError(f"{name} is {spec} now, but it was {first_spec} when the tensors were first sent")
+            raise WorkerError(
+                f"{name} is {spec} now, but it was {first_spec} when the tensors were first sent"
+            )
 
     def _missing(self, model: "WeightManifest") -> list[str]:
         sent = set(self.tensors)

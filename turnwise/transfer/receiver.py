@@ -9,7 +9,8 @@ from turnwise.transfer.manifest import WeightManifest
 
 
 def manifest_of_model(model: nn.Module) -> WeightManifest:
-    """All parameters of a model under all their names. The model may be on the meta device, where tensors have no addresses."""
+    """All parameters of a model under all their names. The model may be on the meta device, where tensors
+    have no addresses."""
     parameters = _all_names(model)
     names: dict[int, list[str]] = {}
     for name, parameter in parameters.items():
@@ -19,7 +20,8 @@ def manifest_of_model(model: nn.Module) -> WeightManifest:
 
 
 def copy_into(model: nn.Module, weights: WeightSource) -> int:
-    """Copies weights that fit a model into its parameters, in place, and returns the number of bytes written."""
+    """Copies weights that fit a model into its parameters, in place, and returns the number of bytes
+    written."""
     targets = _all_names(model)
     num_bytes = 0
     with torch.no_grad():

@@ -13,10 +13,13 @@ from turnwise.transfer.shared_memory import SharedMemory
 
 
 class WeightSender:
-    """Sends the weights that `read` iterates over: inside its process, or to others if `is_shared`. If a model is sharded,
-    iterating gathers it, so all ranks must be called together. Only the rank with `keeps` holds on to what it reads."""
+    """Sends the weights that `read` iterates over: inside its process, or to others if `is_shared`. If a
+    model is sharded, iterating gathers it, so all ranks must be called together. Only the rank with `keeps`
+    holds on to what it reads."""
 
-    def __init__(self, read: Callable[[], Iterable[tuple[str, Tensor]]], is_shared: bool, keeps: bool = True) -> None:
+    def __init__(
+        self, read: Callable[[], Iterable[tuple[str, Tensor]]], is_shared: bool, keeps: bool = True
+    ) -> None:
         self._read = read
         self._is_shared = is_shared
         self._keeps = keeps
@@ -30,7 +33,8 @@ class WeightSender:
         return self._manifest
 
     def publish(self) -> WeightSource | None:
-        """The weights as they are now; shared memory keeps them until the next call. None on a rank that keeps nothing."""
+        """The weights as they are now; shared memory keeps them until the next call. None on a rank that
+        keeps nothing."""
         manifest = self.manifest()
         if not self._keeps:
             for _ in self._read():

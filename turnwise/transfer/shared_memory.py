@@ -20,8 +20,8 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class SharedWeights:
-    """Named tensors in memory that several processes map. It can be pickled; whoever iterates over it maps the memory, as long
-    as the `SharedMemory` that it belongs to exists."""
+    """Named tensors in memory that several processes map. It can be pickled; whoever iterates over it maps
+    the memory, as long as the `SharedMemory` that it belongs to exists."""
 
     manifest: WeightManifest
     path: str
@@ -31,7 +31,8 @@ class SharedWeights:
 
 
 class SharedMemory:
-    """Memory for named tensors, outside /dev/shm, which is small in containers. Raises WorkerError if memory is short.
+    """Memory for named tensors, outside /dev/shm, which is small in containers. Raises WorkerError if memory
+    is short.
 
     >>> from turnwise.transfer.live import manifest_of
     >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
@@ -49,7 +50,8 @@ class SharedMemory:
         self._targets = _views(manifest, _mapped(path, num_bytes))
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies tensors, which may be on any device, into the memory. Raises WorkerError if they aren't as in the manifest."""
+        """Copies tensors, which may be on any device, into the memory. Raises WorkerError if they aren't as
+        in the manifest."""
         with torch.no_grad():
             for name, tensor in as_manifested(self.weights.manifest, tensors):
                 self._targets[name].copy_(tensor)
@@ -84,7 +86,8 @@ def _views(manifest: WeightManifest, buffer: Tensor) -> dict[str, Tensor]:
 
 
 def _new_file(num_bytes: int) -> tuple[str, Any]:
-    """Makes a file of this size, on Linux in memory. Returns `(path, file)`. Others can open `path` until `file` is closed."""
+    """Makes a file of this size, on Linux in memory. Returns `(path, file)`. Others can open `path` until
+    `file` is closed."""
     if sys.platform == "linux":
         file: Any = open(os.memfd_create("turnwise weights"), "r+b")  # noqa: SIM115
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
@@ -99,7 +102,8 @@ def _new_file(num_bytes: int) -> tuple[str, Any]:
     except OSError as error:
         file.close()
         raise WorkerError(
-            f"the {num_bytes / 2**20:.0f} MB that bring the weights to other processes can't be had: {error.strerror}; "
+            f"the {num_bytes / 2**20:.0f} MB that bring the weights to other processes can't be had: "
+            f"{error.strerror}; "
             "leave them free, or train and sample in one process (async_generation_ratio: 0, one device)"
         ) from error
     return path, file

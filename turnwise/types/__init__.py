@@ -1,8 +1,9 @@
 """The nouns of turnwise: the data that pass between packages.
 
-Standard library and numpy only. Arrays over tokens are one-dimensional; `N` is a number of tokens, `R` a number of sampled
-tokens. The nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context (forward passes, credit
-and training work on samples), and a `Batch` is one micro-batch. Packing is the last thing that happens to data."""
+Standard library and numpy only. Arrays over tokens are one-dimensional; `N` is a number of tokens, `R` a
+number of sampled tokens. The nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of
+one context (forward passes, credit and training work on samples), and a `Batch` is one micro-batch. Packing
+is the last thing that happens to data."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,10 +29,12 @@ from turnwise.types.completion import (
 from turnwise.types.trajectory_view import ViewedGroup, ViewedTrajectory
 
 Message = dict[str, Any]
-"""One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or `tool_call_id`."""
+"""One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or
+`tool_call_id`."""
 
 MAX_ABS = 1e30
-"""The largest absolute value of a reward or metric. It fits into a float32, and sums of its squares fit into a float64."""
+"""The largest absolute value of a reward or metric. It fits into a float32, and sums of its squares fit into
+a float64."""
 SAME_SCORE = 1e-6
 """Scores that differ by no more than this are equal: they differ by rounding."""
 
@@ -40,12 +43,14 @@ Limit = Literal["max_steps", "max_new_tokens", "sequence_length", "environment",
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
 PooledReduction = Literal["p99", "ess"]
-"""Reductions that need all values at once: the 99th percentile, and the effective sample size (Σρ)² / (n·Σρ²) of n ratios ρ."""
+"""Reductions that need all values at once: the 99th percentile, and the effective sample size (Σρ)² / (n·Σρ²)
+of n ratios ρ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem, which all trajectories of a group play. Everything random in its initial state follows from `seed`."""
+    """One problem, which all trajectories of a group play. Everything random in its initial state follows
+    from `seed`."""
 
     id: str
     tag: str
@@ -86,11 +91,13 @@ class Observation:
 class Turn:
     """One model response, with the prompt before it and the environment's result.
 
-    `prompt_ids` [P] are the ids that were *added* to the context before this response: the whole prompt in a context's first
-    turn, later only the new observation in its template. `response_ids` [R] were sampled. The context that the server saw
-    joins both, turn after turn, beginning at the last turn with `starts_context`; where history branched, follow `parent`.
+    `prompt_ids` [P] are the ids that were *added* to the context before this response: the whole prompt in a
+    context's first turn, later only the new observation in its template. `response_ids` [R] were sampled. The
+    context that the server saw joins both, turn after turn, beginning at the last turn with `starts_context`;
+    where history branched, follow `parent`.
 
-    >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5, -0.1]))
+    >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5,
+    -0.1]))
     >>> turn.num_tokens
     5
     """
@@ -108,24 +115,26 @@ class Turn:
     """The action given to the environment, None if nothing could be parsed."""
     reward: float = 0.0
     state_key: Hashable = None
-    """The environment's `state_key()` before this turn's action, or the observation if it has no such method. For GiGPO."""
+    """The environment's `state_key()` before this turn's action, or the observation if it has no such method.
+    For GiGPO."""
     metrics: dict[str, float] = field(default_factory=dict)
     starts_context: bool = False
     parent: int | None = None
-    """Index of the turn whose context this turn continues; None = the previous turn. With `starts_context`, index of the turn
-    that the new context branches off."""
+    """Index of the turn whose context this turn continues; None = the previous turn. With `starts_context`,
+    index of the turn that the new context branches off."""
     is_greedy: bool = False
     generate_s: float = 0.0
     step_s: float = 0.0
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
     sampling: SamplingParams | None = None
-    """The sampling parameters. Files leave out seed and stop tokens. None = unknown: the run's own parameters are assumed."""
+    """The sampling parameters. Files leave out seed and stop tokens. None = unknown: the run's own parameters
+    are assumed."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
-    """What is new in this turn: the messages before the response, as the model was shown them, and the response with its
-    `tool_calls`. The conversation sets them; files leave them out."""
+    """What is new in this turn: the messages before the response, as the model was shown them, and the
+    response with its `tool_calls`. The conversation sets them; files leave them out."""
 
     @property
     def num_tokens(self) -> int:
@@ -142,11 +151,12 @@ class TurnSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Sample:
-    """One context as flat arrays [N]. It is built once, and forward passes and credit assignment write into it.
+    """One context as flat arrays [N]. It is built once, and forward passes and credit assignment write into
+    it.
 
-    Arrays align with tokens: entry t of every log-prob, value, advantage or return belongs to token t, given the tokens
-    before it (`values[t]` is the value head's output at position t − 1, `next_values[t]` the one at t itself). Where
-    `response_mask` is 0 they hold 0.
+    Arrays align with tokens: entry t of every log-prob, value, advantage or return belongs to token t, given
+    the tokens before it (`values[t]` is the value head's output at position t − 1, `next_values[t]` the one
+    at t itself). Where `response_mask` is 0 they hold 0.
 
     >>> sample = Sample(token_ids=np.array([5, 6, 7, 8]), response_mask=np.array([False, False, True, True]),
     ...                 rollout_logprobs=np.zeros(4, np.float32), turn_spans=(TurnSpan(0, 2, 4),))
@@ -163,20 +173,23 @@ class Sample:
     weight: float = 1.0
     """Multiplies this context in every loss; 0 for padding rows."""
     kept_ids: KeptIds | None = None
-    """int32 [K]: the candidate ids that truncated sampling (top-k, top-p …) kept, those of token t from `kept_offsets[t]` to
-    `kept_offsets[t + 1]`. A token with none was drawn from all ids. Rollout and old log-probs are normalised over kept ids."""
+    """int32 [K]: the candidate ids that truncated sampling (top-k, top-p …) kept, those of token t from
+    `kept_offsets[t]` to `kept_offsets[t + 1]`. A token with none was drawn from all ids. Rollout and old
+    log-probs are normalised over kept ids."""
     kept_offsets: IntArray | None = None  # [N + 1]
     temperatures: FloatArray | None = None
-    """float32 [N]: the temperature at which a token was sampled if it differs from the trainer's, else 0. None if it differs
-    for no token. All log-probs of a token are at its sampling temperature."""
+    """float32 [N]: the temperature at which a token was sampled if it differs from the trainer's, else 0.
+    None if it differs for no token. All log-probs of a token are at its sampling temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
-    """Old log-probs [N] over the whole vocabulary, for a KL; None if `old_logprobs` are over the whole vocabulary already."""
+    """Old log-probs [N] over the whole vocabulary, for a KL; None if `old_logprobs` are over the whole
+    vocabulary already."""
     ref_logprobs: FloatArray | None = None
     """The reference's log-probs, over the whole vocabulary."""
     values: FloatArray | None = None
     next_values: FloatArray | None = None
-    """The value of the state after each token. After the last token of a truncated trajectory it is the bootstrap value."""
+    """The value of the state after each token. After the last token of a truncated trajectory it is the
+    bootstrap value."""
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
     keep_mask: NDArray[np.bool_] | None = None
@@ -207,9 +220,10 @@ class Sample:
 
 @dataclass(slots=True, repr=False)
 class Trajectory(ViewedTrajectory):
-    """One episode, or a part of one (see `weight`): its turns, samples and how it ended. A failure is data, not an exception.
-    `limit` names the limit that cut a `truncated` episode. For credit, an episode cut by the task's own limits (`max_steps`,
-    `max_new_tokens`, `sequence_length`) is over; after a cut from outside (`environment`, `time`) a critic bootstraps."""
+    """One episode, or a part of one (see `weight`): its turns, samples and how it ended. A failure is data,
+    not an exception. `limit` names the limit that cut a `truncated` episode. For credit, an episode cut by
+    the task's own limits (`max_steps`, `max_new_tokens`, `sequence_length`) is over; after a cut from outside
+    (`environment`, `time`) a critic bootstraps."""
 
     task: Task
     sibling: int
@@ -223,9 +237,11 @@ class Trajectory(ViewedTrajectory):
     error: str | None = None
     role: str = "agent"
     weight: float = 1.0
-    """1 for a whole episode. If several trajectories make up an episode (sub-agents, compaction), their weights add up to 1."""
+    """1 for a whole episode. If several trajectories make up an episode (sub-agents, compaction), their
+    weights add up to 1."""
     score_kl_penalty: float = 0.0
-    """β times the sum of the tokens' KL. `credit` writes it, and estimators on trajectory scores subtract it."""
+    """β times the sum of the tokens' KL. `credit` writes it, and estimators on trajectory scores subtract
+    it."""
 
     @property
     def score(self) -> float:
@@ -234,7 +250,8 @@ class Trajectory(ViewedTrajectory):
 
     @property
     def advantages_by_turn(self) -> dict[int, FloatArray]:
-        """Turn index → the advantages [R] of the turn's sampled tokens. Turns of samples without credit are left out."""
+        """Turn index → the advantages [R] of the turn's sampled tokens. Turns of samples without credit are
+        left out."""
         return {
             span.turn: sample.advantages[span.start : span.stop]
             for sample in self.samples
@@ -258,7 +275,8 @@ class Group(ViewedGroup):
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
     rejected: Literal["failed", "filtered", "stale"] | None = None
-    """Why the group isn't trained on, else None: an episode failed for good, a filter dropped the group, or it's too old."""
+    """Why the group isn't trained on, else None: an episode failed for good, a filter dropped the group, or
+    it's too old."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -266,9 +284,10 @@ class Group(ViewedGroup):
 
 
 class Denominators(NamedTuple):
-    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. Summed over the samples of all
-    micro-batches and ranks, `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` = Σ weight, `num_turns` = Σ
-    weight·turns. Only samples and turns with a token in the loss mask count. `max_length` is the constant `sequence_length`."""
+    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. Summed over the
+    samples of all micro-batches and ranks, `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` =
+    Σ weight, `num_turns` = Σ weight·turns. Only samples and turns with a token in the loss mask count.
+    `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
     num_sequences: float
@@ -277,11 +296,13 @@ class Denominators(NamedTuple):
 
 
 class TokenAnnotations(NamedTuple):
-    """What a loss must know about single tokens and can only learn from the whole optimiser step: arrays [N], or None. They are
-    computed before the step is split into micro-batches, so that no result depends on the split."""
+    """What a loss must know about single tokens and can only learn from the whole optimiser step: arrays [N],
+    or None. They are computed before the step is split into micro-batches, so that no result depends on the
+    split."""
 
     keep_mask: Any = None
-    """bool: False excludes a token from the loss and its denominators, but not from the ratios of its turn and sequence."""
+    """bool: False excludes a token from the loss and its denominators, but not from the ratios of its turn
+    and sequence."""
     importance: Any = None
     """float32: constant factors of the tokens' policy losses."""
     selected_mask: Any = None
@@ -290,9 +311,9 @@ class TokenAnnotations(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """`S` samples with `N` tokens in all, packed back to back, as one micro-batch. The arrays are numpy here; a strategy turns
-    them into tensors on its device with `map` and passes these to the loss. Optional arrays are None until the forward pass or
-    the credit assignment that computes them has run."""
+    """`S` samples with `N` tokens in all, packed back to back, as one micro-batch. The arrays are numpy here;
+    a strategy turns them into tensors on its device with `map` and passes these to the loss. Optional arrays
+    are None until the forward pass or the credit assignment that computes them has run."""
 
     token_ids: Any  # int64 [N]
     position_ids: Any  # int64 [N], restarting at 0 with each sample
@@ -337,12 +358,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputs:
-    """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 outside the response mask."""
+    """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 outside the response
+    mask."""
 
     logprobs: Any = None
     """Log-probs, normalised over the kept ids of a token that has some, else over the whole vocabulary."""
     full_logprobs: Any = None
-    """Log-probs over the whole vocabulary. None if `logprobs` are the same (no kept ids) and the loss doesn't ask for these."""
+    """Log-probs over the whole vocabulary. None if `logprobs` are the same (no kept ids) and the loss doesn't
+    ask for these."""
     entropy: Any = None
     values: Any = None
     next_values: Any = None
@@ -353,7 +376,8 @@ class ModelOutputs:
 
 
 class Metric(NamedTuple):
-    """One measurement. Any code may return measurements; only `tracking.metrics.reduce_metrics` combines them.
+    """One measurement. Any code may return measurements; only `tracking.metrics.reduce_metrics` combines
+    them.
 
     >>> Metric("actor/pg_loss", 3.0, "sum")
     Metric(name='actor/pg_loss', value=3.0, reduction='sum', weight=1.0)
@@ -361,8 +385,8 @@ class Metric(NamedTuple):
 
     name: str
     value: Any
-    """A number, or a zero-dimensional tensor that is read only at the end of the step. For a pooled reduction, an array or
-    tensor [N] of values, each counted once."""
+    """A number, or a zero-dimensional tensor that is read only at the end of the step. For a pooled
+    reduction, an array or tensor [N] of values, each counted once."""
     reduction: Reduction | PooledReduction = "mean"
     weight: Any = 1.0
     """Weight in a mean: a number or a zero-dimensional tensor. Reductions skip measurements of weight 0."""
@@ -383,10 +407,15 @@ def samples_of(groups: Sequence[Group]) -> list[Sample]:
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python. Every
-    random choice of a run is made with such a seed, so that no choice depends on the order of events.
+    """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python.
+    Every random choice of a run is made with such a seed, so that no choice depends on the order of events.
 
     >>> derive_seed(42, "train", "FrozenLake", 7) == derive_seed(42, "train", "FrozenLake", 7)
     True
     """
-    return int.from_bytes(hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest(), "little") >> 1
+    return (
+        int.from_bytes(
+            hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest(), "little"
+        )
+        >> 1
+    )

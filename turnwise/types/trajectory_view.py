@@ -1,4 +1,5 @@
-"""Shows trajectories and groups as text, and as HTML in a notebook. They are typed `Any`, since `types` imports this module."""
+"""Shows trajectories and groups as text, and as HTML in a notebook. They are typed `Any`, since `types`
+imports this module."""
 
 from html import escape
 from typing import Any
@@ -7,7 +8,10 @@ import numpy as np
 
 from turnwise.errors import counted
 
-_BOX = "border:1px solid #8886;border-radius:4px;padding:6px;margin:4px 0;font-family:monospace;white-space:pre-wrap"
+_BOX = (
+    "border:1px solid #8886;border-radius:4px;padding:6px;margin:4px "
+    "0;font-family:monospace;white-space:pre-wrap"
+)
 
 
 def summary(trajectory: Any) -> str:
@@ -17,17 +21,23 @@ def summary(trajectory: Any) -> str:
     end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
     error = f": {trajectory.error}" if trajectory.error else ""
     return (
-        f"{trajectory.task.id}, sibling {trajectory.sibling}: {score}, {counted(len(trajectory.turns), 'turn')}, {end}{error}"
+        f"{trajectory.task.id}, sibling {trajectory.sibling}: {score}, "
+        f"{counted(len(trajectory.turns), 'turn')}, {end}{error}"
     )
 
 
 def _shown(turn: Any) -> str:
-    """The turn's new messages before its response, each with its role; for a turn read from a file, the observation."""
+    """The turn's new messages before its response, each with its role; for a turn read from a file, the
+    observation."""
     lines = []
     for message in turn.messages[:-1] or ({"role": "user", "content": turn.observation},):
         content = message.get("content")
         is_text = isinstance(content, str)
-        text = content if is_text else "".join(part.get("text", f"[{part.get('type')}]") for part in content or ())
+        text = (
+            content
+            if is_text
+            else "".join(part.get("text", f"[{part.get('type')}]") for part in content or ())
+        )
         lines.append(f"{message['role']}: {text}")
     return "\n".join(lines)
 
@@ -42,7 +52,10 @@ def _cells(turn: Any, credit: Any) -> str:
             title += f", advantage {credit[place]:.3g}"
             color = "40,170,80" if credit[place] > 0 else color
             share = abs(float(credit[place])) / top if top else 0.0
-        cells.append(f"<span title='{title}' style='background:rgba({color},{share:.2f});border:1px solid #8884'>&nbsp;</span>")
+        cells.append(
+            f"<span title='{title}' style='background:rgba({color},{share:.2f});border:1px solid "
+            f"#8884'>&nbsp;</span>"
+        )
     return "".join(cells)
 
 
@@ -62,14 +75,16 @@ class ViewedTrajectory:
         return "\n".join([summary(self), *turns])
 
     def _repr_html_(self: Any) -> str:
-        """The messages that were new in each turn and the response, with a cell for each sampled token. The cell's colour shows
-        the advantage, if there is one (green above 0, red below), else the log-prob (the redder, the less likely)."""
+        """The messages that were new in each turn and the response, with a cell for each sampled token. The
+        cell's colour shows the advantage, if there is one (green above 0, red below), else the log-prob (the
+        redder, the less likely)."""
         rows = [f"<b>{escape(summary(self))}</b>"]
         advantages = self.advantages_by_turn
         for number, turn in enumerate(self.turns):
             rows.append(
-                f"<div style='{_BOX}'><small>turn {number + 1}, reward {turn.reward:g}</small>\n<span style='opacity:0.7'>"
-                f"{escape(_shown(turn))}</span>\n{escape(turn.text)}\n{_cells(turn, advantages.get(number))}</div>"
+                f"<div style='{_BOX}'><small>turn {number + 1}, reward {turn.reward:g}</small>\n"
+                f"<span style='opacity:0.7'>{escape(_shown(turn))}</span>\n{escape(turn.text)}\n"
+                f"{_cells(turn, advantages.get(number))}</div>"
             )
         return "<div>" + "".join(rows) + "</div>"
 
@@ -89,5 +104,8 @@ class ViewedGroup:
         return "\n  ".join([title, *map(summary, self.trajectories)])
 
     def _repr_html_(self: Any) -> str:
-        parts = (f"<details><summary>{escape(summary(t))}</summary>{t._repr_html_()}</details>" for t in self.trajectories)
+        parts = (
+            f"<details><summary>{escape(summary(t))}</summary>{t._repr_html_()}</details>"
+            for t in self.trajectories
+        )
         return f"<div>{escape(str(self).splitlines()[0])}{''.join(parts)}</div>"

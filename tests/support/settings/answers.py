@@ -71,11 +71,13 @@ _OTHER_VALUES: dict[str, Any] = {
     "reference.strategy_args.strategy_name": "fsdp2_infer",
     "reward.strategy_args.strategy_name": "fsdp2_infer",
 }
-"""Other values of keys for which no value does that any key may have; of a key with one value, one that it hasn't."""
+"""Other values of keys for which no value does that any key may have; of a key with one value, one that it
+hasn't."""
 
 
 class Answer(NamedTuple):
-    """`refusal` of the command line or of the run, or `warning`; the sentence; and the key that it names, or a section."""
+    """`refusal` of the command line or of the run, or `warning`; the sentence; and the key that it names, or
+    a section."""
 
     kind: str
     sentence: str

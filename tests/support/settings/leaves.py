@@ -46,7 +46,8 @@ class Leaf:
         return _texts(self.owner).get(str(self.path[-1]), "")
 
     def other_value(self, current: Any) -> Any:
-        """A valid value that isn't the current one, of those that any key may have; None where there is none."""
+        """A valid value that isn't the current one, of those that any key may have; None where there is
+        none."""
         annotation: Any = self.field.annotation
         if self.field.metadata:
             annotation = Annotated[(annotation, *self.field.metadata)]

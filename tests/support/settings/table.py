@@ -1,7 +1,7 @@
 """The visible effect of each setting: which value to set, in which config, and where to look.
 
-`tests/contracts/test_every_setting.py` runs every line; a setting without one must be refused, or answered with a sentence,
-wherever it is set. Values that start with `$` are paths of the test's.
+`tests/contracts/test_every_setting.py` runs every line; a setting without one must be refused, or answered
+with a sentence, wherever it is set. Values that start with `$` are paths of the test's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ SAME_RESULT = ("calls", "table")
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A setting in force: set to `value` in a config with the changes of `under`, another thing is seen in `place`."""
+    """A setting in force: set to `value` in a config with the changes of `under`, another thing is seen in
+    `place`."""
 
     key: str
     value: Any
@@ -41,11 +42,14 @@ class Live:
 
 
 def _roles(roles: str, lines: tuple[Live, ...], **under: Mapping[str, Any]) -> Iterator[Live]:
-    """The lines for several sections, each with the changes that bring that section into force. A key of a line's `under`
-    that begins with a dot is the section's own."""
+    """The lines for several sections, each with the changes that bring that section into force. A key of a
+    line's `under` that begins with a dot is the section's own."""
     for role in roles.split():
         for line in lines:
-            inner = {f"{role}.{key.removeprefix('.')}" if key.startswith(".") else key: v for key, v in line.under.items()}
+            inner = {
+                f"{role}.{key.removeprefix('.')}" if key.startswith(".") else key: v
+                for key, v in line.under.items()
+            }
             yield Live(f"{role}.{line.key}", line.value, line.place, {**under.get(role, {}), **inner})
 
 
@@ -59,7 +63,10 @@ _CLIPS = {"use_pg_clip_range": True, "pg_clip_low": 0.001, "pg_clip_high": 0.002
 _STALE = _TWO | {"actor_train.model_update_frequency": 2, _LR: 0.03}
 """The second batch is sampled from weights that training has left behind."""
 _WEIGHTED = _STALE | {"train_infer_correction.is_weight.enabled": True}
-_FILTERED = _STALE | {"train_infer_correction.filters.ratio_low": 0.9, "train_infer_correction.filters.ratio_high": 1.1}
+_FILTERED = _STALE | {
+    "train_infer_correction.filters.ratio_low": 0.9,
+    "train_infer_correction.filters.ratio_high": 1.1,
+}
 _GAE = {
     "adv_estimator": "gae",
     "critic.training_args.learning_rate": 0.01,
@@ -80,7 +87,11 @@ _BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
 _ALIKE = {"custom_envs.<tag>.env_type": "toy_envs:BanditEnv", "custom_envs.<tag>.env_config": {}}
 _RAISING = {"custom_envs.<tag>.env_type": "odd_envs:RaisingEnv", "custom_envs.<tag>.env_config": {}}
 
-_ROWS = {"train_env_manager.tags": ["data"], "data.train_files": ["$rows"], "data.reward.name": "toy_rewards:length"}
+_ROWS = {
+    "train_env_manager.tags": ["data"],
+    "data.train_files": ["$rows"],
+    "data.reward.name": "toy_rewards:length",
+}
 _VAL_ROWS = _ROWS | {"val_env_manager.tags": ["data"], "data.val_files": ["$rows"]} | _VALIDATED
 _TOOLS = _ROWS | {
     "data.default_agent": "toy_rewards:TellsTools",
@@ -177,20 +188,38 @@ AGENTIC: tuple[Live, ...] = (
     Live("eval_steps", 1, "validation"),
     Live("turn_journal_mb", 1, "files"),
     Live("save_best.metric", "val/score/max", "files", _VALIDATED),
-    Live("save_best.mode", "min", "metrics", _VALIDATED | {"eval_steps": 1, "save_best.metric": "val/score/mean"}),
+    Live(
+        "save_best.mode",
+        "min",
+        "metrics",
+        _VALIDATED | {"eval_steps": 1, "save_best.metric": "val/score/mean"},
+    ),
     Live("early_stopping.metric", "val/num_episodes", "metrics", _STOPPED),
     Live("early_stopping.mode", "min", "metrics", _STOPPED),
-    Live("early_stopping.patience", 1, "metrics", {"eval_steps": 1, "max_steps": 3, "early_stopping.min_delta": 9.0}),
+    Live(
+        "early_stopping.patience",
+        1,
+        "metrics",
+        {"eval_steps": 1, "max_steps": 3, "early_stopping.min_delta": 9.0},
+    ),
     Live("early_stopping.min_delta", 9.0, "metrics", _STOPPED),
     Live("rollout_batch_size", 2, "metrics"),
     Live("val_batch_size", 1, "validation", _VALIDATED),
     Live("render_save_dir", "pictures", "files", _VALIDATED),
-    *(Live(f"deadlines.{name}", 1e-9, "error") for name in ("request_s", "start_s", "env_s", "train_s", "weights_s")),
+    *(
+        Live(f"deadlines.{name}", 1e-9, "error")
+        for name in ("request_s", "start_s", "env_s", "train_s", "weights_s")
+    ),
     Live("parity_max_logprob_diff", 1e-12, "error"),
     Live("async_generation_ratio", 1, "metrics", _TWO),
     Live("on_weight_update", "abort_continue", "table", _AHEAD),
     Live("stale_groups", "drop", "table", _AHEAD),
-    Live("stream_training", False, "table", _AHEAD | {"actor_train.training_args.gradient_accumulation_steps": 2}),
+    Live(
+        "stream_training",
+        False,
+        "table",
+        _AHEAD | {"actor_train.training_args.gradient_accumulation_steps": 2},
+    ),
     Live("cpu_split.train", 3, "table", _AHEAD),
     Live("cpu_split.rollout", 3, "table", _AHEAD),
     # The algorithm
@@ -198,7 +227,12 @@ AGENTIC: tuple[Live, ...] = (
     Live("gamma", 0.5, "credit", _GAE),
     Live("lambd", 0.5, "credit", _GAE),
     Live("gae_granularity", "turn", "credit", _GAE),
-    Live("bootstrap_on_truncation", False, "credit", _GAE | _TWO | {"custom_envs.<tag>.env_type": "odd_envs:CutEnv"}),
+    Live(
+        "bootstrap_on_truncation",
+        False,
+        "credit",
+        _GAE | _TWO | {"custom_envs.<tag>.env_type": "odd_envs:CutEnv"},
+    ),
     Live("value_clip", 1e-4, "weights", _GAE),
     Live("critic_warmup", 1, "weights", _GAE | _TWO),
     Live("reward_placement", "final", "credit", {"adv_estimator": "reinforce"}),
@@ -334,7 +368,12 @@ AGENTIC: tuple[Live, ...] = (
         "rollouts",
         {"custom_envs.<tag>.agent_template": "<|im_end|>{observation}"},
     ),
-    Live("custom_envs.<tag>.use_thread_lock", True, "episodes", _BLOCKING | {"train_env_manager.max_env_num_per_worker": 2}),
+    Live(
+        "custom_envs.<tag>.use_thread_lock",
+        True,
+        "episodes",
+        _BLOCKING | {"train_env_manager.max_env_num_per_worker": 2},
+    ),
     *_roles("train_env_manager", (*_SAMPLING, *_FAILURES)),
     *_roles("val_env_manager", _FAILURES, val_env_manager=_VALIDATED),
     *(Live(f"val_env_manager.{line.key}", line.value, "validation", _VALIDATED | _TWO) for line in _SAMPLING),
@@ -375,6 +414,9 @@ SFT: tuple[Live, ...] = (
     Live("num_epochs", 2, "weights"),
     Live("use_dynamic_batching_in_train", False, "calls", {"training_args.gradient_accumulation_steps": 2}),
     Live("max_tokens_per_microbatch_in_train", 30, "calls"),
-    *(replace(line, under={key.lstrip("."): value for key, value in line.under.items()}) for line in (*_TRAINING, *_ADAPTERS)),
+    *(
+        replace(line, under={key.lstrip("."): value for key, value in line.under.items()})
+        for line in (*_TRAINING, *_ADAPTERS)
+    ),
     replace(_CODED, under={"pretrain": "$coded_model"}),
 )

@@ -29,7 +29,9 @@ FREE = EnvAgentSettings(tag="Lake", action_pattern=None)
 
 
 def tasks(count: int) -> list[Task]:
-    return [Task(id=f"train/Lake/{i}", tag="Lake", split="train", seed=derive_seed(0, i)) for i in range(count)]
+    return [
+        Task(id=f"train/Lake/{i}", tag="Lake", split="train", seed=derive_seed(0, i)) for i in range(count)
+    ]
 
 
 def firm_lake(task: Task) -> FrozenLakeEnv:
@@ -45,7 +47,9 @@ def guesser(env: Any, task: Task) -> Player:
 
 
 def test_a_demonstration_is_what_the_agent_would_have_said_and_seen() -> None:
-    for task, messages in zip(tasks(10), demonstrations(firm_lake, SETTINGS, teacher, tasks(10)), strict=True):
+    for task, messages in zip(
+        tasks(10), demonstrations(firm_lake, SETTINGS, teacher, tasks(10)), strict=True
+    ):
         said = [message["content"] for message in messages if message["role"] == "assistant"]
         conversation = ScriptedConversation(said)
         agent = EnvAgent(firm_lake, SETTINGS)
@@ -53,7 +57,9 @@ def test_a_demonstration_is_what_the_agent_would_have_said_and_seen() -> None:
         assert conversation.messages == messages
         assert messages[0] == {"role": "system", "content": "Be brief."}
         assert messages[-1]["role"] == "assistant"
-        assert all(parse_action(text, SETTINGS.action_pattern) in ("Left", "Down", "Right", "Up") for text in said)
+        assert all(
+            parse_action(text, SETTINGS.action_pattern) in ("Left", "Down", "Right", "Up") for text in said
+        )
         assert len(said) <= SETTINGS.max_steps
 
 
@@ -116,7 +122,9 @@ def test_an_environment_without_a_success_metric_succeeds_by_its_score() -> None
 
 def test_answers_that_the_pattern_cannot_read_are_refused() -> None:
     thinking = EnvAgentSettings(tag="Lake", action_pattern=THINK_ANSWER_PATTERN)
-    assert next(demonstrations(firm_lake, thinking, teacher, tasks(1)))[-1]["content"].startswith("<think></think><answer>")
+    assert next(demonstrations(firm_lake, thinking, teacher, tasks(1)))[-1]["content"].startswith(
+        "<think></think><answer>"
+    )
     bracketed = EnvAgentSettings(tag="Lake", action_pattern=r"\[(.*?)\]")
     with pytest.raises(ConfigError, match=r"action_pattern .* in none of .*<answer>"):
         next(demonstrations(firm_lake, bracketed, teacher, tasks(1)))

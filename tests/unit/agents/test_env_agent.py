@@ -33,7 +33,9 @@ def answers(actions: Iterable[str]) -> list[str]:
     return [f"<answer>{action}</answer>" for action in actions]
 
 
-def run(make_env: Callable[[Task], Env], texts: Iterable[str], **settings: Any) -> tuple[Trajectory, ScriptedConversation]:
+def run(
+    make_env: Callable[[Task], Env], texts: Iterable[str], **settings: Any
+) -> tuple[Trajectory, ScriptedConversation]:
     conversation = ScriptedConversation(texts)
     agent = EnvAgent(make_env, EnvAgentSettings(tag="Lake", **settings))
     [trajectory] = asyncio.run(agent.run(TASK, 2, lambda *_, **__: conversation, SAMPLING))
@@ -42,8 +44,15 @@ def run(make_env: Callable[[Task], Env], texts: Iterable[str], **settings: Any) 
 
 def test_a_finished_episode_holds_what_was_seen_done_and_earned() -> None:
     texts = [*answers(["down", "Jump", "Down", "Right"]), "no answer", "<answer>RIGHT</answer>"]
-    trajectory, conversation = run(lake, texts, turn_template="{actions_left}\n{observation}", max_tokens_per_step=24)
-    assert (trajectory.task, trajectory.sibling, trajectory.status, trajectory.limit) == (TASK, 2, "finished", None)
+    trajectory, conversation = run(
+        lake, texts, turn_template="{actions_left}\n{observation}", max_tokens_per_step=24
+    )
+    assert (trajectory.task, trajectory.sibling, trajectory.status, trajectory.limit) == (
+        TASK,
+        2,
+        "finished",
+        None,
+    )
     assert all(turn is said for turn, said in zip(trajectory.turns, conversation.turns, strict=True))
     assert [turn.action for turn in trajectory.turns] == ["down", "Jump", "Down", "Right", None, "RIGHT"]
     assert [turn.reward for turn in trajectory.turns] == [0.0, -0.5, 0.0, 0.0, -0.5, 1.0]
@@ -77,7 +86,9 @@ def test_the_episode_is_that_of_the_tasks_seed() -> None:
         (answers(["Right", "Down"]), 2, "finished", None, 2),
     ],
 )
-def test_each_limit_has_its_name(texts: list[str], max_steps: int, status: str, limit: str | None, num_turns: int) -> None:
+def test_each_limit_has_its_name(
+    texts: list[str], max_steps: int, status: str, limit: str | None, num_turns: int
+) -> None:
     trajectory, _ = run(lake, texts, max_steps=max_steps)
     assert (trajectory.status, trajectory.limit, len(trajectory.turns)) == (status, limit, num_turns)
     assert trajectory.metrics["num_actions"] == num_turns
@@ -144,7 +155,9 @@ class FailingResetEnv(ClosingEnv):
         (FailingResetEnv(), answers("b"), OSError),
     ],
 )
-def test_the_environment_is_closed_once_on_every_path(env: ClosingEnv, texts: list[str], error: type[Exception] | None) -> None:
+def test_the_environment_is_closed_once_on_every_path(
+    env: ClosingEnv, texts: list[str], error: type[Exception] | None
+) -> None:
     if error is None:
         run(lambda _: env, texts)
     else:
@@ -198,7 +211,9 @@ def test_a_broken_contract_names_environment_turn_and_what_is_allowed(env: Env, 
 
 
 def test_pictures_reach_the_turn_and_the_message() -> None:
-    trajectory, conversation = run(lambda _: FrozenLakeEnv(render_mode="rgb_array"), answers(["Up"]), max_steps=1)
+    trajectory, conversation = run(
+        lambda _: FrozenLakeEnv(render_mode="rgb_array"), answers(["Up"]), max_steps=1
+    )
     [media] = trajectory.turns[0].media
     assert media.data.shape == (128, 128, 3)
     assert conversation.messages[0]["content"][0]["image"] is media.data
@@ -234,24 +249,37 @@ class SecondStepBlocks(SecondStepHangs):
 
 @pytest.mark.parametrize("env", [SecondStepHangs, SecondStepBlocks])
 def test_an_episode_out_of_time_keeps_the_turns_that_were_answered(env: type[SecondStepHangs]) -> None:
-    conversation, calls = ScriptedConversation(["ab", "cd", "ef"]), CallSettings(watchdog=Watchdog(poll_s=0.01))
+    conversation, calls = (
+        ScriptedConversation(["ab", "cd", "ef"]),
+        CallSettings(watchdog=Watchdog(poll_s=0.01)),
+    )
     settings = EnvAgentSettings(tag="Lake", action_pattern=None, episode_timeout_s=1.0, calls=calls)
     with WatchedRunner(calls.watchdog) as runner:
-        [trajectory] = runner.run(EnvAgent(lambda _: env(3), settings).run(TASK, 2, lambda *_, **__: conversation, SAMPLING))
+        [trajectory] = runner.run(
+            EnvAgent(lambda _: env(3), settings).run(TASK, 2, lambda *_, **__: conversation, SAMPLING)
+        )
     assert (trajectory.status, trajectory.limit, trajectory.score) == ("truncated", "time", 1.0)
     assert trajectory.bootstraps and len(trajectory.turns) == 1 and len(conversation.turns) == 2
     assert trajectory.metrics == {"num_actions": 1.0, "success": 1.0}
 
 
 def test_an_episode_out_of_time_without_an_answered_turn_fails_by_name() -> None:
-    with pytest.raises(EnvironmentFault, match=r"waited 0\.02 s for an episode of Lake to end; raise episode_timeout_s"):
+    with pytest.raises(
+        EnvironmentFault, match=r"waited 0\.02 s for an episode of Lake to end; raise episode_timeout_s"
+    ):
         run(lambda _: StuckEnv(how="await"), ["ab"], action_pattern=None, episode_timeout_s=0.02)
 
 
 def test_a_call_that_hangs_is_a_failure_however_long_the_episode_may_take() -> None:
     calls = CallSettings(timeout_s=0.02)
     with pytest.raises(EnvironmentFault, match="env_step_timeout_s"):
-        run(lambda _: SecondStepHangs(3), ["ab", "cd"], action_pattern=None, episode_timeout_s=60.0, calls=calls)
+        run(
+            lambda _: SecondStepHangs(3),
+            ["ab", "cd"],
+            action_pattern=None,
+            episode_timeout_s=60.0,
+            calls=calls,
+        )
 
 
 class LastStepIsLate(LettersEnv):

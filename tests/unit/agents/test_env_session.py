@@ -77,19 +77,29 @@ def play(env: Env, num_episodes: int = 1, **calls: Any) -> list[Trajectory | Bas
     """Plays episodes at the same time. Returns each one's trajectory or exception."""
     watchdog = Watchdog(grace_s=5.0)
     settings = {"timeout_s": LIMIT_S, "watchdog": watchdog} | calls
-    agent = EnvAgent(lambda _: env, EnvAgentSettings(tag="Lake", action_pattern=None, calls=CallSettings(**settings)))
+    agent = EnvAgent(
+        lambda _: env, EnvAgentSettings(tag="Lake", action_pattern=None, calls=CallSettings(**settings))
+    )
 
     async def episodes() -> list[Any]:
-        runs = (agent.run(TASK, i, lambda *_, **__: ScriptedConversation("bb"), SamplingParams(8)) for i in range(num_episodes))
+        runs = (
+            agent.run(TASK, i, lambda *_, **__: ScriptedConversation("bb"), SamplingParams(8))
+            for i in range(num_episodes)
+        )
         return await asyncio.gather(*runs, return_exceptions=True)
 
     with WatchedRunner(watchdog) as runner:
-        return [result if isinstance(result, BaseException) else result[0] for result in runner.run(episodes())]
+        return [
+            result if isinstance(result, BaseException) else result[0] for result in runner.run(episodes())
+        ]
 
 
 @pytest.mark.parametrize(
     ("where", "wait"),
-    [*(("step", wait) for wait in WAITS), *((where, sleep_for_ever) for where in ("reset", "state_key", "close"))],
+    [
+        *(("step", wait) for wait in WAITS),
+        *((where, sleep_for_ever) for where in ("reset", "state_key", "close")),
+    ],
 )
 def test_a_call_that_blocks_for_ever_is_named_with_its_stack(where: str, wait: Callable[..., Any]) -> None:
     env = Stuck(where, wait)
@@ -97,7 +107,11 @@ def test_a_call_that_blocks_for_ever_is_named_with_its_stack(where: str, wait: C
     assert isinstance(fault, EnvironmentFault)
     first, *stacks = str(fault).splitlines()
     call = "step" if where == "state_key" else where  # the agent asks for the key in the call of step
-    assert first == f"an episode of Lake waited 0.05 s for Stuck.{call}; raise env_step_timeout_s if that may take longer"
+    assert (
+        first
+        == f"an episode of Lake waited 0.05 s for Stuck.{call}; raise env_step_timeout_s if that may take "
+        f"longer"
+    )
     assert "thread MainThread in task" in stacks[0] and any(f"in {where}:" in line for line in stacks)
     assert env.num_closes == (where != "close")
 
@@ -112,7 +126,9 @@ def test_a_coroutine_without_end_is_named(method: str) -> None:
 
     setattr(Endless, method, never)
     [fault] = play(Endless(delay_s=0.0))
-    assert isinstance(fault, EnvironmentFault) and f"0.05 s for Endless.{method}; raise env_step_timeout_s" in str(fault)
+    assert isinstance(
+        fault, EnvironmentFault
+    ) and f"0.05 s for Endless.{method}; raise env_step_timeout_s" in str(fault)
     assert "in never: await asyncio.Event().wait()" in str(fault)
 
 
@@ -124,7 +140,11 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named() -> None:
             return await super().step(action)
 
     [fault] = play(Rude(delay_s=0.0))
-    assert isinstance(fault, EnvironmentFault) and "for Rude.step" in str(fault) and "in sleep_for_ever" in str(fault)
+    assert (
+        isinstance(fault, EnvironmentFault)
+        and "for Rude.step" in str(fault)
+        and "in sleep_for_ever" in str(fault)
+    )
 
 
 @pytest.mark.parametrize("calls", [{}, {"max_in_threads": 1}], ids=["on the loop", "in a thread"])
@@ -167,7 +187,10 @@ def test_a_blocking_environment_lives_in_a_thread_of_its_own() -> None:
     agent = EnvAgent(lambda _: Here(), EnvAgentSettings(tag="Lake", calls=CallSettings(max_in_threads=4)))
 
     async def episodes() -> None:
-        runs = (agent.run(TASK, i, lambda *_, **__: ScriptedConversation(["b"]), SamplingParams(8)) for i in range(3))
+        runs = (
+            agent.run(TASK, i, lambda *_, **__: ScriptedConversation(["b"]), SamplingParams(8))
+            for i in range(3)
+        )
         await asyncio.gather(*runs)
 
     asyncio.run(episodes())
@@ -193,7 +216,9 @@ class Crowd(BanditEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize(("calls", "most"), [({"max_in_threads": 3}, 3), ({"max_in_threads": 3, "use_thread_lock": True}, 1)])
+@pytest.mark.parametrize(
+    ("calls", "most"), [({"max_in_threads": 3}, 3), ({"max_in_threads": 3, "use_thread_lock": True}, 1)]
+)
 def test_so_many_blocking_environments_are_called_at_once(calls: dict[str, Any], most: int) -> None:
     env = Crowd()
     results = play(env, num_episodes=12, timeout_s=5.0, **calls)

@@ -12,11 +12,15 @@ from turnwise.types import Media, Message, Observation
 
 
 def messages(prompt: EnvPrompt, text: str, turn_idx: int = 1, **more: str) -> list[Message]:
-    return prompt.messages(Observation(text), turn_idx=turn_idx, actions_left=5, max_response_length=32, **more)
+    return prompt.messages(
+        Observation(text), turn_idx=turn_idx, actions_left=5, max_response_length=32, **more
+    )
 
 
 def test_the_first_turn_opens_with_system_message_and_rules_and_later_ones_do_not() -> None:
-    prompt = EnvPrompt("Be {brief}.", "[{turn_idx}/{actions_left}/{max_response_length}] {observation}{suffix}")
+    prompt = EnvPrompt(
+        "Be {brief}.", "[{turn_idx}/{actions_left}/{max_response_length}] {observation}{suffix}"
+    )
     assert messages(prompt, "P _ G", env_instruction="Walk.") == [
         {"role": "system", "content": "Be {brief}."},
         {"role": "user", "content": "Walk.\n[1/5/32] P _ G"},
@@ -65,5 +69,7 @@ def test_the_default_template_is_one() -> None:
 def test_pictures_come_before_the_text_as_content_parts() -> None:
     picture = np.zeros((2, 2, 3), np.uint8)
     observation = Observation("Look.", (Media("image", picture),))
-    [user] = EnvPrompt("", "{observation}").messages(observation, turn_idx=1, actions_left=1, max_response_length=1)
+    [user] = EnvPrompt("", "{observation}").messages(
+        observation, turn_idx=1, actions_left=1, max_response_length=1
+    )
     assert user["content"] == [{"type": "image", "image": picture}, {"type": "text", "text": "Look."}]

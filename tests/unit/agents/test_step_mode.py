@@ -31,7 +31,9 @@ STEP: dict[str, Any] = {"mode": "step", "turn_template": DEFAULT_STEP_TEMPLATE}
 
 
 def lake(task: Task) -> FrozenLakeEnv:
-    return FrozenLakeEnv(map_rows=["SFF", "FHF", "FFG"], is_slippery=False, observation="coordinates", env_instruction="Walk.")
+    return FrozenLakeEnv(
+        map_rows=["SFF", "FHF", "FFG"], is_slippery=False, observation="coordinates", env_instruction="Walk."
+    )
 
 
 def answers(*actions: str) -> list[str]:
@@ -42,7 +44,11 @@ class Played:
     """An episode over TokenContexts, and the requests that the server got."""
 
     def __init__(
-        self, texts: Iterable[str], make_env: Callable[[Task], Env] = lake, max_length: int = 4096, **settings: Any
+        self,
+        texts: Iterable[str],
+        make_env: Callable[[Task], Env] = lake,
+        max_length: int = 4096,
+        **settings: Any,
     ) -> None:
         responses = [TEMPLATE.respond(text) for text in texts]
         self.num_released: list[int] = []
@@ -66,7 +72,9 @@ def test_every_turn_has_system_message_rules_and_the_last_turns_before_it() -> N
     template = "{step_count}/{history_length}/{current_step}\n{history}\n=> {current_observation}"
     texts = [*answers("Right"), "hm", *answers("Down", "Down")]
     played = Played(texts, system_template="Be brief.", turn_template=template, history_length=2)
-    users = [prompt.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0] for prompt in played.prompts]
+    users = [
+        prompt.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0] for prompt in played.prompts
+    ]
     assert all(prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>") for prompt in played.prompts)
     start, right = (f"P{at} G2,2 O1,1" for at in ("0,0", "0,1"))
     unread = "No action could be read from the answer."
@@ -82,7 +90,11 @@ def test_each_turn_is_a_context_with_a_seed_and_a_sample_of_its_own_that_servers
     played = Played(answers("Right", "Right", "Down"), max_steps=3)
     trajectory, requests = played.trajectory, played.server.requests
     assert [turn.starts_context for turn in trajectory.turns] == [True] * 3
-    assert len({request.request_id for request in requests}) == len({request.sampling.seed for request in requests}) == 3
+    assert (
+        len({request.request_id for request in requests})
+        == len({request.sampling.seed for request in requests})
+        == 3
+    )
     assert played.num_released == [0, 1, 2], "nothing is kept for the steps before"
     samples = build_samples(trajectory)
     for index, (sample, request, turn) in enumerate(zip(samples, requests, trajectory.turns, strict=True)):
@@ -100,7 +112,12 @@ def test_the_states_of_a_step_are_those_before_its_action() -> None:
 
 def test_history_0_shows_none_and_unset_shows_all() -> None:
     for history_length, num_shown in ((0, 0), (1, 1), (None, 3), (9, 3)):
-        played = Played(answers("Up", "Up", "Up", "Up"), max_steps=4, turn_template="{history}", history_length=history_length)
+        played = Played(
+            answers("Up", "Up", "Up", "Up"),
+            max_steps=4,
+            turn_template="{history}",
+            history_length=history_length,
+        )
         assert played.prompts[-1].count("Action: Up") == num_shown
 
 
@@ -108,7 +125,11 @@ def test_a_later_prompt_without_room_cuts_the_episode_and_a_first_one_fails_it()
     long = len(Played(answers("Up"), max_steps=1).server.requests[0].prompt_ids)
     played = Played(answers("Up", "Up", "Up", "Up"), max_length=long + 50)
     trajectory = played.trajectory
-    assert (trajectory.status, trajectory.limit, trajectory.bootstraps) == ("truncated", "sequence_length", False)
+    assert (trajectory.status, trajectory.limit, trajectory.bootstraps) == (
+        "truncated",
+        "sequence_length",
+        False,
+    )
     assert 1 <= len(trajectory.turns) < 4 and len(played.server.requests) == len(trajectory.turns)
     with pytest.raises(RolloutError, match=r"the first prompt of 'episode/0'.*raise sequence_length"):
         Played(answers("Up"), max_length=long)
@@ -135,10 +156,18 @@ def test_the_default_template_shows_every_placeholder_but_the_rules() -> None:
     turns = [Turn([], [], [], observation="_ P G", action="Left")]
     prompt = EnvPrompt("", DEFAULT_STEP_TEMPLATE, "step")
     [user] = prompt.messages(
-        Observation("P _ G"), turn_idx=2, actions_left=3, max_response_length=9, suffix="Hurry. ", earlier=turns
+        Observation("P _ G"),
+        turn_idx=2,
+        actions_left=3,
+        max_response_length=9,
+        suffix="Hurry. ",
+        earlier=turns,
     )
     text = str(user["content"])
-    assert "(1 of 1)" in text and "Step 1:\n_ P G\nAction: Left\n\nStep 2:\nP _ G\nHurry. You have 3 actions left" in text
+    assert (
+        "(1 of 1)" in text
+        and "Step 1:\n_ P G\nAction: Left\n\nStep 2:\nP _ G\nHurry. You have 3 actions left" in text
+    )
     assert all(f"{{{name}}}" in DEFAULT_STEP_TEMPLATE for name in STEP_PLACEHOLDERS)
 
 
@@ -158,4 +187,6 @@ def test_what_was_seen_is_never_read_as_a_template() -> None:
 def test_trajectory_mode_keeps_its_one_context() -> None:
     played = Played(answers("Right", "Down"), mode="trajectory", turn_template="{observation}", max_steps=2)
     assert [turn.starts_context for turn in played.trajectory.turns] == [True, False]
-    assert len({request.request_id for request in played.server.requests}) == 1 and played.server.released == []
+    assert (
+        len({request.request_id for request in played.server.requests}) == 1 and played.server.released == []
+    )

@@ -29,14 +29,17 @@ def call(name: str, call_id: str = "a", **arguments: Any) -> dict[str, Any]:
 
 
 class Calling(ScriptedConversation):
-    """Answers with the given responses. Each is a list of calls; a str stands for a call that can't be read."""
+    """Answers with the given responses. Each is a list of calls; a str stands for a call that can't be
+    read."""
 
     def __init__(self, responses: Sequence[Sequence[Any]], cut: int | None = None) -> None:
         super().__init__(f"response {number}" for number in range(len(responses)))
         self._calls, self._cut = list(responses), cut
         self.options: dict[str, Any] = {}
 
-    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+    async def generate(
+        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+    ) -> Message | None:
         reply = await super().generate(new_messages, options)
         if reply is not None:
             said = self._calls.pop(0)
@@ -60,7 +63,9 @@ def play(conversation: Calling, tool: Notebook | None = None, **limits: Any) -> 
 
 
 def results(conversation: Calling) -> list[tuple[str, str, str]]:
-    return [(m["name"], m["tool_call_id"], m["content"]) for m in conversation.messages if m["role"] == "tool"]
+    return [
+        (m["name"], m["tool_call_id"], m["content"]) for m in conversation.messages if m["role"] == "tool"
+    ]
 
 
 def test_calls_are_answered_until_a_response_has_none() -> None:
@@ -75,7 +80,9 @@ def test_calls_are_answered_until_a_response_has_none() -> None:
 
 
 def test_a_call_beyond_is_answered_and_not_executed() -> None:
-    conversation = Calling([[call("note", "a", text="x"), call("note", "b", text="y"), call("note", "c", text="z")], []])
+    conversation = Calling(
+        [[call("note", "a", text="x"), call("note", "b", text="y"), call("note", "c", text="z")], []]
+    )
     play(conversation, max_parallel_calls=2)
     assert results(conversation)[:2] in (
         [("note", "a", "x"), ("note", "b", "x, y")],
@@ -140,7 +147,11 @@ def test_a_tool_that_crashes_ends_the_other_calls_and_raises() -> None:
 
 def test_tokens_calls_and_results_go_through_a_real_context() -> None:
     template = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
-    said = ['<tool_call>{"name": "divide", "arguments": {"a": 6, "b": 3}}</tool_call>', "<tool_call>{", "It is 2."]
+    said = [
+        '<tool_call>{"name": "divide", "arguments": {"a": 6, "b": 3}}</tool_call>',
+        "<tool_call>{",
+        "It is 2.",
+    ]
     server = ScriptedServer([template.respond(response) for response in said])
     contexts = TokenContexts(template, server, 4096, "episode", parser=find_parser("hermes", template))
     tools = ToolBox([OfferedTool(FunctionTool(divide))], timeout_s=60.0)
@@ -151,6 +162,13 @@ def test_tokens_calls_and_results_go_through_a_real_context() -> None:
     assert trajectory.turns[1].observation == "2.0" and trajectory.metrics["unreadable_calls"] == 1
     # The messages that rewards get: results have the role `tool`, calls are in OpenAI's form.
     heard = messages_of(trajectory, "prompt")
-    assert [message["role"] for message in heard] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in heard] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert heard[1]["tool_calls"][0]["function"] == {"name": "divide", "arguments": {"a": 6, "b": 3}}
     assert (heard[2]["name"], heard[2]["content"]) == ("divide", "2.0") and heard[1]["content"] == said[0]

@@ -22,17 +22,25 @@ def build_sample(mask: Sequence[int]) -> Sample:
 
 
 def build_group(scores: Sequence[float], masks: Sequence[Sequence[Sequence[int]]] | None = None) -> Group:
-    """A group with one trajectory a score; `masks[i]` are the response masks of the samples of trajectory i."""
+    """A group with one trajectory a score; `masks[i]` are the response masks of the samples of trajectory
+    i."""
     task = Task(id="train/FrozenLake/0", tag="FrozenLake", split="train", seed=0)
     trajectories = []
-    for sibling, (score, sample_masks) in enumerate(zip(scores, masks or [[[0, 1, 1]]] * len(scores), strict=True)):
+    for sibling, (score, sample_masks) in enumerate(
+        zip(scores, masks or [[[0, 1, 1]]] * len(scores), strict=True)
+    ):
         turn = Turn(np.array([0]), np.array([1, 2]), np.zeros(2, np.float32), reward=score)
-        trajectories.append(Trajectory(task, sibling, turns=[turn], samples=[build_sample(mask) for mask in sample_masks]))
+        trajectories.append(
+            Trajectory(task, sibling, turns=[turn], samples=[build_sample(mask) for mask in sample_masks])
+        )
     return Group(task, trajectories)
 
 
-def build_batch(masks: Sequence[Sequence[int]], weights: Sequence[float] | None = None, max_length: int = 4, **arrays) -> Batch:
-    """Tensors [N] of the given sequences; `arrays` are flat lists or tensors. The batch is its own optimiser step."""
+def build_batch(
+    masks: Sequence[Sequence[int]], weights: Sequence[float] | None = None, max_length: int = 4, **arrays
+) -> Batch:
+    """Tensors [N] of the given sequences; `arrays` are flat lists or tensors. The batch is its own optimiser
+    step."""
     weights = weights or [1.0] * len(masks)
     lengths = tuple(len(mask) for mask in masks)
     mask = torch.tensor([m for row in masks for m in row], dtype=torch.bool)
@@ -56,7 +64,8 @@ def build_batch(masks: Sequence[Sequence[int]], weights: Sequence[float] | None 
 
 
 def random_turn(rng: np.random.Generator, index: int) -> Turn:
-    """Mostly trained; sometimes greedy, empty, in a fresh context, or continuing an earlier turn than the one before it."""
+    """Mostly trained; sometimes greedy, empty, in a fresh context, or continuing an earlier turn than the one
+    before it."""
     num_response = int(rng.integers(0, 4))
     return Turn(
         prompt_ids=np.arange(rng.integers(1, 4)),
@@ -72,7 +81,8 @@ def random_turn(rng: np.random.Generator, index: int) -> Turn:
 
 
 def random_trajectory(rng: np.random.Generator, task: Task, sibling: int, weight: float = 1.0) -> Trajectory:
-    """With its samples, some tokens of which are masked. What forward passes would fill is NaN outside the mask."""
+    """With its samples, some tokens of which are masked. What forward passes would fill is NaN outside the
+    mask."""
     turns = [random_turn(rng, index) for index in range(rng.integers(1, 6))]
     outcomes = {"judge": 0.5} if rng.random() < 0.3 else {}
     is_cut = rng.random() < 0.3
@@ -88,7 +98,8 @@ def random_trajectory(rng: np.random.Generator, task: Task, sibling: int, weight
 
 
 def build_nested(seed: int, smallest: int = 1) -> list[Group]:
-    """Groups of several sizes and two tags, two of them of one task id; runs of one trajectory, or of two of weight ½."""
+    """Groups of several sizes and two tags, two of them of one task id; runs of one trajectory, or of two of
+    weight ½."""
     rng = np.random.default_rng(seed)
     groups = []
     for index in range(rng.integers(2, 5)):

@@ -37,7 +37,9 @@ def test_the_controller_is_steered_by_the_mean_over_trajectories_of_the_mean_ove
 
     means = []
     for sample in samples_of(groups):
-        old, ref = (torch.from_numpy(a[sample.response_mask]) for a in (sample.old_logprobs, sample.ref_logprobs))
+        old, ref = (
+            torch.from_numpy(a[sample.response_mask]) for a in (sample.old_logprobs, sample.ref_logprobs)
+        )
         means.append(kl_divergence(old, ref, "k2").mean().item())
     assert metrics["critic/kl"] == pytest.approx(np.mean(means), abs=1e-5)
     assert metrics["critic/kl_coef"] == 0.2

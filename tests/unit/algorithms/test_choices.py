@@ -16,7 +16,9 @@ STEP = Denominators(1.0, 1.0, 64)
 
 def choose(fraction, low=1.0, high=5.0, seed=0, covariances=None):
     values = np.arange(10.0) if covariances is None else covariances
-    return clip_cov(values, seed, fraction=fraction, covariance_low=low, covariance_high=high, clip_low=0.2, clip_high=0.2)
+    return clip_cov(
+        values, seed, fraction=fraction, covariance_low=low, covariance_high=high, clip_low=0.2, clip_high=0.2
+    )
 
 
 def test_covariances_are_products_of_deviations_from_the_step_s_means():
@@ -50,7 +52,11 @@ def test_kl_cov_takes_the_largest_and_of_equal_ones_the_first():
 def sample(advantages, old, mask=None, weight=1.0, rollout=None):
     count = len(advantages)
     kept = np.array([0, *mask], np.bool_) if mask else np.array([0] + [1] * count, np.bool_)
-    arrays = {"advantages": advantages, "old_logprobs": old, "rollout_logprobs": old if rollout is None else rollout}
+    arrays = {
+        "advantages": advantages,
+        "old_logprobs": old,
+        "rollout_logprobs": old if rollout is None else rollout,
+    }
     padded = {name: np.array([np.nan, *values], np.float32) for name, values in arrays.items()}
     return Sample(np.arange(count + 1), kept, turn_spans=(), weight=weight, **padded)
 
@@ -71,17 +77,26 @@ def test_the_choice_is_over_the_trained_tokens_of_the_whole_step():
 
 
 def test_tokens_that_the_loss_does_not_count_are_neither_chosen_nor_in_the_means():
-    first, padding = sample([1.0, -1.0, 0.0, 0.0], [-1.0, -2.0, -1.5, -1.5]), sample([9.0] * 4, [-9.0] * 4, weight=0.0)
+    first, padding = (
+        sample([1.0, -1.0, 0.0, 0.0], [-1.0, -2.0, -1.5, -1.5]),
+        sample([9.0] * 4, [-9.0] * 4, weight=0.0),
+    )
     masked = sample([9.0, 9.0], [-1.0, -9.0], mask=[0, 0])
     assert chosen([first, padding, masked], **KL_COV) == chosen([first], **KL_COV) == [1]
     drifted = sample([9.0, 9.0], [-1.0, -9.0], rollout=[-8.0, -1.0])
-    assert chosen([first, drifted], train_infer_correction=Correction(filters=(RatioBand(),)), **KL_COV) == [1]
+    assert chosen([first, drifted], train_infer_correction=Correction(filters=(RatioBand(),)), **KL_COV) == [
+        1
+    ]
 
 
 def test_the_seed_of_the_step_decides():
     step = [sample(np.linspace(-2, 2, 40), np.linspace(-4, 0, 40))]
     settings = {"pg_variant": "clip_cov", "pg_args": {"fraction": 0.1, "covariance_low": 0.0}}
-    assert chosen(step, seed=1, **settings) == chosen(step, seed=1, **settings) != chosen(step, seed=2, **settings)
+    assert (
+        chosen(step, seed=1, **settings)
+        == chosen(step, seed=1, **settings)
+        != chosen(step, seed=2, **settings)
+    )
 
 
 def test_without_old_log_probs_nothing_can_be_chosen():

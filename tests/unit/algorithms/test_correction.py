@@ -21,7 +21,8 @@ NAN = float("nan")
 
 
 def sample(differences, turns, weight=1.0):
-    """Two turns after a prompt token each; `differences` are old − sampled in units of log 2, None outside the mask."""
+    """Two turns after a prompt token each; `differences` are old − sampled in units of log 2, None outside
+    the mask."""
     mask = np.array([d is not None for d in differences])
     sampled = np.full(len(mask), -3.0, np.float32)
     old = np.array([NAN if d is None else -3.0 + d * LOG2 for d in differences], np.float32)
@@ -65,7 +66,9 @@ def test_ratios_weights_and_bands_at_each_granularity(granularity, expected):
 
 
 def test_bands_hold_together_and_their_ends_belong_to_them():
-    keep_mask = band_mask(tensors(), Correction(filters=(RatioBand("token", 0.0, 2.00001), RatioBand("segment", 0.5, 9.0))))
+    keep_mask = band_mask(
+        tensors(), Correction(filters=(RatioBand("token", 0.0, 2.00001), RatioBand("segment", 0.5, 9.0)))
+    )
     assert keep_mask[tensors().response_mask].tolist() == [True, False, True, True, True]
     for low, high in ((0.9, 1.0), (1.0, 1.1)):
         keep_mask = band_mask(tensors(), Correction(filters=(RatioBand("token", low, high),)))
@@ -93,7 +96,14 @@ def test_the_masked_share_is_one_of_weighted_tokens_and_mean_weights_are_over_th
 def test_denominators_count_what_is_left():
     annotations, _ = prepare(Correction(filters=(RatioBand("geometric", 1.0, 3.0),)))
     left = [
-        Sample(s.token_ids, s.response_mask, s.rollout_logprobs, s.turn_spans, weight=s.weight, keep_mask=keep_mask)
+        Sample(
+            s.token_ids,
+            s.response_mask,
+            s.rollout_logprobs,
+            s.turn_spans,
+            weight=s.weight,
+            keep_mask=keep_mask,
+        )
         for s, keep_mask in zip(SAMPLES, np.split(annotations.keep_mask, [5]), strict=True)
     ]
     assert denominators(SAMPLES, 8) == (4.0, 1.5, 8, 2.5)

@@ -1,4 +1,5 @@
-"""What may be trained on group by group gets its credit group by group as well: the same advantages, the same metrics."""
+"""What may be trained on group by group gets its credit group by group as well: the same advantages, the same
+metrics."""
 
 from __future__ import annotations
 
@@ -19,9 +20,18 @@ NORMALIZED = [{}, {"method": "mean"}, {"method": "asym_clip"}, {"method": "ident
 
 
 def is_streamed(name: str, changes: dict[str, Any]) -> bool:
-    keys: dict[str, Any] = {"pretrain": "none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}, "adv_estimator": name}
-    keys |= {"async_generation_ratio": 1, "actor_train": {"training_args": {"per_device_train_batch_size": 64}}}
-    config, _ = parse_config(keys | {key: changes[key] for key in changes if key != "normalization"}, AgenticConfig)
+    keys: dict[str, Any] = {
+        "pretrain": "none",
+        "custom_envs": {"Lake": {"env_type": "frozen_lake"}},
+        "adv_estimator": name,
+    }
+    keys |= {
+        "async_generation_ratio": 1,
+        "actor_train": {"training_args": {"per_device_train_batch_size": 64}},
+    }
+    config, _ = parse_config(
+        keys | {key: changes[key] for key in changes if key != "normalization"}, AgenticConfig
+    )
     return config.is_streamed
 
 
@@ -43,19 +53,31 @@ def test_groups_one_by_one_get_what_they_get_together(make_nested, name, changes
     assert is_streamed(name, changes)
     methods = NORMALIZED if ESTIMATORS[name].normalization != "own" else NORMALIZED[:1]
     for method in methods:
-        default = ("traj_group_id", "identity") if ESTIMATORS[name].normalization == "own" else ESTIMATORS[name].normalization
+        default = (
+            ("traj_group_id", "identity")
+            if ESTIMATORS[name].normalization == "own"
+            else ESTIMATORS[name].normalization
+        )
         asked = RewardNormalization(**{"grouping": "traj_group_id", "method": default[1], **method})
         if ESTIMATORS[name].needs_mean and asked.method == "identity":
             continue
-        if ESTIMATORS[name].reward_placement == "turn" and not ESTIMATORS[name].has_step_returns and asked.method != "identity":
+        if (
+            ESTIMATORS[name].reward_placement == "turn"
+            and not ESTIMATORS[name].has_step_returns
+            and asked.method != "identity"
+        ):
             continue
         settings = {"reward_normalization": asked, **changes}
         groups = make_nested(seed, smallest=2)
         together, expected = credit(name, groups, [range(len(groups))], settings)
         other = make_nested(seed, smallest=2)
-        one_by_one, metrics = credit(name, other, [[index] for index in reversed(range(len(other)))], settings)
+        one_by_one, metrics = credit(
+            name, other, [[index] for index in reversed(range(len(other)))], settings
+        )
         for got, wanted in zip(one_by_one, together, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
         assert metrics.keys() == expected.keys()
         for key, value in expected.items():
-            np.testing.assert_allclose(metrics[key], value, rtol=1e-6, atol=1e-6, err_msg=f"{name} {method} {key}")
+            np.testing.assert_allclose(
+                metrics[key], value, rtol=1e-6, atol=1e-6, err_msg=f"{name} {method} {key}"
+            )

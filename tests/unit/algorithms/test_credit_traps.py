@@ -91,14 +91,18 @@ def test_observations_and_padding_are_no_steps(name):
     assert found[0] == found[1] and len(found[0][0]) == 6
 
 
-@pytest.mark.parametrize("name", ["reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "step_reinforce"])
+@pytest.mark.parametrize(
+    "name", ["reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "step_reinforce"]
+)
 def test_whitening_one_token_is_no_nan(name):
     group = group_of(episode([3.0]))
     metrics = reduce_metrics(build(name, whiten_advantages=True).credit([group]))
     assert np.isfinite(advantages(group.trajectories[0])).all() and np.isfinite(list(metrics.values())).all()
 
 
-@pytest.mark.parametrize("name", ["reinforce", "agentic_reinforce", "step_reinforce", "reinforce_plus_plus", "gae"])
+@pytest.mark.parametrize(
+    "name", ["reinforce", "agentic_reinforce", "step_reinforce", "reinforce_plus_plus", "gae"]
+)
 def test_a_reward_on_a_masked_position_is_not_lost(name):
     """The last token of each turn is masked, by a filter say: its reward stands on the last one before it."""
     identity = {"reward_normalization": RewardNormalization(method="identity"), "step_reward_gamma": 1.0}
@@ -113,13 +117,21 @@ def test_a_reward_on_a_masked_position_is_not_lost(name):
 
 
 def test_no_row_is_duplicated_before_group_statistics():
-    """A batch that fills no whole optimiser step is neither copied nor cut: 7 samples of 3 siblings, 4 a step."""
+    """A batch that fills no whole optimiser step is neither copied nor cut: 7 samples of 3 siblings, 4 a
+    step."""
     scores = {1: 0.0, 2: 1.0, 4: 5.0}
     siblings = [
-        episode([*[0.0] * (turns - 1), score], sibling=turns, is_stepwise=True, states=[f"{turns}/{t}" for t in range(turns)])
+        episode(
+            [*[0.0] * (turns - 1), score],
+            sibling=turns,
+            is_stepwise=True,
+            states=[f"{turns}/{t}" for t in range(turns)],
+        )
         for turns, score in scores.items()
     ]
     build("grpo", reward_normalization=MEAN).credit([group_of(*siblings)])
-    assert [set(advantages(trajectory)) for trajectory in siblings] == [{score - 2.0} for score in scores.values()]
+    assert [set(advantages(trajectory)) for trajectory in siblings] == [
+        {score - 2.0} for score in scores.values()
+    ]
     [epoch] = optimizer_steps(len(samples_of([group_of(*siblings)])), 4, seed=0)
     assert sorted(index for step in epoch for index in step) == list(range(7))

@@ -47,7 +47,8 @@ def score_groups(*scores):
     ]
 
 
-# ------------------------------------------------------------------------------------------------------- worked numbers
+# ------------------------------------------------------------------------------------------------
+# worked numbers
 
 
 @pytest.mark.parametrize(
@@ -59,25 +60,37 @@ def score_groups(*scores):
 )
 def test_reinforce_plus_plus_whitens_over_tokens(name, episodes, plain):
     """Returns of the score, or scores centred by their group."""
-    trajectories = [episode(rewards, lengths=lengths, sibling=i) for i, (rewards, lengths) in enumerate(episodes)]
+    trajectories = [
+        episode(rewards, lengths=lengths, sibling=i) for i, (rewards, lengths) in enumerate(episodes)
+    ]
     build(name, gamma=0.5).credit([Group(TASK, trajectories)])
     got = np.concatenate([s.advantages[s.response_mask] for t in trajectories for s in t.samples])
-    np.testing.assert_allclose(got, (plain - np.mean(plain)) / np.sqrt(np.var(plain, ddof=1) + 1e-8), rtol=1e-6)
+    np.testing.assert_allclose(
+        got, (plain - np.mean(plain)) / np.sqrt(np.var(plain, ddof=1) + 1e-8), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "groups", "expected"),
     [
         ("rloo", score_groups([1, 0, 0, 1], [7]), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0]),
-        ("opo", [Group(TASK, [episode([1.0], lengths=[1]), episode([0.0], lengths=[3], sibling=1)])], [0.75, -0.25]),
+        (
+            "opo",
+            [Group(TASK, [episode([1.0], lengths=[1]), episode([0.0], lengths=[3], sibling=1)])],
+            [0.75, -0.25],
+        ),
         ("grpo_passk", score_groups([1.0, 0.5, 0.0], [1.0, 1.0, 0.0]), [1, 0, 0, 0, 0, 0]),
         ("gpg", score_groups([1, 0], [1, 1], [0.3, 0.1 + 0.2]), [1.5, -1.5, 0, 0, 0, 0]),
-        ("remax", [Group(TASK, [episode([3.0]), episode([1.0], sibling=1)], greedy=episode([0.5, 1.5]))], [1, -1]),
+        (
+            "remax",
+            [Group(TASK, [episode([3.0]), episode([1.0], sibling=1)], greedy=episode([0.5, 1.5]))],
+            [1, -1],
+        ),
     ],
 )
 def test_estimators_on_scores(name, groups, expected):
-    """The mean of the others; the mean by trained tokens; the best alone, above the second; groups that teach nothing made up
-    for; the greedy score subtracted."""
+    """The mean of the others; the mean by trained tokens; the best alone, above the second; groups that teach
+    nothing made up for; the greedy score subtracted."""
     assert flat(credited(name, groups)[0]) == pytest.approx(expected, abs=1e-5)
 
 
@@ -89,12 +102,18 @@ def test_step_reinforce_normalises_step_returns():
     assert flat(got) == pytest.approx(expected.tolist(), abs=1e-6)
     assert metrics["critic/step_rewards/max"] == pytest.approx(expected.max())
     identity = RewardNormalization(method="identity")
-    assert credited("step_reinforce", groups, step_reward_gamma=0.5, reward_normalization=identity)[0] == [[0.25, 0.5, 1], [0]]
+    assert credited("step_reinforce", groups, step_reward_gamma=0.5, reward_normalization=identity)[0] == [
+        [0.25, 0.5, 1],
+        [0],
+    ]
 
 
 def gigpo_example():
     rewards, states = ([0, 0, 1], [0, -0.1], [0]), ["s0", "s1", "s2"]
-    return Group(TASK, [episode(of_one, states[: len(of_one)], sibling=sibling) for sibling, of_one in enumerate(rewards)])
+    return Group(
+        TASK,
+        [episode(of_one, states[: len(of_one)], sibling=sibling) for sibling, of_one in enumerate(rewards)],
+    )
 
 
 def test_gigpo():
@@ -107,10 +126,13 @@ def test_gigpo():
     assert metrics["critic/bucket_of_one"] == pytest.approx(1 / 3) and metrics["critic/aliased_turns"] == 0.0
 
 
-# ---------------------------------------------------------------------------------------------------------------- edges
+# ------------------------------------------------------------------------------------------------
+# edges
 
 
-@pytest.mark.parametrize("name", [name for name, spec in ESTIMATORS.items() if spec.compares_siblings and name != "grpo_passk"])
+@pytest.mark.parametrize(
+    "name", [name for name, spec in ESTIMATORS.items() if spec.compares_siblings and name != "grpo_passk"]
+)
 def test_a_group_of_one_turn_teaches_nothing(name):
     assert credited(name, score_groups([7.0], [7.0]))[0] == [[0.0], [0.0]]
 
@@ -122,11 +144,19 @@ def test_a_group_of_one_is_refused_by_grpo_passk():
 
 def test_trajectories_of_a_run_share_its_number_and_others_do_not():
     parts = [episode([0.0], weight=0.5), episode([0.0], weight=0.5), episode([0.0], sibling=1, weight=0.5)]
-    assert run_index([Group(TASK, parts), Group(TASK, [episode([0.0]), episode([0.0])])]).tolist() == [0, 0, 1, 2, 3]
+    assert run_index([Group(TASK, parts), Group(TASK, [episode([0.0]), episode([0.0])])]).tolist() == [
+        0,
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def best_above_second(scores, groups, weights, runs):
-    return GRPOPassK(AlgorithmSettings()).transform(TrajectoryScores(scores, groups, weights, np.ones(len(scores)), runs))
+    return GRPOPassK(AlgorithmSettings()).transform(
+        TrajectoryScores(scores, groups, weights, np.ones(len(scores)), runs)
+    )
 
 
 def test_a_run_that_weighs_nothing_is_neither_best_nor_second():
@@ -143,7 +173,9 @@ def test_the_best_of_a_group_whose_spread_is_unknown_is_not_blown_up():
 
 def test_gpg_counts_groups_without_variance_and_not_scores_at_the_mean():
     # B = 5 and M = 2: the score at the mean of its group is not counted out, which would give 5/2.
-    assert flat(credited("gpg", score_groups([0, 0.5, 1], [1, 1]))[0]) == pytest.approx([-5 / 6, 0, 5 / 6, 0, 0])
+    assert flat(credited("gpg", score_groups([0, 0.5, 1], [1, 1]))[0]) == pytest.approx(
+        [-5 / 6, 0, 5 / 6, 0, 0]
+    )
     assert credited("gpg", score_groups([1, 1]))[0] == [[0], [0]]
 
 
@@ -151,12 +183,17 @@ def test_gpg_counts_groups_without_variance_and_not_scores_at_the_mean():
     ("name", "method"),
     [
         ("grpo", "mean"),
-        *((name, None) for name in ("grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "grpo_passk")),
+        *(
+            (name, None)
+            for name in ("grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "grpo_passk")
+        ),
     ],
 )
 def test_scores_that_differ_by_rounding_have_no_advantage(name, method):
     asked = {"reward_normalization": RewardNormalization(method=method)}
-    assert not any(flat(credited(name, score_groups([0.6, 0.1 + 0.2 + 0.3, 0.6], [0.1, 0.1, 0.1]), **asked)[0]))
+    assert not any(
+        flat(credited(name, score_groups([0.6, 0.1 + 0.2 + 0.3, 0.6], [0.1, 0.1, 0.1]), **asked)[0])
+    )
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -185,7 +222,8 @@ def test_remax_without_a_greedy_sibling_says_whose_it_is():
         credited("remax", score_groups([1.0]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- gigpo
+# ------------------------------------------------------------------------------------------------
+# gigpo
 
 
 def test_a_turn_without_a_state_is_refused_by_gigpo():
@@ -219,7 +257,8 @@ def test_gigpo_keeps_statistics_of_episodes_and_of_steps_apart():
     assert build("gigpo").running is None
 
 
-# ------------------------------------------------------------------------------------------------------------- settings
+# ------------------------------------------------------------------------------------------------
+# settings
 
 
 @pytest.mark.parametrize("name", [name for name, spec in ESTIMATORS.items() if spec.normalization == "own"])
@@ -243,7 +282,8 @@ def test_a_comparison_without_a_mean_is_refused(name, asked):
         build(name, reward_normalization=RewardNormalization(**asked))
 
 
-# ----------------------------------------------------------------------------------------------------------- the bundle
+# ------------------------------------------------------------------------------------------------
+# the bundle
 
 
 @pytest.mark.parametrize(("name", "spec"), ESTIMATORS.items(), ids=ESTIMATORS)
@@ -252,7 +292,9 @@ def test_spec_names_the_class_and_the_class_reads_spec(name, spec):
     assert isinstance(algorithm, Estimator) and algorithm.spec is spec
     assert algorithm.needs == spec.needs | {"ref_logprobs"}
     assert (algorithm.value_loss is None) == ("values" not in spec.needs)
-    kind = (TokenEstimator if spec.reward_placement != "score" else ScoreEstimator, StepEstimator)[spec.has_step_returns]
+    kind = (TokenEstimator if spec.reward_placement != "score" else ScoreEstimator, StepEstimator)[
+        spec.has_step_returns
+    ]
     assert isinstance(algorithm, kind)
 
 
@@ -293,4 +335,7 @@ def test_a_user_s_own_estimator_on_steps_may_normalise_them():
     settings = AlgorithmSettings(adv_estimator="mine:Plain", step_reward_gamma=1.0, reward_normalization=MEAN)
     group = Group(TASK, [episode([1.0, 2.0]), episode([4.0, 0.0, 0.0])])
     Plain(settings).credit([group])
-    assert [by_turn(t) for t in group.trajectories] == [[0.5, -0.5], [pytest.approx(8 / 3), *[pytest.approx(-4 / 3)] * 2]]
+    assert [by_turn(t) for t in group.trajectories] == [
+        [0.5, -0.5],
+        [pytest.approx(8 / 3), *[pytest.approx(-4 / 3)] * 2],
+    ]

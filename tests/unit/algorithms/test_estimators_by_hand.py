@@ -1,7 +1,8 @@
 """Every estimator against its definition, written out in loops over groups, trajectories, turns and tokens.
 
-The reference below shares no code with the package. It credits random nested data: groups of several sizes, runs of several
-trajectories, contexts that branch, masked tokens, turns and trajectories without any that is trained.
+The reference below shares no code with the package. It credits random nested data: groups of several sizes,
+runs of several trajectories, contexts that branch, masked tokens, turns and trajectories without any that is
+trained.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ ON_STEPS = ["step_reinforce", "gigpo"]
 BETA = 0.3
 
 
-# ------------------------------------------------------------------------------------------------------------ reference
+# ------------------------------------------------------------------------------------------------
+# reference
 
 
 def mean_and_std(values, weights):
@@ -31,7 +33,9 @@ def mean_and_std(values, weights):
     mean = sum(w * v for v, w in zip(values, weights, strict=True)) / runs
     if runs <= 1 + 1e-9:
         return mean, None
-    return mean, math.sqrt(sum(w * (v - mean) ** 2 for v, w in zip(values, weights, strict=True)) / (runs - 1))
+    return mean, math.sqrt(
+        sum(w * (v - mean) ** 2 for v, w in zip(values, weights, strict=True)) / (runs - 1)
+    )
 
 
 def normalized(values, weights, method):
@@ -54,7 +58,9 @@ def normalized_by(values, weights, keys, method):
     result = [0.0] * len(values)
     for of_group in members.values():
         for i, v in zip(
-            of_group, normalized([values[i] for i in of_group], [weights[i] for i in of_group], method), strict=True
+            of_group,
+            normalized([values[i] for i in of_group], [weights[i] for i in of_group], method),
+            strict=True,
         ):
             result[i] = v
     return result
@@ -98,7 +104,10 @@ def transformed(name, rows, scores, method, grouping):
         s - mean_and_std([scores[j] for j in siblings[g]], [weights[j] for j in siblings[g]])[0]
         for s, g in zip(scores, groups, strict=True)
     ]
-    spread = {g: mean_and_std([scores[j] for j in mine], [weights[j] for j in mine])[1] or 0.0 for g, mine in siblings.items()}
+    spread = {
+        g: mean_and_std([scores[j] for j in mine], [weights[j] for j in mine])[1] or 0.0
+        for g, mine in siblings.items()
+    }
     differing = sum(w for g, w in zip(groups, weights, strict=True) if spread[g] > 1e-6)
     for i, g in enumerate(groups):
         mine = siblings[g]
@@ -108,7 +117,10 @@ def transformed(name, rows, scores, method, grouping):
             result.append(scores[i] - rest / sum(weights[j] for j in others) if others else 0.0)
         elif name == "opo":
             total = sum(weights[j] * num_trained[j] for j in mine)
-            result.append(scores[i] - (sum(weights[j] * num_trained[j] * scores[j] for j in mine) / total if total else 0.0))
+            result.append(
+                scores[i]
+                - (sum(weights[j] * num_trained[j] * scores[j] for j in mine) / total if total else 0.0)
+            )
         elif name == "gpg":
             result.append(centred[i] * sum(weights) / differing if spread[g] > 1e-6 else 0.0)
         else:
@@ -127,15 +139,21 @@ def baseline_of(group, placement, bound):
 
 
 def by_hand(name, groups, s):
-    """The advantage of every trained token, in the order of trajectories, turns and tokens; and those tokens."""
+    """The advantage of every trained token, in the order of trajectories, turns and tokens; and those
+    tokens."""
     spec = ESTIMATORS[name]
     placement = s.reward_placement or ("final" if spec.reward_placement == "final" else "turn")
     default = ("traj_group_id", "identity") if spec.normalization == "own" else spec.normalization
-    method, grouping = s.reward_normalization.method or default[1], s.reward_normalization.grouping or default[0]
+    method, grouping = (
+        s.reward_normalization.method or default[1],
+        s.reward_normalization.grouping or default[0],
+    )
     beta = BETA if s.add_token_level_kl else 0.0
 
     def kl(sample, position):
-        difference = float(sample.old_logprobs[position]) - float(sample.ref_logprobs[position]) if beta else 0.0
+        difference = (
+            float(sample.old_logprobs[position]) - float(sample.ref_logprobs[position]) if beta else 0.0
+        )
         return beta * (difference**2 / 2 if s.kl_penalty == "k2" else difference)
 
     rows = [(g, group, t) for g, group in enumerate(groups) for t in group.trajectories]
@@ -146,7 +164,10 @@ def by_hand(name, groups, s):
         rewards = [bounded(r, s.reward_clip) for r in transformed(name, rows, scores, method, grouping)]
         credit = [[r] * len(of_row) for r, of_row in zip(rewards, tokens, strict=True)]
     else:
-        placed = [token_rewards(t, placement, kl) if of_row else [] for (_, _, t), of_row in zip(rows, tokens, strict=True)]
+        placed = [
+            token_rewards(t, placement, kl) if of_row else []
+            for (_, _, t), of_row in zip(rows, tokens, strict=True)
+        ]
         if name not in ON_STEPS:
             if placement == "final" and method != "identity":
                 final = normalized_by(scores, weights, group_keys(rows, grouping), method)
@@ -162,7 +183,8 @@ def by_hand(name, groups, s):
             credit = on_steps(name, rows, placed, scores, s, method, grouping)
         else:
             credit = [
-                on_tokens(name, row, placed[i], tokens[i], s, placement) if tokens[i] else [] for i, row in enumerate(rows)
+                on_tokens(name, row, placed[i], tokens[i], s, placement) if tokens[i] else []
+                for i, row in enumerate(rows)
             ]
     flat = [a for of_row in credit for a in of_row]
     if s.whiten_advantages or spec.whitens_advantages:
@@ -183,14 +205,18 @@ def on_tokens(name, row, placed, tokens, s, placement):
     sample, position = tokens[-1]
     is_cut = s.bootstrap_on_truncation and trajectory.limit == "environment"
     values = [float(sample.values[position]) for sample, position in tokens]
-    return gae_by_hand(flat, values, float(sample.next_values[position]) if is_cut else 0.0, s.gamma, s.lambd or 1.0)
+    return gae_by_hand(
+        flat, values, float(sample.next_values[position]) if is_cut else 0.0, s.gamma, s.lambd or 1.0
+    )
 
 
 def on_steps(name, rows, placed, scores, s, method, grouping):
     entries = []
     for i, ((g, _, trajectory), turns) in enumerate(zip(rows, placed, strict=True)):
         returns = discounted([sum(of_turn) for of_turn in turns], s.step_reward_gamma)
-        for k, (index, value) in enumerate(zip(trained(trajectory)[0] if turns else [], returns, strict=True)):
+        for k, (index, value) in enumerate(
+            zip(trained(trajectory)[0] if turns else [], returns, strict=True)
+        ):
             entries.append((i, k, g, trajectory.turns[index].state_key, trajectory.weight, value))
     values, weights = [e[5] for e in entries], [e[4] for e in entries]
     if name == "gigpo":
@@ -208,7 +234,8 @@ def on_steps(name, rows, placed, scores, s, method, grouping):
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------------- tests
+# ------------------------------------------------------------------------------------------------
+# tests
 
 KL = {"add_token_level_kl": True, "init_kl_coef": BETA}
 CHANGES = {
@@ -220,10 +247,15 @@ CHANGES = {
     "turn": KL | {"reward_placement": "turn", "gamma": 0.9, "reward_clip": 0.8},
     "weighed": {"episode_reward_weight": 0.25, "step_reward_weight": 2.0},
     "whitened rewards": {"whiten_rewards": True, "gamma": 0.9},
-    "mean": KL | {"reward_normalization": RewardNormalization(method="mean"), "reward_placement": "final", "gamma": 0.9},
+    "mean": KL
+    | {"reward_normalization": RewardNormalization(method="mean"), "reward_placement": "final", "gamma": 0.9},
     "over tags": {"reward_normalization": RewardNormalization(grouping="tags"), "reward_placement": "final"},
     "over the batch": KL
-    | {"reward_normalization": RewardNormalization("batch", "asym_clip"), "reward_placement": "final", "reward_clip": 1.5}
+    | {
+        "reward_normalization": RewardNormalization("batch", "asym_clip"),
+        "reward_placement": "final",
+        "reward_clip": 1.5,
+    }
     | {"kl_penalty": "k2"},
 }
 
@@ -247,22 +279,34 @@ def test_credit_equals_the_definition_on_nested_data(name, changes, make_nested)
         expected, tokens = by_hand(name, groups, AlgorithmSettings(adv_estimator=name, **changes))
         algorithm.credit(groups)
         for sample in samples_of(groups):
-            assert sample.advantages.dtype == np.float32 and not sample.advantages[~sample.response_mask].any()
+            assert (
+                sample.advantages.dtype == np.float32 and not sample.advantages[~sample.response_mask].any()
+            )
         got = [float(sample.advantages[position]) for sample, position in tokens]
         np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(("name", "granularity"), [*((name, "token") for name in ESTIMATORS), ("gae", "turn")])
+@pytest.mark.parametrize(
+    ("name", "granularity"), [*((name, "token") for name in ESTIMATORS), ("gae", "turn")]
+)
 def test_what_lies_outside_the_mask_is_never_read(name, granularity, make_nested):
     algorithm = build(name, gae_granularity=granularity, **KL)
     results = []
     for poison in (np.float32("nan"), np.float32(1e6)):
         groups = make_nested(3, smallest=2)
         for sample in samples_of(groups):
-            for array in (sample.old_logprobs, sample.ref_logprobs, sample.values, sample.next_values, sample.rollout_logprobs):
+            for array in (
+                sample.old_logprobs,
+                sample.ref_logprobs,
+                sample.values,
+                sample.next_values,
+                sample.rollout_logprobs,
+            ):
                 array[~sample.response_mask] = poison
         metrics = algorithm.credit(groups)
-        written = [array for s in samples_of(groups) for array in (s.advantages, s.returns) if array is not None]
+        written = [
+            array for s in samples_of(groups) for array in (s.advantages, s.returns) if array is not None
+        ]
         assert all(np.isfinite(array).all() for array in written)
         results.append(([array.tolist() for array in written], metrics))
     assert results[0] == results[1]

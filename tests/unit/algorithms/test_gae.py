@@ -14,14 +14,21 @@ def trajectories(draw):
     """`(rewards, values, lengths, last_values)`, trajectories without a step among them."""
     lengths = draw(st.lists(st.integers(0, 7), min_size=1, max_size=5))
     rewards, values = (draw(arrays(np.float64, sum(lengths), elements=FINITE)) for _ in range(2))
-    return rewards, values, np.array(lengths), draw(st.none() | arrays(np.float64, len(lengths), elements=FINITE))
+    return (
+        rewards,
+        values,
+        np.array(lengths),
+        draw(st.none() | arrays(np.float64, len(lengths), elements=FINITE)),
+    )
 
 
 def by_definition(rewards, values, last_value, gamma, lambd):
     """A_t = Σ_l (γλ)^l δ_{t+l}, the sum written out."""
     following = [*values[1:], last_value][: len(values)]
     deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, following, strict=True)]
-    return [sum((gamma * lambd) ** (j - t) * deltas[j] for j in range(t, len(deltas))) for t in range(len(deltas))]
+    return [
+        sum((gamma * lambd) ** (j - t) * deltas[j] for j in range(t, len(deltas))) for t in range(len(deltas))
+    ]
 
 
 @settings(deadline=None, max_examples=60)

@@ -27,7 +27,8 @@ def test_the_controller_follows_the_settings_unless_it_is_given():
 
 
 def test_a_subclass_of_one_s_own_is_made_as_a_config_names_it(make_group):
-    """`module:Class` is called with the settings and the controller, and is GRPO as far as it says nothing else."""
+    """`module:Class` is called with the settings and the controller, and is GRPO as far as it says nothing
+    else."""
 
     class Shifted(GRPO):
         def credit(self, groups):

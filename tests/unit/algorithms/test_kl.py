@@ -10,10 +10,17 @@ LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.2, -1.5
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("k1", [0.2, -0.5, 0.0]), ("abs", [0.2, 0.5, 0.0]), ("k2", [0.02, 0.125, 0.0]), ("k3", [0.018731, 0.148721, 0.0])],
+    [
+        ("k1", [0.2, -0.5, 0.0]),
+        ("abs", [0.2, 0.5, 0.0]),
+        ("k2", [0.02, 0.125, 0.0]),
+        ("k3", [0.018731, 0.148721, 0.0]),
+    ],
 )
 def test_worked_numbers(name, expected):
-    torch.testing.assert_close(kl_divergence(LOGPROBS, REFERENCE, name), torch.tensor(expected), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        kl_divergence(LOGPROBS, REFERENCE, name), torch.tensor(expected), atol=1e-6, rtol=0
+    )
 
 
 def test_k3_stays_finite_where_the_policies_are_far_apart():
@@ -25,7 +32,8 @@ def test_k3_stays_finite_where_the_policies_are_far_apart():
 
 
 def expected_over_actions(estimator, logits, base):
-    """E_p[estimator] with p's probabilities held fixed as weights: what a loss over sampled tokens averages to."""
+    """E_p[estimator] with p's probabilities held fixed as weights: what a loss over sampled tokens averages
+    to."""
     logp, logq = torch.log_softmax(logits, 0), torch.log_softmax(base, 0)
     return (logp.exp().detach() * KL_ESTIMATORS[estimator](logp - logq)).sum()
 

@@ -29,14 +29,19 @@ def test_only_fresh_samples_of_the_first_optimiser_step_have_a_ratio_of_one(plan
     samples = toy_samples(2)
     if is_stale:
         samples[1].versions = ((VersionRun(0, 2), VersionRun(-1, 1)), samples[1].versions[1])
-    ModelRole("actor_train", workers, BatchPlan(max_length=64, seed=0, **plan)).compute_old_log_probs(samples, version=0)
+    ModelRole("actor_train", workers, BatchPlan(max_length=64, seed=0, **plan)).compute_old_log_probs(
+        samples, version=0
+    )
     assert [sample.old_logprobs is not None for sample in samples] == [is_computed] * 2
 
 
 def test_the_trainer_s_log_probs_are_at_its_temperature():
-    """A trainer that ignores the temperature measures a drift that isn't there, and its ratios are of another policy."""
+    """A trainer that ignores the temperature measures a drift that isn't there, and its ratios are of another
+    policy."""
     batch, wanted = toy_batches(toy_samples(4))[0], frozenset({"logprobs"})
-    cold, plain = (TorchStrategy(toy_model(), temperature=t).forward([batch], wanted)[0]["logprobs"] for t in (0.5, 1.0))
+    cold, plain = (
+        TorchStrategy(toy_model(), temperature=t).forward([batch], wanted)[0]["logprobs"] for t in (0.5, 1.0)
+    )
     logprobs = make_forward(toy_model())(batch.map(torch.as_tensor), wanted).logprobs.detach().numpy()
     np.testing.assert_allclose(plain, logprobs, atol=1e-6)
     assert np.abs(cold - plain)[batch.response_mask].mean() > 0.1

@@ -18,7 +18,9 @@ def random_batch(make_batch):
     generator = torch.Generator().manual_seed(0)
     masks = [[0, 1, 1, 0], [0, 1], [0, 0, 1, 1, 1], [0, 0]]
     n = sum(map(len, masks))
-    arrays = {name: torch.randn(n, generator=generator) for name in ("old_logprobs", "ref_logprobs", "advantages")}
+    arrays = {
+        name: torch.randn(n, generator=generator) for name in ("old_logprobs", "ref_logprobs", "advantages")
+    }
     return make_batch(masks, **arrays), torch.randn(n, generator=generator)
 
 
@@ -80,7 +82,10 @@ def test_how_far_the_policy_has_moved_is_measured_from_old(make_batch):
     assert reduced["actor/policykl"] == pytest.approx(-(0.2 + 0.5) / 2)
     ratios = [math.exp(0.2), math.exp(0.5)]
     assert reduced["actor/ratio_mean"] == pytest.approx(sum(ratios) / 2)
-    assert (reduced["actor/ratio_min"], reduced["actor/ratio_max"]) == (pytest.approx(ratios[0]), pytest.approx(ratios[1]))
+    assert (reduced["actor/ratio_min"], reduced["actor/ratio_max"]) == (
+        pytest.approx(ratios[0]),
+        pytest.approx(ratios[1]),
+    )
 
 
 MISMATCH = {"diff_token_mean", "diff_token_max", "diff_token_p99", "ratio_token_mean", "kl", "ess"}
@@ -94,8 +99,11 @@ MISMATCH = {"diff_token_mean", "diff_token_max", "diff_token_p99", "ratio_token_
         ({"use_rollout_log_probs": True}, [NAN, -1.0, -2.5], [0.1, 0.5]),
     ],
 )
-def test_the_mismatch_is_always_measured_from_the_trainer_s_own_log_probs(settings, old, expected, make_batch):
-    """They are old where it was computed, else those of the loss's own pass, also where old is the sampler's."""
+def test_the_mismatch_is_always_measured_from_the_trainer_s_own_log_probs(
+    settings, old, expected, make_batch
+):
+    """They are old where it was computed, else those of the loss's own pass, also where old is the
+    sampler's."""
     arrays = {} if old is None else {"old_logprobs": old}
     batch = make_batch([[0, 1, 1]], advantages=[9.0, 2.0, -1.0], rollout_logprobs=[NAN, -1.0, -2.5], **arrays)
     _, _, reduced = stepped(batch, [NAN, -1.1, -2.0], AlgorithmSettings(**settings))
@@ -127,6 +135,8 @@ def test_an_entropy_bonus_raises_entropy(make_batch):
     logits = torch.tensor([2.0, 0.0, -1.0], requires_grad=True)
     logp = torch.log_softmax(logits, 0)
     entropy = -(logp.exp() * logp).sum().reshape(1)
-    loss, _ = PolicyLoss(AlgorithmSettings(entropy_loss_coef=1.0))(ModelOutputs(logprobs=logp[:1], entropy=entropy), batch)
+    loss, _ = PolicyLoss(AlgorithmSettings(entropy_loss_coef=1.0))(
+        ModelOutputs(logprobs=logp[:1], entropy=entropy), batch
+    )
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient[0] > 0  # descent lowers the likeliest logit

@@ -26,7 +26,11 @@ def test_whitened_numbers_have_mean_0_and_unbiased_variance_1():
 
 
 def test_weighted_mean():
-    x, mask, weights = torch.tensor([1.0, 5.0, 9.0]), torch.tensor([True, True, False]), torch.tensor([3.0, 1.0, 7.0])
+    x, mask, weights = (
+        torch.tensor([1.0, 5.0, 9.0]),
+        torch.tensor([True, True, False]),
+        torch.tensor([3.0, 1.0, 7.0]),
+    )
     assert masked_mean(x, mask, weights).item() == 2.0
 
 

@@ -19,10 +19,14 @@ def test_equals_the_definitions_over_trained_tokens():
     rho = np.exp(difference)
     assert got["actor/train_infer_diff_token_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-5)
     assert got["actor/train_infer_diff_token_max"] == pytest.approx(np.abs(difference).max(), rel=1e-5)
-    assert got["actor/train_infer_diff_token_p99"] == pytest.approx(np.percentile(np.abs(difference), 99), rel=1e-5)
+    assert got["actor/train_infer_diff_token_p99"] == pytest.approx(
+        np.percentile(np.abs(difference), 99), rel=1e-5
+    )
     assert got["actor/train_infer_ratio_token_mean"] == pytest.approx(rho.mean(), rel=1e-5)
     assert got["actor/train_infer_kl"] == pytest.approx((rho - 1 - difference).mean(), rel=1e-5)
-    assert got["actor/train_infer_ess"] == pytest.approx(rho.sum() ** 2 / (len(rho) * (rho**2).sum()), rel=1e-5)
+    assert got["actor/train_infer_ess"] == pytest.approx(
+        rho.sum() ** 2 / (len(rho) * (rho**2).sum()), rel=1e-5
+    )
 
 
 def test_parts_combine_into_the_statistics_of_all_tokens():

@@ -12,7 +12,9 @@ GROUP = ("traj_group_id", "mean_std")
 
 
 def normalized(asked, scores=SCORES, ids=IDS, weights=None):
-    return resolve_normalizer(RewardNormalization(**asked), GROUP)(np.asarray(scores, float), np.asarray(ids), weights)
+    return resolve_normalizer(RewardNormalization(**asked), GROUP)(
+        np.asarray(scores, float), np.asarray(ids), weights
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,9 @@ def test_worked_numbers(asked, expected):
     np.testing.assert_allclose(normalized(asked), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("asked", [{"method": "mean"}, {}, {"method": "asym_clip"}, {"norm_std_type": "batch"}])
+@pytest.mark.parametrize(
+    "asked", [{"method": "mean"}, {}, {"method": "asym_clip"}, {"norm_std_type": "batch"}]
+)
 def test_a_group_of_one_is_zero(asked):
     assert normalized(asked, [5.0, 1.0, 2.0], [0, 1, 1])[0] == 0.0
 
@@ -65,7 +69,9 @@ def test_the_scores_that_are_given_are_not_changed():
 
 def test_running_statistics_are_those_of_all_batches_so_far():
     rng = np.random.default_rng(0)
-    normalize = resolve_normalizer(RewardNormalization(norm_mean_type="running", norm_std_type="running"), GROUP)
+    normalize = resolve_normalizer(
+        RewardNormalization(norm_mean_type="running", norm_std_type="running"), GROUP
+    )
     seen = np.zeros(0)
     for size in (4, 1, 6):
         scores = rng.normal(3.0, 2.0, size)
@@ -84,4 +90,6 @@ def test_a_running_deviation_scales_what_the_group_s_mean_has_centred():
 
 def test_running_statistics_exist_only_where_they_are_used():
     assert resolve_normalizer(RewardNormalization(), GROUP).running is None
-    assert normalized({"norm_mean_type": "running"}, [5.0], [0]).tolist() == [0.0], "one score so far has no deviation"
+    assert normalized({"norm_mean_type": "running"}, [5.0], [0]).tolist() == [0.0], (
+        "one score so far has no deviation"
+    )

@@ -1,5 +1,5 @@
-"""The loss of whole optimiser steps, every variant × aggregation × correction, against loops over tokens written from the
-formulas, with NaN outside the mask, and cut into micro-batches in different ways."""
+"""The loss of whole optimiser steps, every variant × aggregation × correction, against loops over tokens
+written from the formulas, with NaN outside the mask, and cut into micro-batches in different ways."""
 
 from __future__ import annotations
 
@@ -27,21 +27,36 @@ CORRECTIONS = {
     "none": Correction(),
     **{f"weights of a {name}": Correction(ImportanceWeight(name, cap=1.2)) for name in BANDS},
     **{f"band of a {name}": Correction(filters=(RatioBand(name, *BANDS[name]),)) for name in BANDS},
-    "both": Correction(ImportanceWeight("segment", 1.3), (RatioBand("token", 0.5, 1.6), RatioBand("geometric", 0.8, 1.3))),
+    "both": Correction(
+        ImportanceWeight("segment", 1.3), (RatioBand("token", 0.5, 1.6), RatioBand("geometric", 0.8, 1.3))
+    ),
 }
 RATIO_TYPES = [
-    (name, ratio_type) for name, spec in PG_VARIANTS.items() for ratio_type in (None, "segment")[: 1 + bool(spec.granularities)]
+    (name, ratio_type)
+    for name, spec in PG_VARIANTS.items()
+    for ratio_type in (None, "segment")[: 1 + bool(spec.granularities)]
 ]
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_loss_coef": 0.05}
 COV = {"fraction": 0.3}
 """Enough tokens of a small step that the choice shows."""
 
 
-def settings(variant: str, mode: str = "token-mean", correction: str = "none", ratio_type: Any = None) -> AlgorithmSettings:
-    extra = {"pg_args": COV | ({"covariance_low": 0.0} if variant == "clip_cov" else {})} if variant.endswith("_cov") else {}
+def settings(
+    variant: str, mode: str = "token-mean", correction: str = "none", ratio_type: Any = None
+) -> AlgorithmSettings:
+    extra = (
+        {"pg_args": COV | ({"covariance_low": 0.0} if variant == "clip_cov" else {})}
+        if variant.endswith("_cov")
+        else {}
+    )
     corrected = CORRECTIONS[correction]
     return AlgorithmSettings(
-        pg_variant=variant, loss_agg_mode=mode, ratio_type=ratio_type, train_infer_correction=corrected, **extra, **KL
+        pg_variant=variant,
+        loss_agg_mode=mode,
+        ratio_type=ratio_type,
+        train_infer_correction=corrected,
+        **extra,
+        **KL,
     )
 
 
@@ -55,7 +70,8 @@ class Step:
 
 
 def random_step(seed: int = 0) -> Step:
-    """Six contexts of up to three turns with holes in them, one of them without trained tokens, of different weights."""
+    """Six contexts of up to three turns with holes in them, one of them without trained tokens, of different
+    weights."""
     rng = np.random.default_rng(seed)
     samples, logprobs, entropy = [], [], []
     for index in range(6):
@@ -67,12 +83,19 @@ def random_step(seed: int = 0) -> Step:
         mask[6] = False
         if index == 3:
             mask[:] = False
-        arrays = {name: rng.normal(scale=0.4, size=length).astype(np.float32) for name in ("old_logprobs", "rollout_logprobs")}
-        arrays |= {name: rng.normal(size=length).astype(np.float32) for name in ("ref_logprobs", "advantages")}
+        arrays = {
+            name: rng.normal(scale=0.4, size=length).astype(np.float32)
+            for name in ("old_logprobs", "rollout_logprobs")
+        }
+        arrays |= {
+            name: rng.normal(size=length).astype(np.float32) for name in ("ref_logprobs", "advantages")
+        }
         arrays = {name: np.where(mask, array, np.float32(0)) for name, array in arrays.items()}
         weight = (1.0, 0.5, 1.0, 1.0, 0.25, 1.0)[index]
         samples.append(Sample(np.arange(length), mask, turn_spans=spans, weight=weight, **arrays))
-        logprobs.append(torch.tensor(arrays["old_logprobs"] + rng.normal(scale=0.4, size=length).astype(np.float32)))
+        logprobs.append(
+            torch.tensor(arrays["old_logprobs"] + rng.normal(scale=0.4, size=length).astype(np.float32))
+        )
         entropy.append(torch.tensor(rng.random(length).astype(np.float32)))
     return Step(samples, logprobs, entropy)
 
@@ -81,11 +104,19 @@ def prepared(step: Step, loss: PolicyLoss) -> list[Sample]:
     """As `pipelines.roles` does it."""
     batch = pack(step.samples, denominators(step.samples, MAX_LENGTH))
     annotations, _ = loss.prepare(batch, seed=5)
-    known = {name: unpack(array, batch.lengths) for name, array in annotations._asdict().items() if array is not None}
-    return [replace(s, **{name: parts[i] for name, parts in known.items()}) for i, s in enumerate(step.samples)]
+    known = {
+        name: unpack(array, batch.lengths)
+        for name, array in annotations._asdict().items()
+        if array is not None
+    }
+    return [
+        replace(s, **{name: parts[i] for name, parts in known.items()}) for i, s in enumerate(step.samples)
+    ]
 
 
-def run(step: Step, loss: PolicyLoss, cuts: Sequence[Sequence[int]]) -> tuple[float, list[torch.Tensor], dict[str, float]]:
+def run(
+    step: Step, loss: PolicyLoss, cuts: Sequence[Sequence[int]]
+) -> tuple[float, list[torch.Tensor], dict[str, float]]:
     """The loss of the step, its gradient by the log-probs of each sample and its metrics, cut like this."""
     samples = prepared(step, loss)
     divisors = denominators(samples, MAX_LENGTH)
@@ -94,7 +125,9 @@ def run(step: Step, loss: PolicyLoss, cuts: Sequence[Sequence[int]]) -> tuple[fl
     for cut in cuts:
         batch: Batch = pack([samples[i] for i in cut], divisors).map(torch.as_tensor)
         entropy = torch.cat([step.entropy[i] for i in cut])
-        value, emitted = loss(ModelOutputs(logprobs=torch.cat([leaves[i] for i in cut]), entropy=entropy), batch)
+        value, emitted = loss(
+            ModelOutputs(logprobs=torch.cat([leaves[i] for i in cut]), entropy=entropy), batch
+        )
         value.backward()
         total += value.item()
         metrics += emitted
@@ -109,7 +142,8 @@ OTHER_VALUES = {
 }
 
 
-# What the formulas say, token by token. Numbers are zero-dimensional tensors of float64, so that gradients come along.
+# What the formulas say, token by token. Numbers are zero-dimensional tensors of float64, so that gradients
+# come along.
 
 
 def units(sample: Sample, granularity: str) -> list[list[int]]:
@@ -128,7 +162,9 @@ def rho(sample: Sample, granularity: str) -> dict[int, float]:
     found = {}
     for unit in units(sample, granularity):
         exponent = sum(difference[i] for i in unit)
-        found |= dict.fromkeys(unit, math.exp(exponent if granularity == "sequence" else exponent / len(unit)))
+        found |= dict.fromkeys(
+            unit, math.exp(exponent if granularity == "sequence" else exponent / len(unit))
+        )
     return found
 
 
@@ -136,7 +172,9 @@ def clipped(ratio: Any, advantage: float, low: float, high: float) -> Any:
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def loss_of_unit(name: str, p: dict, lp: list, old: list[float], advantages: list[float], chosen: list[bool]) -> list:
+def loss_of_unit(
+    name: str, p: dict, lp: list, old: list[float], advantages: list[float], chosen: list[bool]
+) -> list:
     """The losses of the tokens of one unit, whose ratio they share."""
     differences = [x - o for x, o in zip(lp, old, strict=True)]
     r, mean = torch.exp(sum(differences) / len(lp)), sum(advantages) / len(lp)
@@ -144,7 +182,10 @@ def loss_of_unit(name: str, p: dict, lp: list, old: list[float], advantages: lis
         return [clipped(r, mean, p["clip_low"], p["clip_high"])] * len(lp)
     if name == "gmpo":
         sign = np.sign(mean)
-        bounded = [sign * torch.minimum(sign * d, sign * d.clamp(-p["clip_low"], p["clip_high"])) for d in differences]
+        bounded = [
+            sign * torch.minimum(sign * d, sign * d.clamp(-p["clip_low"], p["clip_high"]))
+            for d in differences
+        ]
         return [-mean * torch.exp(sum(bounded) / len(lp))] * len(lp)
     losses = []
     for x, a, d, is_chosen in zip(lp, advantages, differences, chosen, strict=True):
@@ -162,7 +203,11 @@ def loss_of_unit(name: str, p: dict, lp: list, old: list[float], advantages: lis
             case "tis":
                 value = -r.detach().clamp(0, p["cap"]) * a * x
             case "topr":
-                value = -p["weight_positive"] * a * x if a > 0 else -p["weight_negative"] * r.detach().clamp(0, 1) * a * x
+                value = (
+                    -p["weight_positive"] * a * x
+                    if a > 0
+                    else -p["weight_negative"] * r.detach().clamp(0, 1) * a * x
+                )
             case "kimi15":
                 value = -a * x + p["tau"] / 2 * d**2
             case "clip_cov":
@@ -183,9 +228,15 @@ def brute_force(step: Step, config: AlgorithmSettings) -> tuple[float, list[torc
     for sample, lp, entropy in zip(samples, leaves, step.entropy, strict=True):
         token_losses: dict[int, Any] = {}
         for unit in units(sample, kind):
-            picked = [bool(sample.selected_mask[i]) if sample.selected_mask is not None else False for i in unit]
-            old, advantages = ([float(array[i]) for i in unit] for array in (sample.old_logprobs, sample.advantages))
-            values = loss_of_unit(config.pg_variant, loss.parameters, [lp[i] for i in unit], old, advantages, picked)
+            picked = [
+                bool(sample.selected_mask[i]) if sample.selected_mask is not None else False for i in unit
+            ]
+            old, advantages = (
+                [float(array[i]) for i in unit] for array in (sample.old_logprobs, sample.advantages)
+            )
+            values = loss_of_unit(
+                config.pg_variant, loss.parameters, [lp[i] for i in unit], old, advantages, picked
+            )
             token_losses |= dict(zip(unit, values, strict=True))
         kept = [
             i
@@ -199,7 +250,9 @@ def brute_force(step: Step, config: AlgorithmSettings) -> tuple[float, list[torc
             weights = correction.weights
             weight = min(rho(sample, weights.granularity)[i], weights.cap) if weights else 1.0
             d = lp[i] - float(sample.ref_logprobs[i])
-            total = total + weight * token_losses[i] + 0.1 * (torch.exp(-d) + d - 1) - 0.05 * float(entropy[i])
+            total = (
+                total + weight * token_losses[i] + 0.1 * (torch.exp(-d) + d - 1) - 0.05 * float(entropy[i])
+            )
         if config.loss_agg_mode == "seq-mean-token-mean":
             total = total / len(kept)
         terms.append(sample.weight * total)
@@ -282,11 +335,15 @@ def test_every_parameter_has_an_effect(variant):
 def differs(step: Step, config: AlgorithmSettings, other: AlgorithmSettings) -> bool:
     value, gradients, _ = run(step, PolicyLoss(config), WHOLE)
     other_value, other_gradients, _ = run(step, PolicyLoss(other), WHOLE)
-    return value != other_value or not all(torch.equal(a, b) for a, b in zip(gradients, other_gradients, strict=True))
+    return value != other_value or not all(
+        torch.equal(a, b) for a, b in zip(gradients, other_gradients, strict=True)
+    )
 
 
 @pytest.mark.parametrize("correction", [name for name in CORRECTIONS if name != "none"])
 def test_the_corrections_tried_here_change_some_tokens_and_leave_some(correction):
     samples = prepared(random_step(), PolicyLoss(settings("ppo", correction=correction)))
-    mask, counted = (np.concatenate([getattr(s, name) for s in samples]) for name in ("response_mask", "loss_mask"))
+    mask, counted = (
+        np.concatenate([getattr(s, name) for s in samples]) for name in ("response_mask", "loss_mask")
+    )
     assert counted.any() and (counted < mask).any() == correction.startswith(("band", "both"))

@@ -43,7 +43,9 @@ def make_branched(turns, seed, **fields):
 
 
 def credit(trajectories, **settings):
-    return reduce_metrics(PPO(AlgorithmSettings(adv_estimator="gae", **settings)).credit([Group(TASK, trajectories)]))
+    return reduce_metrics(
+        PPO(AlgorithmSettings(adv_estimator="gae", **settings)).credit([Group(TASK, trajectories)])
+    )
 
 
 turns = st.lists(
@@ -85,13 +87,28 @@ def test_contexts_are_one_row_in_the_order_of_their_turns():
 
 
 @settings(deadline=None)
-@given(nested, st.sampled_from(["token", "turn"]), st.booleans(), st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.6, 0.0]))
+@given(
+    nested,
+    st.sampled_from(["token", "turn"]),
+    st.booleans(),
+    st.sampled_from([1.0, 0.9]),
+    st.sampled_from([1.0, 0.6, 0.0]),
+)
 def test_credit_equals_the_definition_on_nested_data(trajectories, granularity, bootstraps, gamma, lambd):
-    credit(trajectories, gae_granularity=granularity, bootstrap_on_truncation=bootstraps, gamma=gamma, lambd=lambd)
+    credit(
+        trajectories,
+        gae_granularity=granularity,
+        bootstrap_on_truncation=bootstraps,
+        gamma=gamma,
+        lambd=lambd,
+    )
     for trajectory in trajectories:
         _, of_turns = trained(trajectory)
         for sample in trajectory.samples:
-            assert not sample.advantages[~sample.response_mask].any() and not sample.returns[~sample.response_mask].any()
+            assert (
+                not sample.advantages[~sample.response_mask].any()
+                and not sample.returns[~sample.response_mask].any()
+            )
         if not of_turns:
             continue
         rewards = token_rewards(trajectory, "turn", lambda *token: 0.0)
@@ -151,7 +168,9 @@ def test_advantages_are_whitened_and_returns_are_not():
     trajectory, sample = flat_example()
     credit([trajectory], whiten_advantages=True)
     advantages = sample.advantages[sample.response_mask]
-    assert advantages.mean() == pytest.approx(0, abs=1e-6) and advantages.std(ddof=1) == pytest.approx(1, abs=1e-5)
+    assert advantages.mean() == pytest.approx(0, abs=1e-6) and advantages.std(ddof=1) == pytest.approx(
+        1, abs=1e-5
+    )
     assert sample.returns.tolist() == pytest.approx([0, 3, 3, 0, 2, 2])
 
 

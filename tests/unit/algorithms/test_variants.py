@@ -24,8 +24,8 @@ NEW = [-0.6, -0.9, -2.0, -0.2, -1.9, -0.1]
 ADVANTAGES = [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
 SEQUENCES = [0, 0, 0, 1, 1, 1]
 MASK = [True] * 5 + [False]
-"""Two sequences of three and two trained tokens. Ratios: 1.491825, 0.670320, 1 and 1.105171, 0.496585; of sequences 1 and
-0.740818."""
+"""Two sequences of three and two trained tokens. Ratios: 1.491825, 0.670320, 1 and 1.105171, 0.496585; of
+sequences 1 and 0.740818."""
 CHOSEN = [True, False, False, False, True, False]
 WIDER = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -84,8 +84,14 @@ def test_spans_of_64k_tokens_have_the_gradient_of_float64(name, granularity):
     found = {}
     for dtype in (torch.float32, torch.float64):
         logprobs = moved.to(torch.float32).to(dtype).requires_grad_()
-        spans = Spans(torch.ones(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64), torch.zeros(count).long())
-        given = PolicyInputs(logprobs, old.to(dtype), advantages.to(torch.float32).to(dtype), spans, granularity)
+        spans = Spans(
+            torch.ones(count, dtype=torch.bool),
+            torch.zeros(count, dtype=torch.int64),
+            torch.zeros(count).long(),
+        )
+        given = PolicyInputs(
+            logprobs, old.to(dtype), advantages.to(torch.float32).to(dtype), spans, granularity
+        )
         losses, _ = compute(name, given, clip_low=0.4, clip_high=0.4)
         (losses.sum() / count).backward()
         found[dtype] = logprobs.grad.double() * count
@@ -95,7 +101,9 @@ def test_spans_of_64k_tokens_have_the_gradient_of_float64(name, granularity):
 def test_every_variant_has_worked_numbers_and_the_parameters_of_the_spec():
     assert {name for name, *_ in WORKED} == set(VARIANTS) == set(PG_VARIANTS)
     for name, function in VARIANTS.items():
-        keywords = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        keywords = [
+            p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
+        ]
         assert keywords == list(PG_VARIANTS[name].parameters)
 
 
@@ -119,7 +127,8 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
 
 
 def test_the_shares_that_clips_hold():
-    """Ratios 1.49, 0.67, 1 with A = 1 and 1.11, 0.50 with A = −1; a clip holds where it makes the loss larger."""
+    """Ratios 1.49, 0.67, 1 with A = 1 and 1.11, 0.50 with A = −1; a clip holds where it makes the loss
+    larger."""
     _, shares = compute("ppo", inputs(), **WIDER)
     assert shares["actor/clipfrac"][:5].tolist() == [True, False, False, False, True]
     assert shares["actor/ppo_ratio_high_clipfrac"][:5].tolist() == [True, False, False, False, False]
@@ -128,7 +137,13 @@ def test_the_shares_that_clips_hold():
     assert shares["actor/clipfrac"][:5].tolist() == [True, False, False, False, True]
     _, shares = compute("cispo", inputs(), **WIDER)
     assert shares["actor/clipfrac"][:5].tolist() == [True, True, False, False, True]
-    assert compute("tis", inputs(), cap=1.2)[1]["actor/clipfrac"][:5].tolist() == [True, False, False, False, False]
+    assert compute("tis", inputs(), cap=1.2)[1]["actor/clipfrac"][:5].tolist() == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert compute("topr", inputs())[1]["actor/clipfrac"][:5].tolist() == [False, False, False, True, False]
 
 
@@ -137,7 +152,9 @@ def test_the_shares_that_clips_hold():
 
 def of_a_user(inputs, *, bonus, scale=1.0):
     """−scale·r·A − bonus"""
-    return -scale * inputs.ratio * inputs.advantages - bonus, {"actor/bonus": torch.full_like(inputs.ratio, bonus)}
+    return -scale * inputs.ratio * inputs.advantages - bonus, {
+        "actor/bonus": torch.full_like(inputs.ratio, bonus)
+    }
 
 
 @pytest.fixture
@@ -150,7 +167,9 @@ def user_module(monkeypatch):
 
 
 def test_a_user_s_own_is_loaded_called_with_its_pg_args_and_sent_to_ranks(user_module, make_batch):
-    settings = AlgorithmSettings(pg_variant=f"{user_module}:of_a_user", pg_args={"bonus": 0.5}, ratio_type="segment")
+    settings = AlgorithmSettings(
+        pg_variant=f"{user_module}:of_a_user", pg_args={"bonus": 0.5}, ratio_type="segment"
+    )
     batch = make_batch([[0, 1, 1]], advantages=[0.0, 1.0, 1.0], old_logprobs=[0.0, -1.0, -1.0])
     outputs = ModelOutputs(logprobs=torch.tensor([0.0, -0.9, -0.9]))
     for loss in (PolicyLoss(settings), pickle.loads(pickle.dumps(PolicyLoss(settings)))):

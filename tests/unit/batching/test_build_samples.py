@@ -13,7 +13,9 @@ TASK = Task(id="t", tag="toy", split="train", seed=0)
 
 def turn(prompt: list[int], response: list[int], **fields: object) -> Turn:
     logprobs = np.array([-token / 10 for token in response], np.float32)
-    return Turn(np.array(prompt), np.array(response, np.int64), logprobs, (VersionRun(4, len(response)),), **fields)
+    return Turn(
+        np.array(prompt), np.array(response, np.int64), logprobs, (VersionRun(4, len(response)),), **fields
+    )
 
 
 def build(*turns: Turn, weight: float = 1.0) -> list:
@@ -37,7 +39,9 @@ def test_a_turn_that_starts_a_context_ends_the_one_before() -> None:
     assert second.turn_spans == (TurnSpan(2, 2, 3),)
 
 
-def test_contexts_of_one_turn_are_samples_that_count_as_sequences_with_the_weight_of_their_trajectory() -> None:
+def test_contexts_of_one_turn_are_samples_that_count_as_sequences_with_the_weight_of_their_trajectory() -> (
+    None
+):
     samples = build(*(turn([1], [2] * n, starts_context=True) for n in (1, 2, 3)), weight=0.5)
     assert [(sample.num_tokens, sample.weight) for sample in samples] == [(2, 0.5), (3, 0.5), (4, 0.5)]
     counted = denominators(samples, max_length=8)

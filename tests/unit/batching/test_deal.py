@@ -15,7 +15,9 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 3), st.integers(2, 60)), min_size=1,
 
 def make(prompt: int, length: int) -> Sample:
     ids = np.array([prompt, *range(length - 1)])
-    return Sample(ids, np.arange(length) > 0, np.zeros(length, np.float32), (), advantages=np.ones(length, np.float32))
+    return Sample(
+        ids, np.arange(length) > 0, np.zeros(length, np.float32), (), advantages=np.ones(length, np.float32)
+    )
 
 
 @given(LENGTHS, st.integers(1, 5))

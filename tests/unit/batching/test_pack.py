@@ -29,11 +29,15 @@ def test_every_array_lines_up_with_its_sample() -> None:
 
 
 def test_optional_arrays_come_along_when_all_samples_have_them() -> None:
-    samples = [replace(s, old_logprobs=np.full(s.num_tokens, i, np.float32)) for i, s in enumerate(toy_samples(3))]
+    samples = [
+        replace(s, old_logprobs=np.full(s.num_tokens, i, np.float32)) for i, s in enumerate(toy_samples(3))
+    ]
     batch = pack(samples, STEP)
     np.testing.assert_array_equal(batch.old_logprobs, batch.sequence_id)
     parts = unpack(batch.old_logprobs, batch.lengths)
-    assert [len(part) for part in parts] == list(batch.lengths) and all((part == i).all() for i, part in enumerate(parts))
+    assert [len(part) for part in parts] == list(batch.lengths) and all(
+        (part == i).all() for i, part in enumerate(parts)
+    )
     samples[1] = replace(samples[1], old_logprobs=None)
     with pytest.raises(ValueError, match="1 of 3 samples have no old_logprobs"):
         pack(samples, STEP)

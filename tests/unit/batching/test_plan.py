@@ -38,7 +38,9 @@ def test_without_a_limit_all_go_together_and_limits_are_checked() -> None:
 
 
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(1, 3))
-def test_each_epoch_is_a_permutation_cut_into_steps(num_samples: int, samples_per_step: int, num_epochs: int) -> None:
+def test_each_epoch_is_a_permutation_cut_into_steps(
+    num_samples: int, samples_per_step: int, num_epochs: int
+) -> None:
     plan = optimizer_steps(num_samples, samples_per_step, seed=1, num_epochs=num_epochs)
     assert len(plan) == num_epochs
     for epoch in plan:
@@ -55,6 +57,8 @@ def test_epochs_and_seeds_differ_and_a_seed_repeats() -> None:
 
 
 def test_denominators_leave_out_what_is_not_trained() -> None:
-    first, second, third = (replace(sample, weight=w) for sample, w in zip(toy_samples(3), (0.5, 0.0, 1.0), strict=True))
+    first, second, third = (
+        replace(sample, weight=w) for sample, w in zip(toy_samples(3), (0.5, 0.0, 1.0), strict=True)
+    )
     third = replace(third, response_mask=third.response_mask & False)
     assert denominators([first, second, third], 64) == (0.5 * first.num_trained, 0.5, 64, 0.5 * 2)

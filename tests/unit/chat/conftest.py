@@ -1,4 +1,5 @@
-"""The published templates, each with a byte tokenizer and a tokenizer that has merges, holding its special tokens."""
+"""The published templates, each with a byte tokenizer and a tokenizer that has merges, holding its special
+tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.testing.fakes import byte_tokenizer
 
 FOLDER = Path(__file__).parents[2] / "data" / "chat_templates"
-CORPUS = ["the answer is Right, then go Left or Down", "<answer>Right</answer> user assistant system", "P _ O G X"] * 4
+CORPUS = [
+    "the answer is Right, then go Left or Down",
+    "<answer>Right</answer> user assistant system",
+    "P _ O G X",
+] * 4
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,10 @@ LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_
 GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 _AS_GEMMA = ("<eos>", "<end_of_turn>", "\n", "<bos>")
 _FAMILIES = [
-    *(Family(name, IM, "<|im_end|>", "<|im_end|>", "\n", other_stop=IM[0]) for name in ("qwen2.5-instruct", "qwen3")),
+    *(
+        Family(name, IM, "<|im_end|>", "<|im_end|>", "\n", other_stop=IM[0])
+        for name in ("qwen2.5-instruct", "qwen3")
+    ),
     Family("mistral-nemo-instruct", ("<s>", "</s>", "[INST]", "[/INST]"), "</s>", "</s>", "", "<s>"),
     Family("llama3-control-flow", LLAMA3, LLAMA3[1], "<|eot_id|>", "", LLAMA3[0], other_stop=LLAMA3[1]),
     Family("gemma-control-flow", GEMMA, *_AS_GEMMA, takes_system=False, other_stop="<eos>"),
@@ -57,7 +65,9 @@ def make_template(name: str, has_merges: bool) -> ChatTemplate:
         training_texts=CORPUS if has_merges else (),
         vocab_size=330,
     )
-    return ChatTemplate(tokenizer, template_kwargs={"date_string": "26 Jul 2024"} if "date_string" in source else {})
+    return ChatTemplate(
+        tokenizer, template_kwargs={"date_string": "26 Jul 2024"} if "date_string" in source else {}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from turnwise.errors import ChatTemplateError
 from turnwise.testing.fakes import byte_tokenizer
 
 LOOK = tool("look", "Looks.", side="string")
-CALLED = assistant("") | {"tool_calls": [{"id": "call00007", "type": "function",
-                                          "function": {"name": "look", "arguments": {"side": "leftward"}}}]}  # fmt: skip
+CALL = {"name": "look", "arguments": {"side": "leftward"}}
+CALLED = assistant("") | {"tool_calls": [{"id": "call00007", "type": "function", "function": CALL}]}
 RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00007", "content": "a wall"}
 TOOLS = "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}"
 JSON_CALL = '{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
@@ -35,19 +35,27 @@ NO_END = (
     "{% if add_generation_prompt %}{{ 'assistant: <think>' }}{% endif %}"
 )
 EOM = (
-    TOOLS + "{% for m in messages %}" + HEADER + "{% if m.tool_calls %}" + CALLS + JSON_CALL + "{% endfor %}<|eom_id|>"
+    TOOLS
+    + "{% for m in messages %}"
+    + HEADER
+    + "{% if m.tool_calls %}"
+    + CALLS
+    + JSON_CALL
+    + "{% endfor %}<|eom_id|>"
     "{% else %}{{ m.content + '<|eot_id|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|header|>assistant<|/header|>' }}{% endif %}"
 )
 GLM = (
-    TOOLS + "{% for m in messages %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>' }}{{ m.content }}"
+    TOOLS + "{% for m in messages %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>' }}{{ "
+    "m.content }}"
     "{% if m.tool_calls %}" + CALLS + "{{ '<tool_call>' + c.name }}{% for k, v in c.arguments.items() %}"
-    "{{ '<arg_key>' + k + '</arg_key><arg_value>' + v + '</arg_value>' }}{% endfor %}</tool_call>{% endfor %}{% endif %}"
+    "{{ '<arg_key>' + k + '</arg_key><arg_value>' + v + '</arg_value>' }}{% endfor %}</tool_call>{% endfor "
+    "%}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 OWN_MESSAGE = (
-    TOOLS
-    + "{% for m in messages %}{{ m.role + '<|role_sep|>' + m.content + '<|message_sep|>' }}{% if m.tool_calls %}"
+    TOOLS + "{% for m in messages %}{{ m.role + '<|role_sep|>' + m.content + '<|message_sep|>' }}{% if "
+    "m.tool_calls %}"
     + CALLS
     + "{{ 'call<|role_sep|>' }}"
     + JSON_CALL
@@ -55,11 +63,21 @@ OWN_MESSAGE = (
     "{% if add_generation_prompt %}{{ 'assistant<|role_sep|>' }}{% endif %}"
 )
 TEXT_ARGUMENTS = (
-    TOOLS + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% if m.tool_calls %}" + CALLS
-    + "{{ '<tool_call>{\"name\": \"' + c.name + '\", \"arguments\": ' + c.arguments + '}</tool_call>' }}{% endfor %}{% endif %}"
+    TOOLS + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% if "
+    "m.tool_calls %}" + CALLS
+    + "{{ '<tool_call>{\"name\": \"' + c.name + '\", \"arguments\": ' + c.arguments + '}</tool_call>' }}{% "
+    "endfor %}{% endif %}"
     "<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )  # fmt: skip
-GLM_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<tool_call>", "</tool_call>", "<|endoftext|>")
+GLM_TOKENS = (
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|endoftext|>",
+)
 
 
 def made(source: str, *tokens: str, eos: str = "", ends: tuple[str, ...] = ()) -> ChatTemplate:
@@ -103,7 +121,8 @@ def test_calls_that_end_with_another_token_than_answers(ends):
     call = '{"name": "look", "arguments": {"side": "leftward"}}'
     assert taught(template, messages, [LOOK]) == [f"{call}<|eom_id|>", "A wall.<|eot_id|>"]
     assert shown(template, messages, [LOOK]).endswith(
-        f"{call}<|eom_id|><|header|>tool<|/header|>a wall<|eot_id|><|header|>assistant<|/header|>A wall.<|eot_id|>"
+        f"{call}<|eom_id|><|header|>tool<|/header|>a wall<|eot_id|><|header|>assistant<|/header|>A "
+        f"wall.<|eot_id|>"
     )
     assert template.tokenizer.convert_tokens_to_ids("<|eom_id|>") in template.stop_token_ids
 
@@ -125,7 +144,10 @@ def test_a_call_ends_with_the_role_of_its_result_where_roles_end_turns(ends):
     assert learnt == f"{call}<|observation|>"
     sampled = template.tokenizer.encode(learnt, add_special_tokens=False)
     assert template.tokenizer.decode(template.extend(sampled, [RESULT], [LOOK])) == "a wall<|assistant|>"
-    assert template.tokenizer.decode(template.extend(sampled[:-1], [RESULT], [LOOK])) == "<|observation|>a wall<|assistant|>"
+    assert (
+        template.tokenizer.decode(template.extend(sampled[:-1], [RESULT], [LOOK]))
+        == "<|observation|>a wall<|assistant|>"
+    )
     [read] = find_parser(None, template).parse(call, [LOOK]).tool_calls
     assert (read.name, read.arguments) == ("look", {"side": "leftward"})
 
@@ -137,8 +159,10 @@ def test_a_call_that_is_a_message_of_its_own_is_refused():
 
 
 GEMMA = (
-    TOOLS + "{% for m in messages %}{{ '<|header|>' + m.role + '<|/header|>' }}{% if m.tool_calls %}" + CALLS + JSON_CALL
-    + "{% endfor %}{% if loop.last %}{{ m.content }}{% endif %}<|eom_id|>{% else %}{{ m.content + '<|eot_id|>' }}{% endif %}"
+    TOOLS + "{% for m in messages %}{{ '<|header|>' + m.role + '<|/header|>' }}{% if "
+    "m.tool_calls %}" + CALLS + JSON_CALL
+    + "{% endfor %}{% if loop.last %}{{ m.content }}{% endif %}<|eom_id|>{% else %}{{ m.content + "
+    "'<|eot_id|>' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|header|>assistant<|/header|>' }}{% endif %}"
 )  # fmt: skip
 
@@ -156,7 +180,8 @@ def test_content_before_a_call_is_taught_before_it_or_refused():
 
 BOTH_TAGS = (
     TOOLS + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-    "{% if m.role == 'assistant' and '<think>' not in m.content %}<think></think>{{ m.content.split('</think>') | last }}"
+    "{% if m.role == 'assistant' and '<think>' not in m.content %}<think></think>{{ "
+    "m.content.split('</think>') | last }}"
     "{% else %}{{ m.content }}{% endif %}{% if m.tool_calls %}" + CALLS + JSON_CALL
     + "{% endfor %}{% endif %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
@@ -177,7 +202,11 @@ def test_thinking_before_a_call_may_lack_the_tag_that_the_header_writes(content)
 @pytest.mark.parametrize(
     ("header", "content", "learnt"),
     [
-        ("<think>\n\n", "<think>\nHm.\n</think>\n", "Hm.\n</think>\n{"),  # with one line break more than the history
+        (
+            "<think>\n\n",
+            "<think>\nHm.\n</think>\n",
+            "Hm.\n</think>\n{",
+        ),  # with one line break more than the history
         ("<think>\n\n</think>\n\n", "", "{"),
         ("<|channel>thought\n<channel|>", "", "{"),
         ("<think>\n\n</think>\n\n", "<think>\nHm.\n</think>\n", None),
@@ -186,7 +215,8 @@ def test_thinking_before_a_call_may_lack_the_tag_that_the_header_writes(content)
 )
 def test_a_call_follows_a_header_that_writes_thinking_as_history_does_not(header, content, learnt):
     ask = "{{ '<|header|>assistant<|/header|>' }}"
-    template = made(EOM.replace(ask, ask + header).replace("{% if m.tool_calls %}", "{% if m.tool_calls %}{{ m.content }}"),
+    template = made(EOM.replace(ask, ask + header).replace("{% if m.tool_calls %}", "{% if m.tool_calls "
+    "%}{{ m.content }}"),
                     *LLAMA, "<|channel>", "<channel|>", eos="<|eot_id|>")  # fmt: skip
     messages = [user("Look."), CALLED | {"content": content}]
     if learnt is None:
@@ -225,7 +255,9 @@ GROUPED = EOM.replace(
 )
 
 
-@pytest.mark.parametrize(("source", "is_rewritten"), [(EOM, False), (MOVED, True), (GROUPED, False), (GLM, False)])
+@pytest.mark.parametrize(
+    ("source", "is_rewritten"), [(EOM, False), (MOVED, True), (GROUPED, False), (GLM, False)]
+)
 def test_history_that_is_rewritten_only_with_tools_is_noticed(source, is_rewritten, caplog):
     tokens = GLM_TOKENS if source == GLM else LLAMA
     template = made(source, *tokens, eos="<|endoftext|>" if source == GLM else "<|eot_id|>")

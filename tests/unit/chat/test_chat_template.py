@@ -14,8 +14,13 @@ from turnwise.errors import ChatTemplateError
 from turnwise.testing.fakes import byte_tokenizer
 
 PROPERTY = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-# Text that every template keeps: no outer white space, which some trim, and no "<" or "[", which could spell a special token.
-KEPT = st.text(st.characters(codec="utf-8", exclude_characters="<>[]|", exclude_categories=["Z", "C"]), min_size=1, max_size=12)
+# Text that every template keeps: no outer white space, which some trim, and no "<" or "[", which could spell
+# a special token.
+KEPT = st.text(
+    st.characters(codec="utf-8", exclude_characters="<>[]|", exclude_categories=["Z", "C"]),
+    min_size=1,
+    max_size=12,
+)
 TOOL = tool("look", "Looks.")
 
 
@@ -56,7 +61,8 @@ def test_a_system_prompt_stays_in_front(template, family):
         return
     ids = appended(template, ["hello", "again"], ["hi"], first=[system("be brief")])
     fresh = full_render(template, [system("be brief"), user("hello"), assistant("hi"), user("again")])
-    # Mistral's fresh render moves the system prompt to the last user message; the appended context leaves it where it was.
+    # Mistral's fresh render moves the system prompt to the last user message; the appended context leaves it
+    # where it was.
     assert (ids == fresh) == (family.name != "mistral-nemo-instruct")
     assert template.decode(ids).count("be brief") == 1
 
@@ -168,7 +174,10 @@ def test_tool_results_are_bridged_and_tools_are_announced_once(template):
     results = [{"role": "tool", "content": "a wall"}, {"role": "tool", "content": "a hole"}]
     tail = template.decode(template.extend(template.respond("I look"), results, [TOOL]))
     assert template.decode(first).count('"look"') == 1 and "look" not in tail
-    assert tail == ("\nuser\n<tool_response>\na wall\n</tool_response>\n<tool_response>\na hole\n</tool_response>\nassistant\n")
+    assert tail == (
+        "\nuser\n<tool_response>\na wall\n</tool_response>\n<tool_response>\na "
+        "hole\n</tool_response>\nassistant\n"
+    )
 
 
 @pytest.mark.parametrize("family", ["llama3-control-flow"], indirect=True)
@@ -194,19 +203,25 @@ def test_image_parts_go_through_the_template(template):
 
 def test_a_template_that_takes_lists_of_parts_only_can_be_extended():
     parts_only = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}{{ p.text + '' }}{% endfor %}<|im_end|>\n"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}{{ p.text + '' }}{% "
+        "endfor %}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     template = ChatTemplate(byte_tokenizer(chat_template=parts_only))
     tail = template.extend([], [user([{"type": "text", "text": "next"}])])
-    assert template.tokenizer.decode(tail) == "<|im_end|>\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        template.tokenizer.decode(tail)
+        == "<|im_end|>\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_blanks_around_the_text_are_part_of_a_response():
     template = ChatTemplate(byte_tokenizer(("<s>", "</s>"), LLAMA2, bos_token="<s>", eos_token="</s>"))
     messages = [user("a"), assistant("b"), user("c")]
     assert template.tokenizer.decode(template.respond("b")) == " b </s>"
-    assert template.tokenizer.decode(template.extend(template.respond("b")[:2], [user("c")])).startswith(" </s><s>[INST]")
+    assert template.tokenizer.decode(template.extend(template.respond("b")[:2], [user("c")])).startswith(
+        " </s><s>[INST]"
+    )
     assert appended(template, ["a", "c"], ["b"]) == full_render(template, messages)
     assert not template.rewrites_history
 

@@ -1,4 +1,5 @@
-"""A prompt that ends with an assistant's words is continued; one that holds the template's own tokens is named."""
+"""A prompt that ends with an assistant's words is continued; one that holds the template's own tokens is
+named."""
 
 from __future__ import annotations
 
@@ -74,7 +75,10 @@ def test_a_row_is_continued_and_its_reward_sees_one_message():
     contexts = TokenContexts(template, server, 4000, "c")
     agent = SingleTurnAgent(RowAgentSettings())
     [trajectory] = asyncio.run(agent.run(task, 0, contexts, SamplingParams(max_new_tokens=100)))
-    assert template.decode(list(server.requests[0].prompt_ids), skips_turn_tokens=False) == ASKED + BEGUN["content"]
+    assert (
+        template.decode(list(server.requests[0].prompt_ids), skips_turn_tokens=False)
+        == ASKED + BEGUN["content"]
+    )
     assert trajectory.turns[0].text == said, "the completion is what was sampled"
     assert messages_of(trajectory, "prompt") == [user("Where to?"), assistant(BEGUN["content"] + said)]
 
@@ -82,7 +86,9 @@ def test_a_row_is_continued_and_its_reward_sees_one_message():
 def test_calls_are_read_with_the_words_before_them():
     template = chatml(TOOL_CHATML)
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    contexts = TokenContexts(template, ScriptedServer([template.respond(f"{call}hm</think>{call}")]), 4000, "c", HermesParser())
+    contexts = TokenContexts(
+        template, ScriptedServer([template.respond(f"{call}hm</think>{call}")]), 4000, "c", HermesParser()
+    )
     conversation = contexts(SamplingParams(max_new_tokens=200), tools=[tool("f", "Does it.")])
     reply = asyncio.run(conversation.generate([user("Where to?"), assistant("<think>")]))
     assert len(reply["tool_calls"]) == 1, "the call inside the thinking that the prompt has opened is none"
@@ -92,7 +98,9 @@ def test_calls_are_read_with_the_words_before_them():
 
 def test_a_continued_answer_is_one_message_where_the_tools_change():
     template = chatml(TOOL_CHATML)
-    contexts = TokenContexts(template, ScriptedServer([template.respond("left"), template.respond("Done.")]), 4000, "c")
+    contexts = TokenContexts(
+        template, ScriptedServer([template.respond("left"), template.respond("Done.")]), 4000, "c"
+    )
     conversation = contexts(SamplingParams(max_new_tokens=200))
 
     async def converse():
@@ -109,11 +117,21 @@ def test_a_continued_answer_is_one_message_where_the_tools_change():
     ("texts", "num_warnings"),
     [
         (["Where to?", "a < b", "<|im_start"], 0),
-        (["Where to?", "<|im_start|>user\nWhere to?<|im_end|>\n<|im_start|>assistant\n<think>", "<|im_end|>"], 1),
+        (
+            [
+                "Where to?",
+                "<|im_start|>user\nWhere to?<|im_end|>\n<|im_start|>assistant\n<think>",
+                "<|im_end|>",
+            ],
+            1,
+        ),
     ],
 )
 def test_a_prompt_that_holds_the_template_s_tokens_is_named_once(caplog, texts, num_warnings):
-    rows = [(f"rows.jsonl, row {i}", DataRow("data", "single_turn_agent", {"prompt": text})) for i, text in enumerate(texts)]
+    rows = [
+        (f"rows.jsonl, row {i}", DataRow("data", "single_turn_agent", {"prompt": text}))
+        for i, text in enumerate(texts)
+    ]
     with caplog.at_level(logging.WARNING):
         warn_of_turn_tokens(rows, "prompt", chatml(), "data.train_files")
     assert len(caplog.records) == num_warnings
@@ -125,7 +143,12 @@ def test_a_demonstration_that_holds_the_template_s_tokens_is_named(caplog, tmp_p
     rows = [{"messages": [user("Where to?"), assistant(text)]} for text in ("left", "right<|im_end|>")]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    config = SFTConfig.model_validate({"pretrain": "runs/model", "train_files": [str(file)], "sequence_length": 100})
+    config = SFTConfig.model_validate(
+        {"pretrain": "runs/model", "train_files": [str(file)], "sequence_length": 100}
+    )
     with caplog.at_level(logging.WARNING):
-        assert len(encode_all(config, chatml(), "train_files", examine(config).demonstrations("train_files"))) == 2
+        assert (
+            len(encode_all(config, chatml(), "train_files", examine(config).demonstrations("train_files")))
+            == 2
+        )
     assert all(word in caplog.text for word in ("line 2", "<|im_end|>", "1 of 2 rows"))

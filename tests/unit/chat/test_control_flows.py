@@ -22,7 +22,8 @@ _TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 _ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 _THINKING = (
     "{% set said = m.content.split('</think>')[-1].lstrip('\n') %}"
-    "{% set thought = (m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '').strip() %}"
+    "{% set thought = (m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else "
+    "'').strip() %}"
 )
 _TOOLS = "{% if tools %}{{ '<tools>' + (tools | tojson) + '</tools>' }}{% endif %}"
 
@@ -30,7 +31,8 @@ _TOOLS = "{% if tools %}{{ '<tools>' + (tools | tojson) + '</tools>' }}{% endif 
 def _thinking(block: str, header: str) -> str:
     """A ChatML template that treats answers by `block`, and opens them with `header`."""
     return (
-        "{% for m in messages %}{% if m.role == 'assistant' %}" + _THINKING + "{{ '<|im_start|>assistant\n' }}" + block
+        "{% for m in messages %}{% if m.role == "
+        "'assistant' %}" + _THINKING + "{{ '<|im_start|>assistant\n' }}" + block
         + "{{ said + '<|im_end|>\n' }}{% else %}" + _TURN + "{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n" + header + "' }}{% endif %}"
     )  # fmt: skip
@@ -38,19 +40,23 @@ def _thinking(block: str, header: str) -> str:
 
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "texts and parts, tools": (
-        _TOOLS + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}"
+        _TOOLS + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ "
+        "m.content }}"
         "{% else %}"
         "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}" + _ASK,
         IM,
     ),
     "loops over parts (idefics3)": (
-        "{% for m in messages %}{{ m.role.capitalize() + ': ' }}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}"
-        "{% endif %}{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
+        "{% for m in messages %}{{ m.role.capitalize() + ': ' }}{% for p in m.content %}{% if p.type == "
+        "'text' %}{{ p.text }}"
+        "{% endif %}{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% "
+        "endif %}",
         IM,
     ),
     "selects parts (llava_next)": (
         "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' }}"
-        "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p['text'] }}{% endfor %}{{ ' [/INST]' }}"
+        "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p['text'] }}{% endfor %}{{ ' "
+        "[/INST]' }}"
         "{% elif m.role == 'assistant' %}{{ ' ' + m.content[0]['text'] + '</s> ' }}"
         "{% else %}{{ raise_exception('only users and assistants') }}{% endif %}{% endfor %}",
         ("<s>", "</s>"),
@@ -62,7 +68,8 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         "{% if m.role == 'assistant' %}{% if loop.last and not add_generation_prompt %}{% if m.thinking %}"
         "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}"
         "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|return|>' }}{% else %}"
-        "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}{% endif %}{% elif m.role == 'tool' %}"
+        "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}{% endif %}{% elif "
+        "m.role == 'tool' %}"
         "{{ raise_exception('no call before this result') }}{% elif m.role == 'user' %}"
         "{{ '<|start|>user<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
@@ -77,13 +84,16 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("<|begin|>", "<|content|>", "<|think|>", "<|end|>", "<|flush|>"),
     ),
     "wrapped answers (Command R7B)": (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<T><A><R>' + m.content + '</R></T>' }}{% else %}"
-        "{{ '<T><U>' + m.content + '</T>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<T><A>' }}{% endif %}",
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<T><A><R>' + m.content + '</R></T>' }}{% "
+        "else %}"
+        "{{ '<T><U>' + m.content + '</T>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<T><A>' }}{% endif %}",
         ("<T>", "<A>", "<U>", "<R>", "</R>", "</T>"),
     ),
     "opens thinking and shows its end (Qwen3.5)": (
         _thinking(
-            "{% if loop.last and not add_generation_prompt %}{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}",
+            "{% if loop.last and not add_generation_prompt %}{{ '<think>\n' + thought + '\n</think>\n\n' "
+            "}}{% endif %}",
             "<think>\n",
         ),
         IM,
@@ -94,11 +104,13 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         IM,
     ),
     "drops tool results (Phi-3)": (
-        "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}" + _TURN + "{% endif %}{% endfor %}" + _ASK,
+        "{% for m in messages %}{% if m.role in ('system', 'user', "
+        "'assistant') %}" + _TURN + "{% endif %}{% endfor %}" + _ASK,
         IM,
     ),
     "only the first system message (DeepSeek)": (
-        "{% if messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}{% for m in messages %}"
+        "{% if messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}{% for m in "
+        "messages %}"
         "{% if m.role != 'system' %}" + _TURN + "{% endif %}{% endfor %}" + _ASK,
         IM,
     ),
@@ -115,7 +127,8 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         IM,
     ),
     "needs tools at every render (Hermes 2 Pro)": (
-        "{{ '<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '</tools>' }}{% for m in messages %}" + _TURN
+        "{{ '<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '</tools>' }}{% for m in "
+        "messages %}" + _TURN
         + "{% endfor %}" + _ASK,
         IM,
     ),
@@ -142,11 +155,19 @@ def legacy_tokenizer() -> PreTrainedTokenizerFast:
     symbols = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     letters = [chr(code) for code in range(33, 127)]
     vocab = {symbol: index for index, symbol in enumerate([*symbols, *letters, "▁R", "▁a"])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "R"), ("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    backend = Tokenizer(
+        models.BPE(vocab=vocab, merges=[("▁", "R"), ("▁", "a")], unk_token="<unk>", byte_fallback=True)
+    )
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ("<s>", "</s>")])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=LLAMA2)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in ("<s>", "</s>")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=LLAMA2
+    )
 
 
 SCHEMA = tool("lookword", "descword", sideword={"type": "string", "description": "whichword"})
@@ -169,7 +190,9 @@ def text_of(template, ids):
 
 
 def rendered(template, messages):
-    return template.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, tools=[])
+    return template.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False, tools=[]
+    )
 
 
 @settings(max_examples=8)
@@ -181,7 +204,9 @@ def test_what_is_added_shows_and_is_the_template_s_or_is_refused(name, kind, is_
     try:
         response = template.respond("</think>" + answer if "opens thinking" in name else answer)
         num_closing = (
-            len(response) - response.index(template.stop_token_ids[0]) if template.stop_token_ids[0] in response else 0
+            len(response) - response.index(template.stop_token_ids[0])
+            if template.stop_token_ids[0] in response
+            else 0
         )
         response = response[: len(response) - num_closing] if is_cut else response
         start = template.start([user(asked)])
@@ -237,7 +262,9 @@ def test_a_channelled_answer_is_taught_with_its_channel_and_closed_once():
     learnt = text_of(template, sample.token_ids[sample.response_mask])
     assert learnt == "".join(f"<|channel|>final<|message|>{text}<|return|>" for text in ("Right", "Left"))
     cut = template.tokenizer.encode("<|channel|>analysis<|message|>hm", add_special_tokens=False)
-    assert text_of(template, template.extend(cut, [user("b")])).startswith("<|end|><|start|>user<|message|>b<|end|>")
+    assert text_of(template, template.extend(cut, [user("b")])).startswith(
+        "<|end|><|start|>user<|message|>b<|end|>"
+    )
     whole = [*cut, template.tokenizer.convert_tokens_to_ids("<|return|>")]
     assert text_of(template, template.extend(whole, [user("b")])).startswith("<|start|>user")
 
@@ -267,7 +294,9 @@ def test_no_blank_is_added_by_a_legacy_tokenizer():
     tokenizer = legacy_tokenizer()
     template = ChatTemplate(tokenizer)
     history = [user("a"), assistant("Right"), user("a")]
-    expected = tokenizer.encode(tokenizer.apply_chat_template(history, tokenize=False), add_special_tokens=False)
+    expected = tokenizer.encode(
+        tokenizer.apply_chat_template(history, tokenize=False), add_special_tokens=False
+    )
     response = template.respond("Right")
     assert template.start(history[:1]) + response + template.extend(response, history[:1]) == expected
     cut = response[:-2]
@@ -291,9 +320,13 @@ def test_a_wrapped_answer_ends_where_its_turn_ends():
 
 def test_refusals_say_what_is_lost_and_what_to_do():
     template = of("drops tool results (Phi-3)")
-    with pytest.raises(ChatTemplateError, match=r"doesn't show a tool message after an answer: put its text into a user's"):
+    with pytest.raises(
+        ChatTemplateError, match=r"doesn't show a tool message after an answer: put its text into a user's"
+    ):
         template.extend([65], [TOOL_RESULT])
-    with pytest.raises(ChatTemplateError, match=r"doesn't show the schema of a tool \(its name .*\): describe the tools"):
+    with pytest.raises(
+        ChatTemplateError, match=r"doesn't show the schema of a tool \(its name .*\): describe the tools"
+    ):
         template.start([user("a")], [SCHEMA])
     nothing = "{% for m in messages %}{{ m.content }}{{ functions | tojson }}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="set a variable that it lacks in template_kwargs"):
@@ -313,5 +346,7 @@ def test_variables_that_the_template_never_reads_are_refused():
     tokenizer = byte_tokenizer(chat_template=reading)
     cheerful = ChatTemplate(tokenizer, template_kwargs={"mood": "cheerful"})
     assert text_of(cheerful, cheerful.start([user("a")])).endswith("cheerful")
-    with pytest.raises(ChatTemplateError, match=r"template_kwargs.moood: .* never reads 'moood'.*Did you mean 'mood'"):
+    with pytest.raises(
+        ChatTemplateError, match=r"template_kwargs.moood: .* never reads 'moood'.*Did you mean 'mood'"
+    ):
         ChatTemplate(tokenizer, template_kwargs={"moood": "cheerful"})

@@ -1,4 +1,5 @@
-"""Demonstrations have the ids of a rollout in which the model said the same, and teach what was sampled there."""
+"""Demonstrations have the ids of a rollout in which the model said the same, and teach what was sampled
+there."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=15)
 @PROPERTY
 @given(pairs=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
 def test_ids_and_mask_are_those_of_a_rollout(template, pairs):
-    sample = encode_demonstration(template, [m for asked, said in pairs for m in (user(asked), assistant(said))])
+    sample = encode_demonstration(
+        template, [m for asked, said in pairs for m in (user(asked), assistant(said))]
+    )
 
     server = ScriptedServer([template.respond(said) for _, said in pairs])
     conversation = TokenConversation(template, server, "a", SamplingParams(max_new_tokens=1000), 100_000)
@@ -38,16 +41,24 @@ def test_ids_and_mask_are_those_of_a_rollout(template, pairs):
 
     asyncio.run(play())
     ids = [i for turn in conversation.turns for i in (*turn.prompt_ids, *turn.response_ids)]
-    mask = [is_sampled for t in conversation.turns for is_sampled in [False] * len(t.prompt_ids) + [True] * len(t.response_ids)]
+    mask = [
+        is_sampled
+        for t in conversation.turns
+        for is_sampled in [False] * len(t.prompt_ids) + [True] * len(t.response_ids)
+    ]
     assert sample.token_ids.tolist() == ids
     assert sample.response_mask.tolist() == mask
     spans = [slice(span.start, span.stop) for span in sample.turn_spans]
-    assert [sample.token_ids[span].tolist() for span in spans] == [t.response_ids.tolist() for t in conversation.turns]
+    assert [sample.token_ids[span].tolist() for span in spans] == [
+        t.response_ids.tolist() for t in conversation.turns
+    ]
     assert not sample.rollout_logprobs.any() and len(sample.rollout_logprobs) == len(ids)
 
 
 def test_text_and_end_of_turn_are_learnt_and_nothing_else(template, family):
-    sample = encode_demonstration(template, [user("where?"), assistant("Right"), user("and now?"), assistant("Left")])
+    sample = encode_demonstration(
+        template, [user("where?"), assistant("Right"), user("and now?"), assistant("Left")]
+    )
     learnt = template.tokenizer.decode(sample.token_ids[sample.response_mask])
     assert learnt == f"Right{family.end_of_turn}Left{family.end_of_turn}"
     assert sample.response_mask[-1] and sample.token_ids.dtype == np.int64
@@ -76,7 +87,11 @@ ADD = tool("add", "Adds two numbers.", a="integer", b="integer")
 
 
 def call(a, b, number=0):
-    return {"id": f"call{number:05d}", "type": "function", "function": {"name": "add", "arguments": {"a": a, "b": b}}}
+    return {
+        "id": f"call{number:05d}",
+        "type": "function",
+        "function": {"name": "add", "arguments": {"a": a, "b": b}},
+    }
 
 
 def result(text, number=0):
@@ -107,25 +122,37 @@ def test_calls_are_taught_as_the_template_writes_them_and_read_again(name):
         return reply, [ids for turn in conversation.turns for ids in (turn.prompt_ids, turn.response_ids)]
 
     reply, ids = asyncio.run(play())
-    assert [entry["function"] for entry in reply["tool_calls"]] == [entry["function"] for entry in asked["tool_calls"]]
-    assert np.array_equal(np.concatenate(ids), sample.token_ids), "the demonstration has the ids of the rollout"
+    assert [entry["function"] for entry in reply["tool_calls"]] == [
+        entry["function"] for entry in asked["tool_calls"]
+    ]
+    assert np.array_equal(np.concatenate(ids), sample.token_ids), (
+        "the demonstration has the ids of the rollout"
+    )
 
 
 @pytest.mark.parametrize("arguments", [{}, "{}"])
 def test_a_call_without_arguments_is_taught(arguments):
     template = ChatTemplate(byte_tokenizer(), CHAT_TEMPLATE)
-    asked = assistant(None) | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": arguments}}]}
+    asked = assistant(None) | {
+        "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": arguments}}]
+    }
     sample = encode_demonstration(template, [user("Add."), asked, result("0"), assistant("0")], [ADD])
-    said = template.decode(sample.token_ids[slice(sample.turn_spans[0].start, sample.turn_spans[0].stop)].tolist())
+    said = template.decode(
+        sample.token_ids[slice(sample.turn_spans[0].start, sample.turn_spans[0].stop)].tolist()
+    )
     assert '"add"' in said
 
 
 def test_a_template_that_shows_no_calls_is_refused():
     with pytest.raises(ChatTemplateError, match="doesn't show a tool call"):
-        encode_demonstration(ChatTemplate(byte_tokenizer()), [user("a"), assistant("") | {"tool_calls": [call(1, 2)]}])
+        encode_demonstration(
+            ChatTemplate(byte_tokenizer()), [user("a"), assistant("") | {"tool_calls": [call(1, 2)]}]
+        )
 
 
-@pytest.mark.parametrize("flag", [{"weight": 0}, {"loss_mask": 0.0}, {"trainable": False}, {"train": False}, {"loss": False}])
+@pytest.mark.parametrize(
+    "flag", [{"weight": 0}, {"loss_mask": 0.0}, {"trainable": False}, {"train": False}, {"loss": False}]
+)
 @pytest.mark.parametrize("other", [{}, {"weight": 1}, {"train": None}])
 def test_an_answer_that_is_marked_as_context_is_shown_and_not_trained(flag, other):
     template = ChatTemplate(byte_tokenizer(), CHAT_TEMPLATE)
@@ -159,5 +186,7 @@ def test_only_answers_can_be_trained_and_null_or_an_empty_list_says_nothing():
         check_demonstration([user("a") | {"weight": 1}, assistant("b")])
     with pytest.raises(DataError, match="message 0 has the keys images"):
         check_demonstration([user("a") | {"images": ["x"]}, assistant("b")])
-    assert check_demonstration([user("a") | {"images": []}, assistant("b") | {"refusal": None, "annotations": []}])
+    assert check_demonstration(
+        [user("a") | {"images": []}, assistant("b") | {"refusal": None, "annotations": []}]
+    )
     assert not check_demonstration([user("a"), assistant(" ")])

@@ -1,4 +1,5 @@
-"""The ledger without template and server: branches share what comes before them, and every turn keeps its ids."""
+"""The ledger without template and server: branches share what comes before them, and every turn keeps its
+ids."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from turnwise.types import Completion, SamplingParams, Task, Trajectory, Version
 SAMPLING = SamplingParams(max_new_tokens=8)
 
 
-def answered(ledger: Ledger, before: Prefix, added_ids: list[int], response_ids: list[int], parent: int | None = None) -> int:
+def answered(
+    ledger: Ledger, before: Prefix, added_ids: list[int], response_ids: list[int], parent: int | None = None
+) -> int:
     """Commits a response, and returns the number of its turn."""
     zeros = np.zeros(len(response_ids), np.float32)
     completion = Completion(np.array(response_ids), zeros, "stop", (VersionRun(0, len(response_ids)),))

@@ -1,4 +1,5 @@
-"""Whatever a model writes, reading it takes time in proportion to its length: at most 0.5 s of processor time for 1 MB."""
+"""Whatever a model writes, reading it takes time in proportion to its length: at most 0.5 s of processor time
+for 1 MB."""
 
 from __future__ import annotations
 
@@ -41,13 +42,21 @@ OPENED: dict[type, tuple[str, ...]] = {
     PythonTagParser: ("<|python_tag|>", "<|python_tag|>f(", "<|python_tag|>f(x=["),
     MistralParser: ("[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]f[ARGS]{", "[TOOL_CALLS]f[CALL_ID]"),
     GptOssParser: ("<|channel|>", "<|channel|>commentary", HARMONY, "to=functions.", "<|start|>assistant"),
-    DeepSeekParser: (DEEPSEEK, f"{DEEPSEEK}f<｜tool▁sep｜>", "<｜tool▁calls▁begin｜>", f"{DEEPSEEK}f<｜tool▁sep｜>f```json"),
+    DeepSeekParser: (
+        DEEPSEEK,
+        f"{DEEPSEEK}f<｜tool▁sep｜>",
+        "<｜tool▁calls▁begin｜>",
+        f"{DEEPSEEK}f<｜tool▁sep｜>f```json",
+    ),
 }
 """Marks, and beginnings of calls, that nothing closes."""
 CLOSED: dict[type, tuple[str, ...]] = {
     HermesParser: ('<tool_call>{"name": "f", "arguments": {}}</tool_call>',),
     Qwen3CoderParser: ("<function=f></function>", "<function=f><parameter=a>1</parameter></function>"),
-    Glm45Parser: ("<tool_call>f</tool_call>", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+    Glm45Parser: (
+        "<tool_call>f</tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+    ),
     Llama3JsonParser: ('{"name": "f", "parameters": {}}', '{"name": 1}'),
     PythonTagParser: ("<|python_tag|>f(a=1)", '<|python_tag|>{"name": "f"}'),
     MistralParser: ("[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS][]"),
@@ -58,7 +67,8 @@ CLOSED: dict[type, tuple[str, ...]] = {
 
 
 def texts_of(parser: type) -> list[str]:
-    """Texts of 1 MB: each mark repeated, alone and with white space, and once before endless white space or numbers."""
+    """Texts of 1 MB: each mark repeated, alone and with white space, and once before endless white space or
+    numbers."""
     marks = [*OPENED[parser], *CLOSED[parser]]
     texts = [mark * (SIZE // len(mark)) for mark in marks]
     texts += [(mark + "\n ") * (SIZE // (len(mark) + 2)) for mark in OPENED[parser]]
@@ -119,7 +129,10 @@ DEEP = "[" * 150 + "]" * 150
 @pytest.mark.parametrize(
     ("parser", "text"),
     [
-        *((PythonTagParser, f"<|python_tag|>f(a={value})") for value in ("1j", "b'x'", "{1, 2}", "1e999", "{1: 2}", DEEP)),
+        *(
+            (PythonTagParser, f"<|python_tag|>f(a={value})")
+            for value in ("1j", "b'x'", "{1, 2}", "1e999", "{1: 2}", DEEP)
+        ),
         (PythonTagParser, f"<|python_tag|>f(a=0x{'f' * 5000})"),
         (PythonTagParser, "<|python_tag|>f(a=...)"),
         (Llama3JsonParser, '{"name": "f", "parameters": {"a": 1e999}}'),
@@ -137,7 +150,11 @@ def test_a_value_that_json_lacks_makes_a_call_unreadable(parser, text):
     ("parser", "text", "arguments"),
     [
         (PythonTagParser, "<|python_tag|>f(a=(1, (2,)), x={'k': None})", {"a": [1, [2]], "x": {"k": None}}),
-        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', {"a": "\ufffd"}),
+        (
+            HermesParser,
+            '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
+            {"a": "\ufffd"},
+        ),
         (Qwen3CoderParser, "<function=f><parameter=x>[1e999]</parameter></function>", {"x": "[1e999]"}),
     ],
 )

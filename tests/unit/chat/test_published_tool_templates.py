@@ -23,7 +23,8 @@ OTHER = tool("find", "Finds a thing.", y="string")
 
 @dataclass(frozen=True)
 class Family:
-    """A template, a call as its family writes it, and what the template writes between that call and the next response."""
+    """A template, a call as its family writes it, and what the template writes between that call and the next
+    response."""
 
     name: str
     special: tuple[str, ...]
@@ -49,18 +50,34 @@ FAMILIES = (
         "<|return|>",
         ' to=functions.look<|channel|>commentary json<|message|>{"x": 6}',
         "<|call|>",
-        ('<|start|>functions.look to=assistant<|channel|>commentary<|message|>"', '"<|end|><|start|>assistant'),
+        (
+            '<|start|>functions.look to=assistant<|channel|>commentary<|message|>"',
+            '"<|end|><|start|>assistant',
+        ),
         ("<|call|>",),
     ),
     Family(
         "deepseek-v3.1-tools",
         (
-            *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
-            *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+            *(
+                "<｜begin▁of▁sentence｜>",
+                "<｜end▁of▁sentence｜>",
+                "<｜User｜>",
+                "<｜Assistant｜>",
+                "<think>",
+                "</think>",
+            ),
+            *(
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "<｜tool▁call▁begin｜>",
+                "<｜tool▁call▁end｜>",
+            ),
             *("<｜tool▁sep｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
         ),
         "<｜end▁of▁sentence｜>",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"x": 6}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "<｜tool▁calls▁begin｜>"
+        '<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"x": 6}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
         "<｜end▁of▁sentence｜>",
         ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
     ),
@@ -77,11 +94,21 @@ FAMILIES = (
     ),
     Family(
         "llama3-control-flow",
-        ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"),
+        (
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+            "<|python_tag|>",
+        ),
         "<|eot_id|>",
         '{"name": "look", "parameters": {"x": 6}}',
         "<|eot_id|>",
-        ('<|start_header_id|>ipython<|end_header_id|>\n\n"', '"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'),
+        (
+            '<|start_header_id|>ipython<|end_header_id|>\n\n"',
+            '"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
+        ),
     ),
 )
 
@@ -98,7 +125,12 @@ def test_a_result_stands_behind_a_call_as_the_template_writes_it(family: Family,
     async def converse() -> list[object]:
         reply = await conversation.generate([user("6 times 7?")])
         assert reply is not None and reply["call_errors"] == []
-        result = {"role": "tool", "name": "look", "tool_call_id": reply["tool_calls"][0]["id"], "content": "42"}
+        result = {
+            "role": "tool",
+            "name": "look",
+            "tool_call_id": reply["tool_calls"][0]["id"],
+            "content": "42",
+        }
         await conversation.generate([result])
         return [call["function"] for call in reply["tool_calls"]]
 

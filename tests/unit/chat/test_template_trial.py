@@ -1,4 +1,5 @@
-"""A template that loops or takes all memory is refused by name; a sound one passes and renders as in transformers."""
+"""A template that loops or takes all memory is refused by name; a sound one passes and renders as in
+transformers."""
 
 from __future__ import annotations
 
@@ -49,8 +50,16 @@ def test_a_template_that_loops_is_named_with_its_file(config, capsys, monkeypatc
     assert str(model / "chat_template.jinja") in error.replace("\n", "") and "loop" in error
 
 
-WHERE = ["add_generation_prompt", "not add_generation_prompt", "messages[0].content is not string", "mood and eos_token"]
-WHERE += ["messages | length > 150 and tools", "messages[0].role == 'system' %}{{ raise_exception('no') }}{% elif tools"]
+WHERE = [
+    "add_generation_prompt",
+    "not add_generation_prompt",
+    "messages[0].content is not string",
+    "mood and eos_token",
+]
+WHERE += [
+    "messages | length > 150 and tools",
+    "messages[0].role == 'system' %}{{ raise_exception('no') }}{% elif tools",
+]
 
 
 @pytest.mark.parametrize("where", [*WHERE, "true %}{% generation %}{% endgeneration"])
@@ -61,13 +70,18 @@ def test_a_template_that_takes_all_memory_is_refused_wherever_it_does(where, mon
         trial.tried(ChatTemplate(tokenizer, template_kwargs={"mood": "cheerful"}))
 
 
-@pytest.mark.parametrize("file", [None, "{{ messages[0].content }}{% generation %}{{ bos_token }}{% endgeneration %}"])
+@pytest.mark.parametrize(
+    "file", [None, "{{ messages[0].content }}{% generation %}{{ bos_token }}{% endgeneration %}"]
+)
 @pytest.mark.parametrize("tools", [[], [tool("look", "Schaut: é")]], ids=["", "tools"])
 @pytest.mark.parametrize("kwargs", [{}, {"bos_token": "B"}], ids=["", "kwargs"])
 def test_a_folder_renders_as_its_tokenizer_does(tmp_path, tools, kwargs, file):
     byte_tokenizer(chat_template=None).save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    sources = {"default": "{{ messages[0].content + bos_token }}", "tool_use": "{{ tools | tojson }}{{ eos_token }}"}
+    sources = {
+        "default": "{{ messages[0].content + bos_token }}",
+        "tool_use": "{{ tools | tojson }}{{ eos_token }}",
+    }
     settings["chat_template"] = [{"name": name, "template": source} for name, source in sources.items()]
     settings["bos_token"] = {"__type": "AddedToken", "content": "<|im_start|>", "special": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -75,14 +89,20 @@ def test_a_folder_renders_as_its_tokenizer_does(tmp_path, tools, kwargs, file):
         (tmp_path / "chat_template.jinja").write_text(file)
     if file and kwargs:
         (tmp_path / "additional_chat_templates").mkdir()
-        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ tools[0].function.name + bos_token }}")
+        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text(
+            "{{ tools[0].function.name + bos_token }}"
+        )
     tokenizers = AutoTokenizer.from_pretrained(tmp_path), FolderTokenizer(tmp_path)
-    assert len({Renderer(tokenizer, None, kwargs).render([user("a")], tools) for tokenizer in tokenizers}) == 1
+    assert (
+        len({Renderer(tokenizer, None, kwargs).render([user("a")], tools) for tokenizer in tokenizers}) == 1
+    )
 
 
 def test_a_template_that_refuses_most_conversations_is_no_template_that_loops(config):
     path, model = config
-    refusing = "{% if messages | length > 2 or tools %}{{ raise_exception('no') }}{% endif %}" + CHATML_TEMPLATE
+    refusing = (
+        "{% if messages | length > 2 or tools %}{{ raise_exception('no') }}{% endif %}" + CHATML_TEMPLATE
+    )
     (model / "chat_template.jinja").write_text(refusing.replace("> 2", "> 3"))
     assert main(["sft", str(path)]) == 0
 
@@ -103,11 +123,15 @@ def test_variables_of_the_template_reach_what_is_played(config, tmp_path, capsys
     (model / "chat_template.jinja").write_text(MOODY)
     lake = tmp_path / "lake.yaml"
     lake.write_text(
-        f"pretrain: {model}\nsequence_length: 256\ntemplate_kwargs: {{mood: cheerful}}\ncustom_envs:\n  Lake:\n"
-        "    env_type: frozen_lake\n    env_config: {env_instruction: ''}\n    max_steps: 1\n    max_tokens_per_step: 8\n"
+        f"pretrain: {model}\nsequence_length: 256\ntemplate_kwargs: {{mood: cheerful}}\ncustom_envs:\n  "
+        f"Lake:\n"
+        "    env_type: frozen_lake\n    env_config: {env_instruction: ''}\n    max_steps: 1\n    "
+        "max_tokens_per_step: 8\n"
         "    agent_system_template: ''\n    agent_template: '{observation}'\n"
     )
-    chosen = ["--policy", str(model)] if policy == "model" else ["--policy", "scripted", "--tokenizer", str(model)]
+    chosen = (
+        ["--policy", str(model)] if policy == "model" else ["--policy", "scripted", "--tokenizer", str(model)]
+    )
     assert main(["play", str(lake), *chosen]) == 0
     assert "cheerfuluser" in capsys.readouterr().out
 

@@ -1,4 +1,5 @@
-"""The text of an answer has every token that the model writes into its turn, and none that begins or ends a turn."""
+"""The text of an answer has every token that the model writes into its turn, and none that begins or ends a
+turn."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def made(is_special: bool, source: str = CHATML_TEMPLATE, pad: str = "<|endoftex
 
 def answered(template: ChatTemplate, text: str, **options):
     server = ScriptedServer([template.tokenizer.encode(text, add_special_tokens=False)])
-    conversation = TokenConversation(template, server, "a", SamplingParams(max_new_tokens=400), 4000, **options)
+    conversation = TokenConversation(
+        template, server, "a", SamplingParams(max_new_tokens=400), 4000, **options
+    )
     reply = asyncio.run(conversation.generate([user("?")]))
     return conversation.turns[0], reply
 
@@ -57,10 +60,13 @@ def test_a_header_s_thinking_tag_is_no_token_of_a_turn():
 
 def test_marks_around_answers_are_tokens_of_turns():
     source = (
-        "{% for m in messages %}{{ '<T><U>' + m.content + '</T>' if m.role != 'assistant' else '<T><A><R>' + m.content + "
+        "{% for m in messages %}{{ '<T><U>' + m.content + '</T>' if m.role != 'assistant' else '<T><A><R>' "
+        "+ m.content + "
         "'</R></T>' }}{% endfor %}{% if add_generation_prompt %}<T><A>{% endif %}"
     )
-    tokenizer = byte_tokenizer(("<s>", "<T>", "<U>", "<A>", "<R>", "</R>", "<S>", "</T>"), source, bos_token="<s>")
+    tokenizer = byte_tokenizer(
+        ("<s>", "<T>", "<U>", "<A>", "<R>", "</R>", "<S>", "</T>"), source, bos_token="<s>"
+    )
     template = ChatTemplate(tokenizer)
     assert template.turn_tokens == sorted(("<s>", "<T>", "<U>", "<A>", "<R>", "</R>", "</T>"))
     assert answered(template, "<R>go <S></R></T>")[0].text == "go <S>"
@@ -75,10 +81,17 @@ class Recording:
         return ParsedResponse(text)
 
 
-@pytest.mark.parametrize(("reads_turn_tokens", "seen"), [(None, "a<|python_tag|>b"), (True, "a<|im_start|><|python_tag|>b")])
+@pytest.mark.parametrize(
+    ("reads_turn_tokens", "seen"), [(None, "a<|python_tag|>b"), (True, "a<|im_start|><|python_tag|>b")]
+)
 def test_a_parser_gets_tokens_of_turns_only_if_it_asks_for_them(reads_turn_tokens, seen):
     parser = Recording()
     if reads_turn_tokens is not None:
         parser.reads_turn_tokens = reads_turn_tokens
-    answered(made(True, TOOL_CHATML), "a<|im_start|><|python_tag|>b<|im_end|>", tools=[tool("f", "Does it.")], parser=parser)
+    answered(
+        made(True, TOOL_CHATML),
+        "a<|im_start|><|python_tag|>b<|im_end|>",
+        tools=[tool("f", "Does it.")],
+        parser=parser,
+    )
     assert parser.texts == [seen]

@@ -1,4 +1,5 @@
-"""The ledger: what the server saw is what the turns hold, for any sampled tokens, and limits end it on sampled tokens."""
+"""The ledger: what the server saw is what the turns hold, for any sampled tokens, and limits end it on
+sampled tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +18,16 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError, RolloutError, ServerError
 from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
-from turnwise.types import CallOptions, Completion, Media, SamplingParams, Task, Trajectory, VersionRun, derive_seed
+from turnwise.types import (
+    CallOptions,
+    Completion,
+    Media,
+    SamplingParams,
+    Task,
+    Trajectory,
+    VersionRun,
+    derive_seed,
+)
 
 PROPERTY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SAMPLING = SamplingParams(max_new_tokens=32, seed=11)
@@ -37,7 +47,8 @@ def play(conversation, texts, max_new_tokens=None):
 @PROPERTY
 @given(data=st.data())
 def test_the_server_sees_the_turns_concatenated_for_any_sampled_tokens(template, data):
-    """Any ids: byte sequences that are no UTF-8, texts split where merging would join them, special tokens in the middle."""
+    """Any ids: byte sequences that are no UTF-8, texts split where merging would join them, special tokens in
+    the middle."""
     token_ids = st.integers(0, len(template.tokenizer) - 1)
     responses = data.draw(st.lists(st.lists(token_ids, max_size=40), min_size=1, max_size=4))
     texts = data.draw(st.lists(st.text(max_size=15), min_size=len(responses), max_size=len(responses)))
@@ -70,15 +81,24 @@ def test_tokens_that_do_not_survive_encoding_stay_as_they_were_sampled(template)
 
 
 def test_turns_record_the_response_and_leave_the_stop_token_out_of_the_text(chatml):
-    server = ScriptedServer([chatml.respond("<answer>Right</answer>"), chatml.respond("Left")[:-1]], version=3)
+    server = ScriptedServer(
+        [chatml.respond("<answer>Right</answer>"), chatml.respond("Left")[:-1]], version=3
+    )
     conversation = open_conversation(chatml, server, parent=4)
     answers = play(conversation, ["P _\n_ G", "_ P\n_ G"])
     first, second = conversation.turns
     assert answers[0] == assistant("<answer>Right</answer>")
-    assert (first.text, first.finish_reason, first.observation) == ("<answer>Right</answer>", "stop", "P _\n_ G")
+    assert (first.text, first.finish_reason, first.observation) == (
+        "<answer>Right</answer>",
+        "stop",
+        "P _\n_ G",
+    )
     assert first.messages == [user("P _\n_ G"), answers[0]] and second.messages[-1] == answers[1]
     assert first.response_ids[-1] == chatml.stop_token_ids[0]
-    assert (first.starts_context, first.parent) == (True, 4) and (second.starts_context, second.parent) == (False, None)
+    assert (first.starts_context, first.parent) == (True, 4) and (second.starts_context, second.parent) == (
+        False,
+        None,
+    )
     assert (second.text, second.finish_reason) == ("Left", "length")
     assert first.versions == (VersionRun(3, len(first.response_ids)),) and not first.is_greedy
 
@@ -86,7 +106,9 @@ def test_turns_record_the_response_and_leave_the_stop_token_out_of_the_text(chat
 def test_each_turn_has_its_own_seed_and_the_template_s_stop_tokens(chatml):
     server = ScriptedServer(lambda request: chatml.respond("x"))
     play(open_conversation(chatml, server, sampling=replace(SAMPLING, stop_token_ids=(5,))), "abc")
-    assert [request.sampling.seed for request in server.requests] == [derive_seed(11, turn) for turn in range(3)]
+    assert [request.sampling.seed for request in server.requests] == [
+        derive_seed(11, turn) for turn in range(3)
+    ]
     assert {request.sampling.stop_token_ids for request in server.requests} == {(5, *chatml.stop_token_ids)}
     assert {request.request_id for request in server.requests} == {"episode-0"}
 
@@ -102,7 +124,9 @@ def test_the_budget_is_the_smallest_of_what_is_asked_allowed_and_left(chatml):
 
 def test_what_a_call_leaves_open_is_its_contexts(chatml):
     sampling = SamplingParams(9, 0.7, 0.9, 40, 0.1, 1.2, (5,), ("a",), False, 11)
-    assert all(getattr(sampling, field.name) != field.default for field in fields(sampling)), "a new field: set it here too"
+    assert all(getattr(sampling, field.name) != field.default for field in fields(sampling)), (
+        "a new field: set it here too"
+    )
     server = ScriptedServer(lambda request: chatml.respond("x"))
     play(open_conversation(chatml, server, sampling=sampling), ["hi"])
     stops = server.requests[0].sampling.stop_token_ids
@@ -110,14 +134,18 @@ def test_what_a_call_leaves_open_is_its_contexts(chatml):
     assert server.requests[0].sampling == replace(sampling, stop_token_ids=stops, seed=derive_seed(11, 0))
 
 
-@pytest.mark.parametrize("messages", ["hello", ["hello"], [None], {"role": "user", "content": "hello"}, None, 5], ids=repr)
+@pytest.mark.parametrize(
+    "messages", ["hello", ["hello"], [None], {"role": "user", "content": "hello"}, None, 5], ids=repr
+)
 def test_what_are_no_messages_is_a_sentence(chatml, messages):
     async def complete(*_):
         return TextAnswer("", "stop")
 
     of_texts = TextConversation(complete, SAMPLING)
     for conversation in (open_conversation(chatml, ScriptedServer(lambda request: [65])), of_texts):
-        with pytest.raises(ChatTemplateError, match=r"a list of messages, each a mapping with `role` and `content`"):
+        with pytest.raises(
+            ChatTemplateError, match=r"a list of messages, each a mapping with `role` and `content`"
+        ):
             asyncio.run(conversation.generate(messages))
 
 
@@ -156,9 +184,14 @@ def test_other_tools_start_a_new_context_that_holds_the_whole_conversation():
     conversation.verify()
     turns = conversation.turns
     assert [turn.starts_context for turn in turns] == [True, False, True, False, True]
-    assert [turn.parent for turn in turns] == [4, None, None, None, None] and server.released == ["episode-0"] * 2
+    assert [turn.parent for turn in turns] == [4, None, None, None, None] and server.released == [
+        "episode-0"
+    ] * 2
     said = [user("1"), assistant("answer 1"), user("2"), assistant("answer 2")]
-    assert turns[2].prompt_ids.tolist() == template.start([*said, user("3")], tools) and turns[2].observation == "3"
+    assert (
+        turns[2].prompt_ids.tolist() == template.start([*said, user("3")], tools)
+        and turns[2].observation == "3"
+    )
     samples = build_samples(Trajectory(Task("t", "T", "train", 0), 0, turns=turns))
     assert [[span.turn for span in sample.turn_spans] for sample in samples] == [[0, 1], [2, 3], [4]]
     assert [list(request.prompt_ids) for request in server.requests][2:] == [
@@ -256,7 +289,9 @@ class Careless:
 
     def __init__(self, token_ids, reason):
         zeros = np.zeros(len(token_ids), np.float32)
-        self.completion = Completion(np.array(token_ids, np.int64), zeros, reason, (VersionRun(0, len(token_ids)),))
+        self.completion = Completion(
+            np.array(token_ids, np.int64), zeros, reason, (VersionRun(0, len(token_ids)),)
+        )
 
     async def generate(self, prompt_ids, sampling, request_id, media=()):
         return self.completion
@@ -299,7 +334,9 @@ def test_images_reach_the_server_with_the_whole_context_and_the_turn_that_showed
     conversation = open_conversation(template, server)
 
     async def show(image):
-        await conversation.generate([user([{"type": "image", "image": image}, {"type": "text", "text": "where?"}])])
+        await conversation.generate(
+            [user([{"type": "image", "image": image}, {"type": "text", "text": "where?"}])]
+        )
 
     asyncio.run(show(white))
     asyncio.run(show(black))

@@ -27,18 +27,25 @@ from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
-WEATHER = tool("weather", "The weather of a town.", town="string", days="integer", where="object", is_metric="boolean")
+WEATHER = tool(
+    "weather", "The weather of a town.", town="string", days="integer", where="object", is_metric="boolean"
+)
 PYTHON = tool("python", "Runs a program.", code="string")
 PARIS = ("weather", {"town": "Paris", "days": 2})
 ROME = ("weather", {"town": "Rome"})
 TO_PARIS, TO_ROME = (json.dumps(arguments) for _, arguments in (PARIS, ROME))
-ASK_PARIS, ASK_ROME = (f'{{"name": "weather", "arguments": {arguments}}}' for arguments in (TO_PARIS, TO_ROME))
-OF_LLAMA, ROME_OF_LLAMA = (f'{{"name": "weather", "parameters": {arguments}}}' for arguments in (TO_PARIS, TO_ROME))
+ASK_PARIS, ASK_ROME = (
+    f'{{"name": "weather", "arguments": {arguments}}}' for arguments in (TO_PARIS, TO_ROME)
+)
+OF_LLAMA, ROME_OF_LLAMA = (
+    f'{{"name": "weather", "parameters": {arguments}}}' for arguments in (TO_PARIS, TO_ROME)
+)
 THOUGHT = '<think>\n<tool_call>{"name": "no"}</tool_call>?\n</think>'
 SAY = '{"name": "say", "arguments": {"text": "a </tool_call> {b} \\"c\\"", "in": {"d": [{}]}}}'
 
 READABLE = [
-    # The chat template of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B; NousResearch/Hermes-2-Pro-Llama-3-8B's model card.
+    # The chat template of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B; NousResearch/Hermes-2-Pro-Llama-3-8B's
+    # model card.
     (HermesParser, f"<tool_call>\n{ASK_PARIS}\n</tool_call>", [PARIS], ""),
     (
         HermesParser,
@@ -47,9 +54,24 @@ READABLE = [
         "I ask twice.",
     ),
     (HermesParser, f"{THOUGHT}\n\n<tool_call>{ASK_ROME}</tool_call>", [ROME], THOUGHT),
-    (HermesParser, f"<think>\n<tool_call>{ASK_ROME}</tool_call>", [], f"<think>\n<tool_call>{ASK_ROME}</tool_call>"),
-    (HermesParser, '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>', [ROME], ""),
-    (HermesParser, f"<tool_call>{SAY}</tool_call>", [("say", {"text": 'a </tool_call> {b} "c"', "in": {"d": [{}]}})], ""),
+    (
+        HermesParser,
+        f"<think>\n<tool_call>{ASK_ROME}</tool_call>",
+        [],
+        f"<think>\n<tool_call>{ASK_ROME}</tool_call>",
+    ),
+    (
+        HermesParser,
+        '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>',
+        [ROME],
+        "",
+    ),
+    (
+        HermesParser,
+        f"<tool_call>{SAY}</tool_call>",
+        [("say", {"text": 'a </tool_call> {b} "c"', "in": {"d": [{}]}})],
+        "",
+    ),
     # The chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct.
     (
         Qwen3CoderParser,
@@ -60,7 +82,8 @@ READABLE = [
     ),
     (
         Qwen3CoderParser,
-        'Now.\n<function=weather>\n<parameter=town>\n7\n</parameter>\n<parameter=where>\n{"a": [1]}\n</parameter>\n'
+        'Now.\n<function=weather>\n<parameter=town>\n7\n</parameter>\n<parameter=where>\n{"a": '
+        "[1]}\n</parameter>\n"
         "<parameter=is_metric>\ntrue\n</parameter>\n</function>",
         [("weather", {"town": "7", "where": {"a": [1]}, "is_metric": True})],
         "Now.",
@@ -72,16 +95,27 @@ READABLE = [
         [("say", {"text": "first\n\nlast"})],
         "",
     ),
-    # Meta's prompt format of Llama 3.1: JSON-based tool calling; several calls divided by semicolons, as vLLM reads them.
+    # Meta's prompt format of Llama 3.1: JSON-based tool calling; several calls divided by semicolons, as vLLM
+    # reads them.
     (Llama3JsonParser, OF_LLAMA, [PARIS], ""),
     (Llama3JsonParser, f"<|python_tag|>{OF_LLAMA}; {ROME_OF_LLAMA}<|eom_id|>", [PARIS, ROME], ""),
-    (Llama3JsonParser, 'A set {1, 2} and {"a": 1} are no calls.', [], 'A set {1, 2} and {"a": 1} are no calls.'),
+    (
+        Llama3JsonParser,
+        'A set {1, 2} and {"a": 1} are no calls.',
+        [],
+        'A set {1, 2} and {"a": 1} are no calls.',
+    ),
     (Llama3JsonParser, '{"type": "function", "name": "weather", "parameters": {"town": "Rome"}}', [ROME], ""),
     # Meta's prompt format of Llama 3.1: built-in tools and the code interpreter.
     (PythonTagParser, '<|python_tag|>weather.call(town="Paris", days=2)<|eom_id|>', [PARIS], ""),
     (PythonTagParser, 'So: <|python_tag|>weather(town="Rome")', [ROME], "So:"),
     (PythonTagParser, f"<|python_tag|>{ROME_OF_LLAMA}", [ROME], ""),
-    (PythonTagParser, "<|python_tag|>import math\nprint(1)<|eom_id|>", [("python", {"code": "import math\nprint(1)"})], ""),
+    (
+        PythonTagParser,
+        "<|python_tag|>import math\nprint(1)<|eom_id|>",
+        [("python", {"code": "import math\nprint(1)"})],
+        "",
+    ),
     # Mistral's cookbook, tokenizers v3 and v7; mistralai/Magistral-Small-2507 and later, tokenizer v11.
     (MistralParser, f'[TOOL_CALLS][{ASK_PARIS[:-1]}, "id": "a1b2c3d4e"}}]', [PARIS], ""),
     (MistralParser, f"Both. [TOOL_CALLS] [{ASK_PARIS}, {ASK_ROME}]", [PARIS, ROME], "Both."),
@@ -94,15 +128,22 @@ READABLE = [
     # openai/harmony's format guide.
     (
         GptOssParser,
-        "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary "
+        "to=functions.weather "
         f"<|constrain|>json<|message|>{TO_PARIS}<|call|>",
         [PARIS],
         "",
     ),
-    (GptOssParser, f" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{TO_ROME}", [ROME], ""),
     (
         GptOssParser,
-        "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It rains.<|return|>",
+        f" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{TO_ROME}",
+        [ROME],
+        "",
+    ),
+    (
+        GptOssParser,
+        "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It "
+        "rains.<|return|>",
         [],
         "It rains.",
     ),
@@ -116,7 +157,8 @@ READABLE = [
     ),
     (
         DeepSeekParser,
-        f"</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{TO_PARIS}\n```"
+        "</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+        f"```json\n{TO_PARIS}\n```"
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         [PARIS],
         "</think>I look.",
@@ -141,7 +183,10 @@ FORMS = [
     (PythonTagParser, "<|python_tag|>NAME(a=1)"),
     (MistralParser, f"[TOOL_CALLS]NAME[ARGS]{A_IS_1}"),
     (GptOssParser, f"<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{A_IS_1}<|call|>"),
-    (GptOssParser, f"<|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{A_IS_1}<|call|>"),
+    (
+        GptOssParser,
+        f"<|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{A_IS_1}<|call|>",
+    ),
     (DeepSeekParser, f"<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{A_IS_1}<｜tool▁call▁end｜>"),
 ]
 
@@ -164,7 +209,8 @@ NESTED = {"d": [{"e": '} ] </tool_call> " {'}]}
 OBJECT = json.dumps({"where": NESTED})
 CALLS = {
     HermesParser: f'<tool_call>{{"name": "weather", "arguments": {OBJECT}}}</tool_call>',
-    Qwen3CoderParser: f"<function=weather>\n<parameter=where>\n{json.dumps(NESTED)}\n</parameter>\n</function>",
+    Qwen3CoderParser: f"<function=weather>\n<parameter=where>\n{json.dumps(NESTED)}\n"
+    "</parameter>\n</function>",
     Llama3JsonParser: f'{{"name": "weather", "parameters": {OBJECT}}}',
     PythonTagParser: f"<|python_tag|>weather.call(where={NESTED!r})",
     MistralParser: f'[TOOL_CALLS][{{"name": "weather", "arguments": {OBJECT}}}]',
@@ -183,7 +229,9 @@ def test_nested_braces_are_an_argument_and_a_call_that_is_cut_in_its_arguments_i
 
 
 def test_an_id_of_the_model_is_kept():
-    [first, second] = MistralParser().parse("[TOOL_CALLS]a[CALL_ID]a1b2c3d4e[ARGS]{}[TOOL_CALLS]b[ARGS]{}", []).tool_calls
+    [first, second] = (
+        MistralParser().parse("[TOOL_CALLS]a[CALL_ID]a1b2c3d4e[ARGS]{}[TOOL_CALLS]b[ARGS]{}", []).tool_calls
+    )
     assert (first.id, second.id) == ("a1b2c3d4e", "")
 
 
@@ -200,15 +248,35 @@ def test_an_id_of_the_model_is_kept():
             '<tool_call>{"name": "weather", "arguments": ["Rome"]}</tool_call>',
             "the arguments of weather aren't an object",
         ),
-        (HermesParser, '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "NaN isn't a JSON number"),
+        (
+            HermesParser,
+            '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>',
+            "NaN isn't a JSON number",
+        ),
         (HermesParser, "<tool_call>" + "[" * 100_000, "it is nested too deeply"),
-        (HermesParser, '<tool_call>{"name": "a", "arguments": {"x": ' + "7" * 5000 + "}}</tool_call>", "a number is too long"),
-        (Qwen3CoderParser, "<tool_call>\n<function=weather>\n<parameter=town>\nRome", "it isn't closed by </function>"),
+        (
+            HermesParser,
+            '<tool_call>{"name": "a", "arguments": {"x": ' + "7" * 5000 + "}}</tool_call>",
+            "a number is too long",
+        ),
+        (
+            Qwen3CoderParser,
+            "<tool_call>\n<function=weather>\n<parameter=town>\nRome",
+            "it isn't closed by </function>",
+        ),
         (Qwen3CoderParser, "<tool_call>\n<function=weather", "it names no function"),
         (Qwen3CoderParser, '<tool_call>\n{"name": "weather"}\n</tool_call>', "it names no function"),
         (Llama3JsonParser, '{"name": "weather", "parameters": {"name": "Rome"', "its JSON is wrong"),
-        (PythonTagParser, "<|python_tag|>weather.call(town=Rome)", "it isn't a call with named literal arguments"),
-        (PythonTagParser, '<|python_tag|>weather.call("Rome")', "it isn't a call with named literal arguments"),
+        (
+            PythonTagParser,
+            "<|python_tag|>weather.call(town=Rome)",
+            "it isn't a call with named literal arguments",
+        ),
+        (
+            PythonTagParser,
+            '<|python_tag|>weather.call("Rome")',
+            "it isn't a call with named literal arguments",
+        ),
         (MistralParser, f"[TOOL_CALLS][{ASK_ROME[:-1]}", "its JSON is wrong"),
         (MistralParser, "[TOOL_CALLS]weather[ARGS]Rome", "its JSON is wrong"),
         (
@@ -216,8 +284,16 @@ def test_an_id_of_the_model_is_kept():
             "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{'town': 1}<|call|>",
             "its JSON is wrong",
         ),
-        (DeepSeekParser, f"<｜tool▁call▁begin｜>weather{TO_ROME}<｜tool▁call▁end｜>", "<｜tool▁sep｜> doesn't follow the name"),
-        (DeepSeekParser, f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TO_ROME}", "it isn't closed by <｜tool▁call▁end｜>"),
+        (
+            DeepSeekParser,
+            f"<｜tool▁call▁begin｜>weather{TO_ROME}<｜tool▁call▁end｜>",
+            "<｜tool▁sep｜> doesn't follow the name",
+        ),
+        (
+            DeepSeekParser,
+            f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TO_ROME}",
+            "it isn't closed by <｜tool▁call▁end｜>",
+        ),
     ],
 )
 def test_a_call_that_can_not_be_read_is_one_sentence(parser, text, said):
@@ -237,7 +313,12 @@ def test_a_call_that_can_not_be_read_is_one_sentence(parser, text, said):
             ["its JSON is wrong", "it isn't closed by"],
         ),
         # A call that is never closed doesn't swallow the next.
-        (HermesParser, '<tool_call>{"name": "a"} <tool_call>{"name": "b"}</tool_call>', [("b", {})], ["it isn't closed by"]),
+        (
+            HermesParser,
+            '<tool_call>{"name": "a"} <tool_call>{"name": "b"}</tool_call>',
+            [("b", {})],
+            ["it isn't closed by"],
+        ),
         (MistralParser, f'[TOOL_CALLS][{ASK_ROME}, {{"arguments": {{}}}}]', [ROME], ["it names no function"]),
     ],
 )
@@ -250,13 +331,23 @@ def test_an_unreadable_call_leaves_the_others(parser, text, calls, faults):
 def writing(call: str) -> ChatTemplate:
     """A template of ChatML that writes each call, `c`, as the Jinja text `call`."""
     called = "{% for t in m.tool_calls or () %}{% set c = t.function %}" + call + "{% endfor %}"
-    return ChatTemplate(byte_tokenizer(), TOOL_CHATML.replace("{{ m.content }}", "{{ m.content or '' }}" + called))
+    return ChatTemplate(
+        byte_tokenizer(), TOOL_CHATML.replace("{{ m.content }}", "{{ m.content or '' }}" + called)
+    )
 
 
 JSON_CALL = '{"name": "{{ c.name }}", "ARGUMENTS": {{ c.arguments | tojson }}}'
 ARGUMENTS = "{% for k, v in c.arguments.items() %}"
-FUNCTION = "<function={{ c.name }}>" + ARGUMENTS + "<parameter={{ k }}>\n{{ v }}\n</parameter>{% endfor %}</function>"
-GLM = "<tool_call>{{ c.name }}\n" + ARGUMENTS + "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}"
+FUNCTION = (
+    "<function={{ c.name }}>"
+    + ARGUMENTS
+    + "<parameter={{ k }}>\n{{ v }}\n</parameter>{% endfor %}</function>"
+)
+GLM = (
+    "<tool_call>{{ c.name }}\n"
+    + ARGUMENTS
+    + "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}"
+)
 DEEPSEEK = "<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments | tojson }}<｜tool▁call▁end｜>"
 HARMONY = "<|channel|>commentary to=functions.{{ c.name }}<|message|>{{ c.arguments | tojson }}<|call|>"
 
@@ -284,7 +375,9 @@ def test_the_form_is_the_one_in_which_the_template_s_own_call_is_read_back(call,
     [
         "<tool_call>{{ c.name }}</tool_call>",  # the arguments are lost
         '<function={{ c.name }}>{{ c.arguments | tojson }}</function>{% if false %}"<tool_call>"{% endif %}',
-        '<invoke name="{{ c.name }}">' + ARGUMENTS + '<parameter name="{{ k }}">{{ v }}</parameter>{% endfor %}</invoke>',
+        '<invoke name="{{ c.name }}">'
+        + ARGUMENTS
+        + '<parameter name="{{ k }}">{{ v }}</parameter>{% endfor %}</invoke>',
     ],
 )
 def test_a_form_that_no_parser_reads_is_refused_whatever_marks_the_template_holds(call):
@@ -345,13 +438,15 @@ def test_an_answer_in_json_is_no_call_of_llama():
 
 
 def test_values_of_qwen3_coder_that_are_no_json_stay_texts():
-    text = f"<function=weather><parameter=days>{'7' * 5000}</parameter><parameter=where>NaN</parameter></function>"
+    text = f"<function=weather><parameter=days>{'7' * 5000}</parameter>"
+    text += "<parameter=where>NaN</parameter></function>"
     [call] = Qwen3CoderParser().parse(text, [WEATHER]).tool_calls
     assert call.arguments == {"days": "7" * 5000, "where": "NaN"}
 
 
 @pytest.mark.parametrize(
-    ("ids", "kept"), [(("a1b2c3d4e", "f1b2c3d4e"), True), (("a1b2c3d4e",) * 2, False), (("x", "f1b2c3d4e"), False)]
+    ("ids", "kept"),
+    [(("a1b2c3d4e", "f1b2c3d4e"), True), (("a1b2c3d4e",) * 2, False), (("x", "f1b2c3d4e"), False)],
 )
 def test_ids_of_the_model_are_kept_where_templates_take_them(ids, kept):
     said = "".join(f"[TOOL_CALLS]a[CALL_ID]{call_id}[ARGS]{{}}" for call_id in ids)
@@ -398,12 +493,18 @@ def test_an_unquoted_value_has_a_type_that_its_schema_allows(text, schema, value
     own = {"properties": {"n": schema}}
     composed = {"$defs": DEFS | {"Own": own}, "$ref": "#/$defs/Own"}
     for parameters, expected in ((own | {"$defs": DEFS}, value), (composed, value), (None, text)):
-        [read] = Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": parameters}}]).tool_calls
+        [read] = (
+            Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": parameters}}]).tool_calls
+        )
         assert read.arguments == {"n": expected}
 
 
 def test_a_value_has_a_type_that_any_part_of_the_schema_allows():
     parts = [{"properties": {"n": {"type": "integer"}}}, {"properties": {"n": {"description": "How many."}}}]
     said = "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>"
-    [read] = Qwen3CoderParser().parse(said, [{"function": {"name": "f", "parameters": {"allOf": parts}}}]).tool_calls
+    [read] = (
+        Qwen3CoderParser()
+        .parse(said, [{"function": {"name": "f", "parameters": {"allOf": parts}}}])
+        .tool_calls
+    )
     assert read.arguments == {"n": 5}

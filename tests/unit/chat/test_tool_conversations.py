@@ -17,6 +17,8 @@ def test_conversations_with_tools_keep_their_tokens(monkeypatch):
 
     shapes = figures.shapes()
     assert len(shapes) == 12
-    found = np.array([asyncio.run(figures.converse(shapes[number % 12], number)) for number in range(24)]).sum(0)
+    found = np.array(
+        [asyncio.run(figures.converse(shapes[number % 12], number)) for number in range(24)]
+    ).sum(0)
     turns, not_reencodable, *faults = found.tolist()
     assert turns > 48 and not_reencodable > turns / 2 and faults == [0, 0, 0]

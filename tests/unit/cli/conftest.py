@@ -21,10 +21,16 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def job(tiny_model, folder):
-    """Writes the config of a small run, with changes of its environment and of its keys; returns the file's name."""
+    """Writes the config of a small run, with changes of its environment and of its keys; returns the file's
+    name."""
 
     def write(env=None, **changes):
-        values = SMALL | {"exp_name": "job", "pretrain": str(tiny_model), "output_dir": "runs", "max_steps": 2}
+        values = SMALL | {
+            "exp_name": "job",
+            "pretrain": str(tiny_model),
+            "output_dir": "runs",
+            "max_steps": 2,
+        }
         values |= {"custom_envs": {"Letters": LETTERS | (env or {})}} | changes
         Path("job.yaml").write_text(yaml.safe_dump(values))
         return "job.yaml"
@@ -34,13 +40,20 @@ def job(tiny_model, folder):
 
 @pytest.fixture
 def calculations(tiny_model, folder):
-    """Writes the config of a few rows to calculate, each with its agent, and the calculator; returns the file's name."""
+    """Writes the config of a few rows to calculate, each with its agent, and the calculator; returns the
+    file's name."""
 
     def write(agents, **changes):
-        rows = [{"prompt": text, "answer": str(eval(text)), "agent_name": agent} for text, agent in agents.items()]
+        rows = [
+            {"prompt": text, "answer": str(eval(text)), "agent_name": agent} for text, agent in agents.items()
+        ]
         Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         Path("tools.yaml").write_text("tools: [{class_name: calculator}]")
-        values = {"pretrain": str(tiny_model), "sequence_length": 500, "agent": {"tool_config_path": "tools.yaml"}}
+        values = {
+            "pretrain": str(tiny_model),
+            "sequence_length": 500,
+            "agent": {"tool_config_path": "tools.yaml"},
+        }
         values |= {"data": {"train_files": "rows.jsonl", "reward": "exact_match"}} | changes
         Path("rows.yaml").write_text(yaml.safe_dump(values))
         return "rows.yaml"
@@ -50,7 +63,8 @@ def calculations(tiny_model, folder):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that must fail; returns its error, which fits on a screen. A traceback is that of a user's own code."""
+    """Runs a command that must fail; returns its error, which fits on a screen. A traceback is that of a
+    user's own code."""
 
     def run(*arguments, shows_trace=False):
         capsys.readouterr()
@@ -65,7 +79,8 @@ def refused(capsys):
 
 @pytest.fixture
 def counting_env(folder):
-    """Writes an environment that counts its resets in `made`, and runs some lines before each; returns its settings."""
+    """Writes an environment that counts its resets in `made`, and runs some lines before each; returns its
+    settings."""
 
     def write(*lines):
         (folder / "counting.py").write_text(

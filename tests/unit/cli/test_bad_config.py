@@ -80,11 +80,16 @@ def test_a_wrong_type_names_the_key_and_what_was_got(refused, override: str, key
 
 
 @pytest.mark.parametrize("verb", ["config", "train", "eval"])
-def test_everything_that_is_wrong_is_said_at_once_with_file_and_line(refused, tmp_path: Path, verb: str) -> None:
+def test_everything_that_is_wrong_is_said_at_once_with_file_and_line(
+    refused, tmp_path: Path, verb: str
+) -> None:
     error = refused(verb, "max_stepz=3", more="seed: lucky\nppo_epoch: 2\n")
     path = tmp_path / "main.yaml"
     assert "3 problems" in error
-    assert f"{path}:9: seed: " in error and f"{path}:10: ppo_epoch: unknown key. Did you mean 'ppo_epochs'?" in error
+    assert (
+        f"{path}:9: seed: " in error
+        and f"{path}:10: ppo_epoch: unknown key. Did you mean 'ppo_epochs'?" in error
+    )
     assert "override 'max_stepz=3': max_stepz: unknown key. Did you mean 'max_steps'?" in error
 
 

@@ -1,4 +1,5 @@
-"""Bad input of every kind, as a user gives it: one screen, exit status 2, and what was done before is still there."""
+"""Bad input of every kind, as a user gives it: one screen, exit status 2, and what was done before is still
+there."""
 
 from __future__ import annotations
 
@@ -129,7 +130,13 @@ def test_a_changed_config(job, refused, capsys):
 
 def turnwise(*arguments, cwd, prefix=(), **options):
     pipe = subprocess.PIPE
-    options = {"cwd": cwd, "stdout": pipe, "stderr": pipe, "text": True, "env": os.environ | {"OMP_NUM_THREADS": "1"}} | options
+    options = {
+        "cwd": cwd,
+        "stdout": pipe,
+        "stderr": pipe,
+        "text": True,
+        "env": os.environ | {"OMP_NUM_THREADS": "1"},
+    } | options
     if not prefix:
         return forked.Popen(arguments, **options)
     return subprocess.Popen([*prefix, sys.executable, "-m", "turnwise.cli.main", *arguments], **options)
@@ -143,7 +150,8 @@ def test_ctrl_c_saves_and_a_second_run_into_the_same_folder_is_refused(job, refu
             assert first.poll() is None, first.communicate()[1]
             time.sleep(0.05)
         time.sleep(0.5)
-        # Nothing is saved yet, so a second run that would go on starts one of its own. With the path of the run it is told.
+        # Nothing is saved yet, so a second run that would go on starts one of its own. With the path of the
+        # run it is told.
         [run] = runs(tmp_path)
         shutil.copytree(_any_checkpoint(job, tmp_path), run / "checkpoints" / "checkpoint-1")
         assert first.poll() is None, first.communicate()[1]
@@ -155,7 +163,11 @@ def test_ctrl_c_saves_and_a_second_run_into_the_same_folder_is_refused(job, refu
     _, said = first.communicate()
     assert first.returncode == 130, said
     [saved] = (run / "checkpoints").iterdir()
-    assert str(saved.relative_to(tmp_path)) in said and "resume_from_checkpoint=true" in said and "Traceback" not in said
+    assert (
+        str(saved.relative_to(tmp_path)) in said
+        and "resume_from_checkpoint=true" in said
+        and "Traceback" not in said
+    )
     rows = (run / "metrics.jsonl").read_text().splitlines()
     assert saved.name == f"checkpoint-{len(rows)}"
     AutoModelForCausalLM.from_pretrained(saved)
@@ -168,22 +180,31 @@ def _any_checkpoint(job, tmp_path):
     return next((tmp_path / "runs" / "other").glob("*/checkpoints/checkpoint-1"))
 
 
-IN_A_SMALL_DISK = 'mount -t tmpfs -o size=2500k tmpfs small && { "$0" "$@"; status=$?; ls small/job/*/; exit $status; }'
+IN_A_SMALL_DISK = (
+    'mount -t tmpfs -o size=2500k tmpfs small && { "$0" "$@"; status=$?; ls small/job/*/; exit $status; }'
+)
 """Runs a command beside a disk of 2.5 MB, which only it sees, and lists what the disk holds in the end."""
 
 
-IN_A_TINY_DISK = 'mount -t tmpfs -o size=40k tmpfs small && { "$0" "$@"; status=$?; ls -A small; echo nothing; exit $status; }'
+IN_A_TINY_DISK = (
+    'mount -t tmpfs -o size=40k tmpfs small && { "$0" "$@"; status=$?; ls -A small; echo '
+    "nothing; exit $status; }"
+)
 
 
 def can_mount() -> bool:
     return (
         shutil.which("unshare") is not None
-        and not subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode
+        and not subprocess.run(
+            ["unshare", "--map-root-user", "--mount", "true"], capture_output=True
+        ).returncode
     )
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs user namespaces to mount a small tmpfs")
-@pytest.mark.parametrize("command", ["make-model --size tiny --out small/new", "export --model {model} --out small/new"])
+@pytest.mark.parametrize(
+    "command", ["make-model --size tiny --out small/new", "export --model {model} --out small/new"]
+)
 def test_a_full_disk_while_a_model_is_written(command, tiny_model, tmp_path):
     (tmp_path / "small").mkdir()
     prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", IN_A_TINY_DISK)
@@ -207,5 +228,7 @@ def test_a_full_disk_while_checkpointing(job, tmp_path):
     assert process.returncode == 2, said
     assert "can't be written" in said and "No space left on device" in said and "the last good one is" in said
     names = [line for line in listing.split() if line.startswith("checkpoint-")]
-    assert names and all(name.removeprefix("checkpoint-").isdigit() for name in names), "no half checkpoint is left"
+    assert names and all(name.removeprefix("checkpoint-").isdigit() for name in names), (
+        "no half checkpoint is left"
+    )
     assert f"checkpoint-{len(names)}" in said and "Traceback" not in said

@@ -1,4 +1,5 @@
-"""`turnwise check-env` as a user meets it: a verdict in one screen, an exit status, and sentences for bad input."""
+"""`turnwise check-env` as a user meets it: a verdict in one screen, an exit status, and sentences for bad
+input."""
 
 from __future__ import annotations
 
@@ -22,8 +23,15 @@ NUM_LINES = 40
 @pytest.fixture
 def lake(folder):
     """A config that names no model, with two tags."""
-    env = {"env_type": "frozen_lake", "max_steps": 3, "env_config": {"is_slippery": False, "observation": "coordinates"}}
-    values = {"sequence_length": 512, "custom_envs": {"Lake": env, "Large": env | {"env_config": {"size": 6}}}}
+    env = {
+        "env_type": "frozen_lake",
+        "max_steps": 3,
+        "env_config": {"is_slippery": False, "observation": "coordinates"},
+    }
+    values = {
+        "sequence_length": 512,
+        "custom_envs": {"Lake": env, "Large": env | {"env_config": {"size": 6}}},
+    }
     (folder / "lake.yaml").write_text(yaml.safe_dump(values))
     return "lake.yaml"
 
@@ -53,7 +61,9 @@ def test_a_built_in_environment_is_fit_to_train_in(examined):
 
 
 def test_a_constructor_that_raises_is_a_finding_too(examined, folder):
-    (folder / "mine_fails.py").write_text("class Mine:\n    def __init__(self):\n        raise OSError('no display')\n")
+    (folder / "mine_fails.py").write_text(
+        "class Mine:\n    def __init__(self):\n        raise OSError('no display')\n"
+    )
     status, said = examined("mine_fails:Mine")
     assert status == 1 and "the constructor raises OSError: no display" in said
 
@@ -62,7 +72,11 @@ def test_a_constructor_that_raises_is_a_finding_too(examined, folder):
     ("source", "message", "status"),
     [
         ("import time\nwhile True:\n    time.sleep(1)\n", "importing stuck:Mine hangs: no answer in 2 s", 2),
-        ("from odd_envs import StuckEnv\nclass Mine(StuckEnv):\n    pass\n", "hangs in step: no answer within 2 s", 1),
+        (
+            "from odd_envs import StuckEnv\nclass Mine(StuckEnv):\n    pass\n",
+            "hangs in step: no answer within 2 s",
+            1,
+        ),
     ],
     ids=["import", "step"],
 )
@@ -96,7 +110,9 @@ def test_what_an_environment_prints_stays_out_of_the_report(folder, capsys):
 
 def test_a_class_that_raises_is_a_finding_with_its_place_which_fits_on_a_screen(examined, folder):
     source = f"from {TOYS} import LettersEnv\n\n\nclass Mine(LettersEnv):\n    def step(self, action):\n"
-    (folder / "mine_long.py").write_text(f"{source}        raise ValueError('word ' * 9000 + '\\nnext line')\n")
+    (folder / "mine_long.py").write_text(
+        f"{source}        raise ValueError('word ' * 9000 + '\\nnext line')\n"
+    )
     status, said = examined("mine_long:Mine", "num_turns=3")
     assert status == 1 and "…" in said and "Traceback" not in said
     assert re.search(r"step +ERROR +step raises ValueError: word", said)
@@ -106,7 +122,9 @@ def test_a_class_that_raises_is_a_finding_with_its_place_which_fits_on_a_screen(
 
 
 def test_a_long_name_of_a_check_keeps_its_column(examined, folder):
-    (folder / "mine_bare.py").write_text("class Mine:\n    def reset(self, *, seed=None):\n        return 'a', {}\n")
+    (folder / "mine_bare.py").write_text(
+        "class Mine:\n    def reset(self, *, seed=None):\n        return 'a', {}\n"
+    )
     _, said = examined("mine_bare:Mine")
     assert re.search(r"^metric_reductions +ERROR", said, re.M) and said.startswith("Mine  ")
 
@@ -131,8 +149,12 @@ def test_a_config_gives_arguments_and_limits(examined, lake, tiny_model, monkeyp
 
 def test_a_tag_and_an_argument_may_hold_what_overrides_do_not(examined, folder):
     env = {"env_type": "frozen_lake", "max_actions_per_traj": 5, "env_config": {"is_slippery": False}}
-    (folder / "odd.yaml").write_text(yaml.safe_dump({"sequence_length": 512, "custom_envs": {"my.lake, 4x4": env}}))
-    status, said = examined("frozen_lake", "env_instruction=go left, then right", "--config", "odd.yaml", "--max-steps", "2")
+    (folder / "odd.yaml").write_text(
+        yaml.safe_dump({"sequence_length": 512, "custom_envs": {"my.lake, 4x4": env}})
+    )
+    status, said = examined(
+        "frozen_lake", "env_instruction=go left, then right", "--config", "odd.yaml", "--max-steps", "2"
+    )
     assert status == 0 and "by max_steps 2" in said and "env_instruction=go left, then right" in said
 
 
@@ -226,7 +248,9 @@ class Shop(TextEnv):
         assert re.search(rf"{check} +– .*examined", said), check
     (folder / "actions.txt").write_text('{"buy": "tea", "count": 1}\n{"buy": "milk", "count": 2}\n')
     status, said = examined("shop:Shop", "--actions-file", str(folder / "actions.txt"))
-    assert status == 0 and "is fit to train in" in said.splitlines()[-1] and re.search(r"random play +ok", said)
+    assert (
+        status == 0 and "is fit to train in" in said.splitlines()[-1] and re.search(r"random play +ok", said)
+    )
 
 
 def test_few_tasks_are_told_as_training_tells_them(examined):

@@ -28,12 +28,18 @@ def lake(tmp_path):
     ("words", "message"),
     [
         (("check-env", "frozen_lake", "--timeout", "nan"), "--timeout is nan; it must be more than 0"),
-        (("check-env", "frozen_lake", "--timeout", "1e300"), "--timeout is 1e+300; it must be more than 0, and at most"),
+        (
+            ("check-env", "frozen_lake", "--timeout", "1e300"),
+            "--timeout is 1e+300; it must be more than 0, and at most",
+        ),
         (("check-env", "frozen_lake", "--timeout", "-1"), "--timeout is -1.0"),
         (("check-env", "frozen_lake", "--episodes", "-3"), "--episodes is -3; it must be at least 1"),
         (("check-env", "frozen_lake", "--budget", "0"), "--budget is 0"),
         (("check-env", "frozen_lake", "--max-steps", "0"), "--max-steps is 0"),
-        (("demos", "frozen_lake", "--episodes", str(10**15)), f"--episodes is {10**15}; it must be at least 1, and at most"),
+        (
+            ("demos", "frozen_lake", "--episodes", str(10**15)),
+            f"--episodes is {10**15}; it must be at least 1, and at most",
+        ),
         (("demos", "frozen_lake", "--policy", "erring", "--error-rate", "nan"), "--error-rate is nan"),
         (("play", "frozen_lake", "--seed", "-1"), "--seed is -1; it must be at least 0"),
         (("make-model", "--out", "none", "--seed", "-1"), "--seed is -1; it must be at least 0"),
@@ -53,7 +59,9 @@ def lake(tmp_path):
         (("sft",), "sft needs a config: turnwise sft FILE [KEY=VALUE ...]"),
         (("train",), "train needs a config: turnwise train FILE"),
     ],
-    ids=lambda value: " ".join(value).encode("ascii", "backslashreplace").decode() if isinstance(value, tuple) else "",
+    ids=lambda value: (
+        " ".join(value).encode("ascii", "backslashreplace").decode() if isinstance(value, tuple) else ""
+    ),
 )
 def test_an_option_that_cannot_be_is_one_sentence(words, message, lake, refused):
     said = refused(*(lake if word == "LAKE" else word for word in words))
@@ -87,9 +95,11 @@ sys.exit(main())
 
 def test_a_closed_stream_is_nobody_elses_file(tiny_model, tmp_path):
     (tmp_path / "lake.yaml").write_text(
-        f"pretrain: {tiny_model}\nmax_steps: 1\nrollout_batch_size: 2\nsequence_length: 256\noutput_dir: {tmp_path}/runs\n"
+        f"pretrain: {tiny_model}\nmax_steps: 1\nrollout_batch_size: 2\nsequence_length: 256\noutput_dir: "
+        f"{tmp_path}/runs\n"
         "train_env_manager: {num_env_groups: 1, group_size: 2}\ncustom_envs:\n"
-        "  Lake: {env_type: frozen_lake, max_steps: 1, max_tokens_per_step: 4, env_config: {env_instruction: ''}}\n"
+        "  Lake: {env_type: frozen_lake, max_steps: 1, max_tokens_per_step: 4, env_config: "
+        "{env_instruction: ''}}\n"
     )
     (tmp_path / "closed.py").write_text(CLOSED)
     done = turnwise("train", tmp_path / "lake.yaml", module="closed", cwd=tmp_path)
@@ -102,7 +112,9 @@ def test_a_closed_stream_is_nobody_elses_file(tiny_model, tmp_path):
 def test_a_long_output_on_a_full_disk_is_named_and_has_nothing_to_continue(lake):
     with open("/dev/full", "w") as full:
         done = turnwise("config", lake, stdout=full)
-    assert done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+    assert (
+        done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+    )
     assert "resume_from_checkpoint" not in done.stderr and "Traceback" not in done.stderr
 
 
@@ -110,7 +122,9 @@ def test_a_short_output_on_a_full_disk_is_said_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "rollout/score/mean": 1}\n')
     with open("/dev/full", "w") as full:
         done = turnwise("compare", tmp_path, stdout=full)
-    assert done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+    assert (
+        done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+    )
     assert "status 120" not in done.stderr
 
 
@@ -118,7 +132,9 @@ def test_a_short_output_on_a_full_disk_is_said_too(tmp_path):
 def test_help_on_a_full_disk_is_an_error(words):
     with open("/dev/full", "w") as full:
         done = turnwise(*words, stdout=full)
-    assert done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+    assert (
+        done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("locale", ["PYTHONIOENCODING=ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"])

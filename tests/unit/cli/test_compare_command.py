@@ -55,13 +55,51 @@ def compare(capsys):
 
 
 def test_runs_of_different_lengths_stand_side_by_side(compare, make_run):
-    slow = {"max_steps": 4, "seed": 1, "actor_train": {"training_args": {"learning_rate": 1e-5}}, "gamma": 1.0}
-    fast = {"max_steps": 4, "seed": 1, "actor_train": {"training_args": {"learning_rate": 1e-3}}, "gamma": 1.0}
+    slow = {
+        "max_steps": 4,
+        "seed": 1,
+        "actor_train": {"training_args": {"learning_rate": 1e-5}},
+        "gamma": 1.0,
+    }
+    fast = {
+        "max_steps": 4,
+        "seed": 1,
+        "actor_train": {"training_args": {"learning_rate": 1e-3}},
+        "gamma": 1.0,
+    }
     first = make_run("a", trained([0.1, 0.2, 0.4, 0.3], [0.25, 0.75, 0.5]), slow)
     head, one, two, *rest = compare(first, make_run("b", trained([0.5, 0.9]), fast)).splitlines()
     assert " ".join(head.split()).startswith("run steps val final val best success final")
-    assert one.split() == ["[1]", "exp/a", "4", "0.500", "0.750", "0.300", "0.400", "0.150", "0.200", "32", "4,000", "0:08"]
-    assert two.split() == ["[2]", "exp/b", "2", "of", "4", "-", "-", "0.900", "0.900", "0.450", "0.450", "16", "2,000", "0:04"]
+    assert one.split() == [
+        "[1]",
+        "exp/a",
+        "4",
+        "0.500",
+        "0.750",
+        "0.300",
+        "0.400",
+        "0.150",
+        "0.200",
+        "32",
+        "4,000",
+        "0:08",
+    ]
+    assert two.split() == [
+        "[2]",
+        "exp/b",
+        "2",
+        "of",
+        "4",
+        "-",
+        "-",
+        "0.900",
+        "0.900",
+        "0.450",
+        "0.450",
+        "16",
+        "2,000",
+        "0:04",
+    ]
     assert any(line.split() == ["actor_train.training_args.learning_rate", "1e-05", "0.001"] for line in rest)
     assert not any("seed" in line or "gamma" in line for line in rest)
 
@@ -80,7 +118,9 @@ def test_a_final_value_is_a_mean_where_every_step_has_one(compare, make_run):
 
 
 def test_the_best_loss_is_the_lowest_and_runs_of_fine_tuning_are_runs_too(compare, make_run):
-    run = make_run("a", [{"sft/loss": loss, "sft/val_loss": loss, "time/step_train": 1.0} for loss in (3.0, 1.0, 2.0)])
+    run = make_run(
+        "a", [{"sft/loss": loss, "sft/val_loss": loss, "time/step_train": 1.0} for loss in (3.0, 1.0, 2.0)]
+    )
     losses = ["2.0000", "1.0000"] * 2
     assert compare(run).splitlines()[1].split() == ["[1]", "exp/a", "3", *losses, "-", "-", "0:03"]
 
@@ -94,7 +134,9 @@ def test_a_line_that_a_kill_cut_is_left_out_and_nan_is_no_value(compare, make_ru
 
 def test_curves_are_drawn_for_runs_of_any_length(compare, make_run, tmp_path):
     runs = [make_run("$LR_$SEED", trained([0.1] * 40, [0.1, 0.2])), make_run("b", trained([0.5]))]
-    assert "curves" in compare(*runs, "--out", str(tmp_path / "curves.png")), "and the name of a run is no formula"
+    assert "curves" in compare(*runs, "--out", str(tmp_path / "curves.png")), (
+        "and the name of a run is no formula"
+    )
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -140,16 +182,25 @@ def test_a_picture_has_a_picture_s_ending(refused, make_run, tmp_path):
 
 def test_a_metric_without_a_better_end_has_no_best(compare, make_run):
     rows = [{**row, "actor/entropy": 0.5} for row in trained([0.1, 0.2])]
-    table = compare(make_run("a", rows), "--metric", "actor/entropy", "--metric", "rollout/score/mean").splitlines()[1].split()
+    table = (
+        compare(make_run("a", rows), "--metric", "actor/entropy", "--metric", "rollout/score/mean")
+        .splitlines()[1]
+        .split()
+    )
     assert table[3:7] == ["0.5", "-", "0.1", "0.1"]
 
 
 def test_curves_are_named_by_what_differs_and_seeds_are_one_curve(make_run):
     def run_of(name, seed, rate):
-        return read_run(Path(make_run(name, trained([0.1]), {"seed": seed, "critic": {"learning_rate": rate}})))
+        return read_run(
+            Path(make_run(name, trained([0.1]), {"seed": seed, "critic": {"learning_rate": rate}}))
+        )
 
     groups = _curve_groups([run_of("a", 1, 0.1), run_of("b", 2, 0.1), run_of("c", 1, 0.3)])
-    assert {label: len(runs) for label, runs in groups.items()} == {"learning_rate=0.1": 2, "learning_rate=0.3": 1}
+    assert {label: len(runs) for label, runs in groups.items()} == {
+        "learning_rate=0.1": 2,
+        "learning_rate=0.3": 1,
+    }
     assert list(_curve_groups([run_of("d", 1, 0.1), run_of("e", 2, 0.1)])) == ["all runs"]
     assert len(_curve_groups([run_of("f", 1, 0.1), run_of("g", 1, 0.1)])) == 2
 
@@ -166,4 +217,7 @@ def test_a_curve_that_differs_in_many_settings_is_named_by_its_runs(make_run):
 
 def test_a_panel_that_shows_another_ones_curves_is_left_out():
     curves = {"a": [[(1, 0.5)]]}
-    assert list(_without_copies({"success": curves, "score": dict(curves), "val": {"a": [[(0, 0.5)]]}})) == ["success", "val"]
+    assert list(_without_copies({"success": curves, "score": dict(curves), "val": {"a": [[(0, 0.5)]]}})) == [
+        "success",
+        "val",
+    ]

@@ -1,4 +1,5 @@
-"""What `train` refuses without a model, `config`, `rollout` and `eval` refuse in the same words; no folder is made."""
+"""What `train` refuses without a model, `config`, `rollout` and `eval` refuse in the same words; no folder is
+made."""
 
 from __future__ import annotations
 
@@ -71,45 +72,82 @@ FILTERS = [
 ]
 ALGORITHMS = [
     (["pg_variant=nowhere:loss"], "no module 'nowhere' on Python's path"),
-    (["pg_variant=own_parts:los"], "own_parts has no function 'los'; its functions are loss, keep. Did you mean 'loss'?"),
+    (
+        ["pg_variant=own_parts:los"],
+        "own_parts has no function 'los'; its functions are loss, keep. Did you mean 'loss'?",
+    ),
     (["pg_variant=own_parts:loss"], "missing a required argument: 'clip'; it is called as loss(inputs)"),
     (["adv_estimator=own_parts:keep"], "adv_estimator: 'own_parts:keep': own_parts has no class 'keep'"),
-    (["adv_estimator=own_parts:Unready"], "adv_estimator: own_parts:Unready: making it raised KeyError: 'lambda'"),
-    (["adv_estimator=own_parts:Estimator"], "adv_estimator: own_parts:Estimator has no loss, value_loss, running, credit"),
+    (
+        ["adv_estimator=own_parts:Unready"],
+        "adv_estimator: own_parts:Unready: making it raised KeyError: 'lambda'",
+    ),
+    (
+        ["adv_estimator=own_parts:Estimator"],
+        "adv_estimator: own_parts:Estimator has no loss, value_loss, running, credit",
+    ),
 ]
 ENVIRONMENTS = [
     (
         ["custom_envs.Lake.agent_name=own_parts:Agent"],
-        "agent_name: own_parts:Agent: its constructor is called with a factory of environments and the settings: too many",
+        "agent_name: own_parts:Agent: its constructor is called with a factory of environments and the "
+        "settings: too many",
     ),
-    (["custom_envs.Lake.agent_name=tool_agent"], "agent_name: tool_agent plays rows of data.train_files, and no environment"),
+    (
+        ["custom_envs.Lake.agent_name=tool_agent"],
+        "agent_name: tool_agent plays rows of data.train_files, and no environment",
+    ),
     (
         ["custom_envs.Lake.encode_special_tokens=false", "custom_envs.Lake.agent_name=own_parts:NoAgent"],
         "agent_name: own_parts:NoAgent has no method `run`",
     ),
     ([f"{ENV}.size=-4"], "FrozenLake: got size -4"),
     ([f"{ENV}.siz=4"], "got an unexpected keyword argument 'siz'"),
-    ([f"{ENV}.render_mode=rgb_array"], "observations are pictures, and no model of this version reads pictures"),
-    (["custom_envs.Lake.env_type=own_parts:NoEnv"], "env_type: NoEnv isn't an environment, as it has no reset, step"),
+    (
+        [f"{ENV}.render_mode=rgb_array"],
+        "observations are pictures, and no model of this version reads pictures",
+    ),
+    (
+        ["custom_envs.Lake.env_type=own_parts:NoEnv"],
+        "env_type: NoEnv isn't an environment, as it has no reset, step",
+    ),
     (["custom_envs.Lake.env_type=own_parts:loss"], "own_parts has no class 'loss'"),
     ([OWN_ENV], "env_config of 'own_parts:Env': missing a required argument: 'depth'"),
-    ([OWN_ENV, f"{ENV}.depth=-1"], "env_config: making and closing an environment raised ValueError: depth is negative"),
+    (
+        [OWN_ENV, f"{ENV}.depth=-1"],
+        "env_config: making and closing an environment raised ValueError: depth is negative",
+    ),
     ([OWN_ENV, f"{ENV}.depth=exit"], "env_config: making and closing an environment called sys.exit(0)"),
-    ([OWN_ENV, f"{ENV}.depth=hang", f"train_env_manager={QUICK}", f"val_env_manager={QUICK}"], "env_step_timeout_s"),
+    (
+        [OWN_ENV, f"{ENV}.depth=hang", f"train_env_manager={QUICK}", f"val_env_manager={QUICK}"],
+        "env_step_timeout_s",
+    ),
 ]
 ADAPTERS = [
     (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' isn't the name of a module; write a list: "),
-    (["actor_train.model_args.lora_target=[q_proj,lm_head]"], "'lm_head' isn't a linear module that can get adapters"),
-    (["actor_train.model_args.lora_target=[self_attn.q_pro]"], "'self_attn.q_pro' isn't a linear module that can get adapters"),
+    (
+        ["actor_train.model_args.lora_target=[q_proj,lm_head]"],
+        "'lm_head' isn't a linear module that can get adapters",
+    ),
+    (
+        ["actor_train.model_args.lora_target=[self_attn.q_pro]"],
+        "'self_attn.q_pro' isn't a linear module that can get adapters",
+    ),
 ]
 NAMES = [
     (["pg_variant=os:path"], "pg_variant: 'os:path' names a module of Python itself"),
-    (["custom_envs.Lake.env_type=subprocess:call"], "env_type: 'subprocess:call' names a module of Python itself"),
+    (
+        ["custom_envs.Lake.env_type=subprocess:call"],
+        "env_type: 'subprocess:call' names a module of Python itself",
+    ),
     (["group_filter=os:path"], "group_filter: 'os:path' names a module of Python itself"),
     (["adv_estimator=os:path"], "adv_estimator: 'os:path' names a module of Python itself"),
 ]
 OPTIONS = [
-    (["actor_infer.strategy_args.strategy_config.kv_cache_byte=1"], "embedded has no such option (it has: max_concurrency,"),
+    (
+        ["actor_infer.strategy_args.strategy_config.kv_cache_byte=1"],
+        "embedded has no such option (it has: max_concurrency,",
+    ),
 ]
 BATCHES = [NAMES, *zip_longest(FILTERS, ALGORITHMS, ENVIRONMENTS), *zip_longest(ADAPTERS, OPTIONS)]
 """Faults of settings that are judged apart: one config has them all."""
@@ -144,7 +182,9 @@ def test_what_train_refuses_config_refuses(number, config, tmp_path, refused):
     faults = [fault for fault in BATCHES[number] if fault]
     words = [override for overrides, _ in faults for override in overrides]
     # The other two read a config as train does: one fault of each kind is enough.
-    verbs = ("train", "config", "rollout", "eval") if number in (0, 1, len(BATCHES) - 1) else ("train", "config")
+    verbs = (
+        ("train", "config", "rollout", "eval") if number in (0, 1, len(BATCHES) - 1) else ("train", "config")
+    )
     said = [refused(verb, config, *words).splitlines() for verb in verbs]
     for overrides, message in faults:
         line = next((line for line in said[0] if message in line), "")
@@ -159,22 +199,27 @@ LACKING = [
         "pretrain=nowhere": "pretrain: nowhere: no such model folder",
         "output_dir=taken/runs": "output_dir: taken/runs/own can't be written (",
         "logging_dir=taken": "logging_dir: taken can't be written",
-        "actor_train.model_args.attn_implementation=fa2": "fa2 needs the flash-attn package and a CUDA device",
+        "actor_train.model_args.attn_implementation=fa2": "fa2 needs the flash-attn package and a CUDA "
+        "device",
     },
     {
         "pretrain=org/none-such": "pretrain: org/none-such isn't on this machine, and HF_HUB_OFFLINE is set",
         "output_dir=taken": "output_dir: taken/own can't be written (",
         "checkpoint_config.output_dir=taken/x": "checkpoint_config.output_dir: taken/x can't be written (",
-        "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}": "vllm needs a library that isn't",
+        "actor_infer.strategy_args={strategy_name: vllm, strategy_config: "
+        "{url: u}}": "vllm needs a library that isn't",
     },
     {
-        "pretrain=untold": "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model that the weights",
-        "output_dir=/proc/runs": "output_dir: /proc/runs/own can't be written (/proc: No such file or directory)",
+        "pretrain=untold": "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model "
+        "that the weights",
+        "output_dir=/proc/runs": "output_dir: /proc/runs/own can't be written (/proc: No such file or "
+        "directory)",
         "render_save_dir=taken/x": "render_save_dir: taken/x can't be written (",
         "eval_steps=1": "",
     },
     {
-        "pretrain=weightless": "pretrain: weightless: has no weights (model.safetensors); copy or fetch them into this folder",
+        "pretrain=weightless": "pretrain: weightless: has no weights (model.safetensors); copy or fetch "
+        "them into this folder",
         "reference.model_args.model_name_or_path=./x": "reference.model_args.model_name_or_path: x: no such",
         "use_kl_loss=true": "",
     },
@@ -182,13 +227,18 @@ LACKING = [
     {"cluster.name=launched": "no launcher started this process (torchrun, accelerate)"},
     {"actor_train.device_mapping=[99]": "actor_train.device_mapping names device 99, and this machine has"},
     {"actor_infer.device_mapping=[0,99]": "actor_infer.device_mapping names device 99, and this machine has"},
-    {"reference.device_mapping=[99]": "reference.device_mapping names device 99, and this machine", "use_kl_loss=true": ""},
+    {
+        "reference.device_mapping=[99]": "reference.device_mapping names device 99, and this machine",
+        "use_kl_loss=true": "",
+    },
 ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("faults", LACKING, ids=lambda faults: next(iter(faults)))
-def test_what_train_refuses_on_this_machine_config_says(faults, config, tmp_path, tiny_model, capsys, refused):
+def test_what_train_refuses_on_this_machine_config_says(
+    faults, config, tmp_path, tiny_model, capsys, refused
+):
     (tmp_path / "taken").touch()
     shutil.copytree(tiny_model, tmp_path / "untold", ignore=shutil.ignore_patterns("tokenizer*"))
     shutil.copytree(tiny_model, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -207,7 +257,10 @@ def test_what_train_refuses_on_this_machine_config_says(faults, config, tmp_path
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("deepspeed_train", ["cluster.name=local", "actor_train.strategy_args.strategy_name=deepspeed_train"]),
+        (
+            "deepspeed_train",
+            ["cluster.name=local", "actor_train.strategy_args.strategy_name=deepspeed_train"],
+        ),
         ("async_generation_ratio", ["cluster.name=local", "async_generation_ratio=1"]),
         ("async_generation_ratio", ["cluster.name=launched", "async_generation_ratio=1"]),
         ("2 devices", ["cluster.name=local", "actor_train.device_mapping=[0,1]"]),
@@ -218,9 +271,19 @@ def test_a_placement_that_no_machine_has_is_refused_by_both(message, words, conf
 
 
 def test_what_a_launcher_cannot_run_config_says(config, monkeypatch, capsys, refused):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
-    words = [config, "actor_train.model_args.lora_rank=null", "async_generation_ratio=1", "num_gpus_per_node=2"]
+    words = [
+        config,
+        "actor_train.model_args.lora_rank=null",
+        "async_generation_ratio=1",
+        "num_gpus_per_node=2",
+    ]
     assert main(["config", *words]) == 0
     (line,) = capsys.readouterr().out.partition("missing to run this config here:\n  - ")[2].splitlines()[:1]
     assert "async_generation_ratio" in line and line in refused("train", *words)
@@ -228,16 +291,25 @@ def test_what_a_launcher_cannot_run_config_says(config, monkeypatch, capsys, ref
 
 def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_path, tiny_model, capsys):
     rows = "data={train_files: [none.jsonl], reward: [exact_match]}"
-    assert main(["config", config, "~custom_envs", f"++{rows}", "++agent={function_tool_path: tools.py}"]) == 0
+    assert (
+        main(["config", config, "~custom_envs", f"++{rows}", "++agent={function_tool_path: tools.py}"]) == 0
+    )
     said = capsys.readouterr().out
     assert "data.train_files: none.jsonl: there is no such file." in said
     assert "agent.function_tool_path: tools.py: there is no such file." in said
 
 
-@pytest.mark.parametrize("key", ["tool_config_path", "function_tool_path", "interaction_config_path", "agent_config_path"])
+@pytest.mark.parametrize(
+    "key", ["tool_config_path", "function_tool_path", "interaction_config_path", "agent_config_path"]
+)
 def test_config_names_a_file_of_agents_that_is_not_where_the_rows_are(key, config, capsys, refused):
     write_rows({"prompt": "1", "answer": "1"})
-    words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}", f"++agent={{{key}: none}}"]
+    words = [
+        config,
+        "~custom_envs",
+        "++data={train_files: [rows.jsonl], reward: [exact_match]}",
+        f"++agent={{{key}: none}}",
+    ]
     assert main(["config", *words]) == 0
     said = capsys.readouterr().out.partition("missing to run this config here:\n")[2]
     assert f"agent.{key}: none: there is no such file." in said
@@ -245,10 +317,15 @@ def test_config_names_a_file_of_agents_that_is_not_where_the_rows_are(key, confi
 
 
 def test_config_says_that_the_agent_of_a_row_is_missing(config, capsys, refused):
-    write_rows(*({"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent")))
+    write_rows(
+        *({"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent"))
+    )
     changes = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
     changes.append("actor_train.model_args.lora_rank=null")
-    said = "rows.jsonl, line 2: the agent react_agent isn't in this version, which has env_agent, single_turn_agent, tool_agent"
+    said = (
+        "rows.jsonl, line 2: the agent react_agent isn't in this version, which has env_agent, "
+        "single_turn_agent, tool_agent"
+    )
     assert main(["config", config, *changes]) == 0
     assert f"missing to run this config here:\n  - {said}" in capsys.readouterr().out
     assert main(["config", config, *changes, "--json"]) == 0
@@ -263,11 +340,16 @@ def with_template(model, template):
     Path("model", "chat_template.jinja").write_text(template)
 
 
-NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+NO_TOOLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor "
+    "%}<|im_start|>assistant\n"
+)
 HERMES = "{% if tools %}{# <tool_call> #}{% endif %}"
 OWN_CALLS = (
-    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}[[{{ c.function.name }}: {{ c.function.arguments | tojson }}]]{% endfor %}"
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or "
+    "'' }}"
+    "{% for c in m.tool_calls or [] %}[[{{ c.function.name }}: {{ c.function.arguments | tojson }}]]{% "
+    "endfor %}"
     "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
@@ -276,21 +358,41 @@ PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
 @pytest.mark.parametrize(
     ("template", "overrides", "message"),
     [
-        (HERMES + NO_TOOLS, [], "doesn't show the schema of a tool (its name 'c'): describe the tools in the system message"),
-        (HERMES + NO_TOOLS, [PARSER.format("NoEnv")], "agent.tool_parser: own_parts:NoEnv has no method `parse`"),
+        (
+            HERMES + NO_TOOLS,
+            [],
+            "doesn't show the schema of a tool (its name 'c'): describe the tools in the system message",
+        ),
+        (
+            HERMES + NO_TOOLS,
+            [PARSER.format("NoEnv")],
+            "agent.tool_parser: own_parts:NoEnv has no method `parse`",
+        ),
         (HERMES + NO_TOOLS, [PARSER.format("Env")], "tool_parser own_parts:Env: making it raised TypeError"),
-        ("{{ messages[0].content }}", ["max_steps=1"], "a context can't be extended with this chat template (it drops"),
+        (
+            "{{ messages[0].content }}",
+            ["max_steps=1"],
+            "a context can't be extended with this chat template (it drops",
+        ),
         (OWN_CALLS, [], "writes tool calls in none of the known forms"),
-        (HERMES + NO_TOOLS, ["++template_kwargs={think: false}"], "never reads 'think', so that it would change"),
+        (
+            HERMES + NO_TOOLS,
+            ["++template_kwargs={think: false}"],
+            "never reads 'think', so that it would change",
+        ),
     ],
 )
 def test_what_a_chat_template_can_not_do_is_refused_where_the_model_is(
     template, overrides, message, config, tmp_path, tiny_model, both_refuse
 ):
     with_template(tiny_model, template)
-    schema = "{type: function, function: {name: c, description: d, parameters: {type: object, properties: {}}}}"
+    schema = (
+        "{type: function, function: {name: c, description: d, parameters: {type: object, properties: {}}}}"
+    )
     (tmp_path / "tools.yaml").write_text(f"tools: [{{class_name: calculator, tool_schema: {schema}}}]\n")
-    write_rows({"prompt": "2 * 3?", "answer": "6", "agent_name": "single_turn_agent" if overrides else "tool_agent"})
+    write_rows(
+        {"prompt": "2 * 3?", "answer": "6", "agent_name": "single_turn_agent" if overrides else "tool_agent"}
+    )
     data = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
     words = [config, *data, *(overrides or ["++agent={tool_config_path: tools.yaml}"])]
     both_refuse(message, *words, "pretrain=model", also=" problem.\n")
@@ -299,12 +401,32 @@ def test_what_a_chat_template_can_not_do_is_refused_where_the_model_is(
 
 
 ROWS = [
-    ({"agent_name": "nowhere:Agent"}, [], "rows.jsonl, line 2: the agent 'nowhere:Agent': no module 'nowhere'"),
-    ({"agent_name": "own_parts:loss"}, [], "rows.jsonl, line 2: the agent 'own_parts:loss': own_parts has no class 'loss'"),
-    ({"agent_name": "own_parts:NoEnv"}, [], "rows.jsonl, line 2: the agent own_parts:NoEnv has no method `run`"),
+    (
+        {"agent_name": "nowhere:Agent"},
+        [],
+        "rows.jsonl, line 2: the agent 'nowhere:Agent': no module 'nowhere'",
+    ),
+    (
+        {"agent_name": "own_parts:loss"},
+        [],
+        "rows.jsonl, line 2: the agent 'own_parts:loss': own_parts has no class 'loss'",
+    ),
+    (
+        {"agent_name": "own_parts:NoEnv"},
+        [],
+        "rows.jsonl, line 2: the agent own_parts:NoEnv has no method `run`",
+    ),
     ({"agent_name": "own_parts:Agent"}, [], "its constructor needs make_env, but is offered settings,"),
-    ({"agent_name": "mine"}, ["++agent={agent_config_path: loops.yaml}"], "line 2: agent.agent_config_path loops.yaml: most"),
-    ({}, ["++data.max_prompt_length=3"], "all 2 prompts have more than 3 tokens (data.max_prompt_length); raise that, or"),
+    (
+        {"agent_name": "mine"},
+        ["++agent={agent_config_path: loops.yaml}"],
+        "line 2: agent.agent_config_path loops.yaml: most",
+    ),
+    (
+        {},
+        ["++data.max_prompt_length=3"],
+        "all 2 prompts have more than 3 tokens (data.max_prompt_length); raise that, or",
+    ),
 ]
 
 
@@ -313,7 +435,13 @@ def test_rows_that_train_refuses_config_refuses(row, overrides, message, config,
     (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: toy_rewards.AskTwice, most: 3}\n")
     plain = {"prompt": "2 * 3 + 4?", "answer": "6"}
     write_rows(plain, plain | row)
-    both_refuse(message, config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}", *overrides)
+    both_refuse(
+        message,
+        config,
+        "~custom_envs",
+        "++data={train_files: [rows.jsonl], reward: [exact_match]}",
+        *overrides,
+    )
 
 
 GSM8K_TOOL = "verl.tools.gsm8k_tool.Gsm8kTool"
@@ -328,27 +456,45 @@ SEES_TRUTH = "{rubric: short, base_url: 'http://localhost:1/v1', model: m, shows
             "{tool_config_path: tools.yaml}",
             "exact_match",
             {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "6"}}}},
-            "the tool calc_gsm8k_reward: it needs the column extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_tr",
+            "the tool calc_gsm8k_reward: it needs the column "
+            "extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_tr",
         ),
         (
             "{interaction_config_path: users.yaml}",
             "exact_match",
             {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "6"}},
-            "the columns extra_info.interaction_kwargs don't fit the interaction 'gsm8k' (start_interaction: missing a "
+            "the columns extra_info.interaction_kwargs don't fit the interaction 'gsm8k' "
+            "(start_interaction: missing a "
             "required argument: 'ground_truth')",
         ),
-        ("{}", f"{{name: judge, args: {SEES_TRUTH}}}", {"ground_truth": "6"}, "data.reward judge: the row has no column gr"),
+        (
+            "{}",
+            f"{{name: judge, args: {SEES_TRUTH}}}",
+            {"ground_truth": "6"},
+            "data.reward judge: the row has no column gr",
+        ),
     ],
 )
-def test_rows_without_a_truth_that_something_asks_for_are_refused(agent, reward, extra, message, config, tmp_path, both_refuse):
+def test_rows_without_a_truth_that_something_asks_for_are_refused(
+    agent, reward, extra, message, config, tmp_path, both_refuse
+):
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"class_name": GSM8K_TOOL}]}))
-    (tmp_path / "users.yaml").write_text(json.dumps({"interaction": [{"name": "gsm8k", "class_name": GSM8K_USER}]}))
+    (tmp_path / "users.yaml").write_text(
+        json.dumps({"interaction": [{"name": "gsm8k", "class_name": GSM8K_USER}]})
+    )
     whole = {"prompt": "2 * 3?", "answer": "6", "extra_info": extra}
     whole["agent_name"] = "tool_agent" if "tool" in agent else "single_turn_agent"
     lacking = json.loads(json.dumps(whole).replace('"ground_truth": "6"', '"other": "6"'))
-    words = [config, "~custom_envs", f"++data={{train_files: [rows.jsonl], reward: [{reward}]}}", f"++agent={agent}"]
+    words = [
+        config,
+        "~custom_envs",
+        f"++data={{train_files: [rows.jsonl], reward: [{reward}]}}",
+        f"++agent={agent}",
+    ]
     write_rows(whole)
-    assert main(["config", *words, "pretrain=nowhere"]) == 0, "the tiny model has no room for the tool's schema"
+    assert main(["config", *words, "pretrain=nowhere"]) == 0, (
+        "the tiny model has no room for the tool's schema"
+    )
     write_rows(whole, lacking)
     both_refuse(f"rows.jsonl, line 2: {message}", *words)
 
@@ -370,7 +516,10 @@ def test_a_model_that_can_not_score_is_refused_by_config(config, tmp_path, tiny_
     words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [reward_model]}"]
     assert main(["config", *words, "reward_pretrain=labels1"]) == 0
     for folder, message in (
-        (tiny_model, "has no score head, so it would give every response the same score; name a sequence classifier"),
+        (
+            tiny_model,
+            "has no score head, so it would give every response the same score; name a sequence classifier",
+        ),
         ("labels2", "its score head has 2 labels; name a classifier with one label"),
         ("refusing", "the chat template refuses the messages user → assistant: no dialogue"),
     ):
@@ -384,7 +533,10 @@ TWO_ROLES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system'
     ("template", "message"),
     [
         ("{{ messages[0].content }}", "a context can't be extended with this chat template (it drops"),
-        ("{{ raise_exception('broken') }}", "the chat template refuses the messages user → assistant → user: broken"),
+        (
+            "{{ raise_exception('broken') }}",
+            "the chat template refuses the messages user → assistant → user: broken",
+        ),
         ("{% for m in messages %}", "Unexpected end of template"),
         ("", "has no chat template"),
         (TWO_ROLES, "agent_system_template: the chat template refuses the messages system → user: no system"),
@@ -404,11 +556,17 @@ def test_config_renders_the_template_for_environments_too(template, message, con
 @pytest.mark.parametrize(
     ("template", "overrides", "message"),
     [
-        ("{{ messages[0].content }}", [], "pretrain: a context can't be extended with this chat template (it drops"),
+        (
+            "{{ messages[0].content }}",
+            [],
+            "pretrain: a context can't be extended with this chat template (it drops",
+        ),
         (NO_TOOLS, ["++template_kwargs={think: false}"], "template_kwargs.think: the chat template"),
     ],
 )
-def test_config_renders_the_template_for_demonstrations(template, overrides, message, folder, tiny_model, both_refuse):
+def test_config_renders_the_template_for_demonstrations(
+    template, overrides, message, folder, tiny_model, both_refuse
+):
     with_template(tiny_model, template)
     (folder / "sft.yaml").write_text("pretrain: model\noutput_dir: runs\ntrain_files: [rows.jsonl]\n")
     write_rows({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
@@ -418,7 +576,8 @@ def test_config_renders_the_template_for_demonstrations(template, overrides, mes
 def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, tmp_path, refused):
     write_rows({"prompt": "2 * 3?"})
     (tmp_path / "users.yaml").write_text(
-        "interaction: [{name: ann, class_name: model, config: {base_url: 'http://localhost:1/v1', model: m}}]\n"
+        "interaction: [{name: ann, class_name: model, config: {base_url: 'http://localhost:1/v1', model: "
+        "m}}]\n"
     )
     judge = "{name: judge, args: {rubric: short, base_url: 'http://localhost:1/v1', model: m}}"
     data = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [REWARD]}"]
@@ -440,9 +599,14 @@ def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, t
 
 def test_what_this_machine_lacks_is_said_without_torch(config, tmp_path, tiny_model):
     code = "import sys; from turnwise.cli.main import main\n"
-    code += "for model in sys.argv[1:]: main(['config', 'own.yaml', f'pretrain={model}', 'output_dir=own.yaml/runs'])\n"
+    code += (
+        "for model in sys.argv[1:]: main(['config', 'own.yaml', f'pretrain={model}', "
+        "'output_dir=own.yaml/runs'])\n"
+    )
     code += "print({'torch', 'transformers', 'ray', 'vllm'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code, "nowhere", tiny_model], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "nowhere", tiny_model], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.stdout.count("\n  - ") == 2 + 1 and done.stdout.endswith("set()\n"), done.stderr
 
 
@@ -455,7 +619,9 @@ def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, bo
     assert main(["config", "sft.yaml"]) == 0
     assert "sft.yaml:5: val_files[0]: bad.jsonl: no such file" in refused("sft", "sft.yaml")
     (folder / "bad.jsonl").write_text(good + '{"messages": [{"role": "user"}]}\n')
-    both_refuse("sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content", "sft.yaml", verb="sft")
+    both_refuse(
+        "sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content", "sft.yaml", verb="sft"
+    )
     monkeypatch.setenv("HOME", str(folder))
     of_home = ["sft.yaml", "train_files=['~/good.jsonl']", "val_files=['~/bad.jsonl']"]
     both_refuse(f"val_files[0]: {folder}/bad.jsonl, line 2: message 0 has the content", *of_home, verb="sft")
@@ -465,7 +631,9 @@ def test_rows_in_the_home_folder_are_read(config, folder, monkeypatch, both_refu
     monkeypatch.setenv("HOME", str(folder))
     write_rows({"text": "1"})
     data = "++data={train_files: ['~/rows.jsonl'], reward: [exact_match]}"
-    both_refuse("rows.jsonl, line 1: there is no column 'prompt'", config, "pretrain=nowhere", "~custom_envs", data)
+    both_refuse(
+        "rows.jsonl, line 1: there is no column 'prompt'", config, "pretrain=nowhere", "~custom_envs", data
+    )
 
 
 BOMB = "[" * 99 + "]" * 99
@@ -510,11 +678,15 @@ def test_texts_that_are_not_utf8_are_named_with_their_line(folder, refused):
 
 
 def test_a_hub_name_plays(refused):
-    assert "hf download org/none-such --local-dir none-such" in refused("play", "frozen_lake", "--policy", "org/none-such")
+    assert "hf download org/none-such --local-dir none-such" in refused(
+        "play", "frozen_lake", "--policy", "org/none-such"
+    )
 
 
 @pytest.mark.parametrize(("name", "server"), [("embedded", EmbeddedServer), ("hf", HFServer)])
 def test_options_of_a_strategy_are_those_of_its_server(name, server):
     follow = {"model", "max_length", "decode", "stopwatch", "reads_trainer", "replay_log"}
     parameters = [parameter for parameter in inspect.signature(server).parameters if parameter not in follow]
-    assert STRATEGIES[name].options == tuple(parameters) and STRATEGIES[name].entry.endswith(f":{server.__name__}")
+    assert STRATEGIES[name].options == tuple(parameters) and STRATEGIES[name].entry.endswith(
+        f":{server.__name__}"
+    )

@@ -1,4 +1,5 @@
-"""Ctrl-C twice in commands that play and train: each ends at once with status 130, one sentence, and what was done."""
+"""Ctrl-C twice in commands that play and train: each ends at once with status 130, one sentence, and what was
+done."""
 
 from __future__ import annotations
 
@@ -40,11 +41,22 @@ class Mine(LettersEnv):
 """
 PLAYS = {"sequence_length": 256, "rollout_batch_size": 4, "val_batch_size": 4, "max_steps": 9}
 MANAGER = {"num_env_groups": 1, "group_size": 2}
-SFT = {"train_files": ["rows.jsonl"], "sequence_length": 64, "num_epochs": 1000, "save_steps": 1, "max_ckpt_to_keep": 0}
+SFT = {
+    "train_files": ["rows.jsonl"],
+    "sequence_length": 64,
+    "num_epochs": 1000,
+    "save_steps": 1,
+    "max_ckpt_to_keep": 0,
+}
 
 
 def plays(good_steps, **values):
-    toy = {"env_type": "mine:Mine", "env_config": {"good_steps": good_steps}, "max_steps": 1, "max_tokens_per_step": 4}
+    toy = {
+        "env_type": "mine:Mine",
+        "env_config": {"good_steps": good_steps},
+        "max_steps": 1,
+        "max_tokens_per_step": 4,
+    }
     managers = {"train_env_manager": MANAGER, "val_env_manager": MANAGER}
     return {**PLAYS, **managers, "custom_envs": {"Toy": {**toy, "action_pattern": None}}, **values}
 
@@ -56,7 +68,12 @@ def interrupted(tiny_model, tmp_path):
     def run(values, is_begun, *words):
         (tmp_path / "mine.py").write_text(ENV)
         write_demonstrations(tmp_path / "rows.jsonl", 8)
-        values = {"pretrain": str(tiny_model), "output_dir": str(tmp_path / "runs"), "track_with": [], **values}
+        values = {
+            "pretrain": str(tiny_model),
+            "output_dir": str(tmp_path / "runs"),
+            "track_with": [],
+            **values,
+        }
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
         words = [words[0], "job.yaml", *words[1:]]
         process = forked.Popen(words, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True)
@@ -70,7 +87,9 @@ def interrupted(tiny_model, tmp_path):
         finally:
             process.kill()
         assert process.returncode == 130, said
-        assert said.count("interrupted\n") == 1 and "Traceback" not in said and "never awaited" not in said, said
+        assert said.count("interrupted\n") == 1 and "Traceback" not in said and "never awaited" not in said, (
+            said
+        )
         return said
 
     return run

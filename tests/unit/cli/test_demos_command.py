@@ -60,7 +60,9 @@ def success(capsys: pytest.CaptureFixture[str]) -> float:
     return float(row.partition("[")[0].split()[-1])
 
 
-def test_an_expert_an_erring_and_a_random_player_succeed_in_this_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_expert_an_erring_and_a_random_player_succeed_in_this_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = []
     for policy in ("expert", "erring", "random"):
         assert lake("--policy", policy, "--episodes", "60", "--out", f"{policy}.jsonl") == 0
@@ -71,7 +73,10 @@ def test_an_expert_an_erring_and_a_random_player_succeed_in_this_order(capsys: p
 
 def test_the_error_rate_is_what_the_player_errs_by(capsys: pytest.CaptureFixture[str]) -> None:
     for rate, expected in (("0", "expert"), ("1", "random")):
-        assert lake("--policy", "erring", "--error-rate", rate, "--episodes", "40", "--out", f"{rate}.jsonl") == 0
+        assert (
+            lake("--policy", "erring", "--error-rate", rate, "--episodes", "40", "--out", f"{rate}.jsonl")
+            == 0
+        )
         erring = success(capsys)
         assert lake("--policy", expected, "--episodes", "40", "--out", f"{rate}-{expected}.jsonl") == 0
         assert abs(erring - success(capsys)) < 0.2
@@ -83,14 +88,23 @@ def test_the_same_command_writes_the_same_file() -> None:
     assert Path("a.jsonl").read_bytes() == Path("b.jsonl").read_bytes()
 
 
-def test_actions_with_commas_come_from_a_file_and_players_from_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+def test_actions_with_commas_come_from_a_file_and_players_from_a_class(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     actions = ['{"do": "open", "how": "gently"}', '{"do": "knock", "how": "twice"}']
     Path("actions.txt").write_text("\n".join(actions), encoding="utf-8")
-    assert demos("own_doors:Door", "--policy", "random", "--actions-file", "actions.txt", "--episodes", "30") == 0
-    said = {m["content"] for row in read_demonstrations(["demos.jsonl"]) for m in row if m["role"] == "assistant"}
+    assert (
+        demos("own_doors:Door", "--policy", "random", "--actions-file", "actions.txt", "--episodes", "30")
+        == 0
+    )
+    said = {
+        m["content"] for row in read_demonstrations(["demos.jsonl"]) for m in row if m["role"] == "assistant"
+    }
     assert said == {f"<answer>{action}</answer>" for action in actions}
     capsys.readouterr()
-    assert demos("own_doors:Door", "--policy", "own_doors:Opener", "--episodes", "3", "--out", "own.jsonl") == 0
+    assert (
+        demos("own_doors:Door", "--policy", "own_doors:Opener", "--episodes", "3", "--out", "own.jsonl") == 0
+    )
     assert success(capsys) == 1.0
 
 
@@ -134,7 +148,9 @@ def sums(calculations: Callable[..., str]) -> str:
     return calculations({"2 + 3": "single_turn_agent", "12 * 7": "tool_agent"}, pretrain="nowhere")
 
 
-def test_a_model_behind_a_url_demonstrates_rows_with_their_tools(sums: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_behind_a_url_demonstrates_rows_with_their_tools(
+    sums: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The model is right about the product alone."""
     with ChatServer(answer("84")) as server:
         assert demos(sums, "--policy", f"openai:{server.base_url}", "--model-name", "m") == 0
@@ -176,16 +192,34 @@ def test_half_a_character_of_a_model_is_written_as_a_question_mark(sums: str) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--policy expert chooses actions of an environment, and this config plays rows of data.train_files"),
+        (
+            [],
+            "--policy expert chooses actions of an environment, and this config plays rows of "
+            "data.train_files",
+        ),
         (["--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m"], "127.0.0.1:9"),
-        (["--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m", "--max-steps", "3"], "agent.max_assistant_turns"),
+        (
+            ["--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m", "--max-steps", "3"],
+            "agent.max_assistant_turns",
+        ),
     ],
 )
-def test_rows_need_a_model_that_answers(sums: str, arguments: list[str], message: str, refused: Callable[..., str]) -> None:
+def test_rows_need_a_model_that_answers(
+    sums: str, arguments: list[str], message: str, refused: Callable[..., str]
+) -> None:
     assert message in refused("demos", sums, *arguments) and not Path("demos.jsonl").exists()
 
 
-def test_a_reward_that_breaks_ends_the_demonstrations_with_a_sentence(sums: str, refused: Callable[..., str]) -> None:
+def test_a_reward_that_breaks_ends_the_demonstrations_with_a_sentence(
+    sums: str, refused: Callable[..., str]
+) -> None:
     with ChatServer(answer("84")) as server:
-        broken = [sums, "data.reward=own_doors:broken_reward", "--policy", f"openai:{server.base_url}", "--model-name", "m"]
+        broken = [
+            sums,
+            "data.reward=own_doors:broken_reward",
+            "--policy",
+            f"openai:{server.base_url}",
+            "--model-name",
+            "m",
+        ]
         assert "data.reward broken_reward raised ValueError: no such sum" in refused("demos", *broken)

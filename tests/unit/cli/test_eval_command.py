@@ -23,7 +23,10 @@ def config(tiny_model, folder):
         "val_batch_size": 8,
         "sequence_length": 128,
         "val_env_manager": {"num_env_groups": 4},
-        "custom_envs": {"Letters": letters | PLAIN, "Short": letters | PLAIN | {"env_config": {"num_turns": 1}}},
+        "custom_envs": {
+            "Letters": letters | PLAIN,
+            "Short": letters | PLAIN | {"env_config": {"num_turns": 1}},
+        },
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(values))
     return "job.yaml"
@@ -40,7 +43,11 @@ def test_both_modes_are_played_and_that_of_validation_comes_first(config, capsys
     assert {name: result[name] for name in result["results"][0]} == result["results"][0]
     assert result["overall"]["num_episodes"] == 8 and set(result["by_tag"]) == {"Letters", "Short"}
     lines = capsys.readouterr().out.splitlines()
-    rows = [line.partition("  0.")[0].strip() for line in lines if line.startswith(("tiny,", "  Letters", "  Short"))]
+    rows = [
+        line.partition("  0.")[0].strip()
+        for line in lines
+        if line.startswith(("tiny,", "  Letters", "  Short"))
+    ]
     assert rows == ["tiny, sampled", "Letters", "Short", "tiny, greedy", "Letters", "Short"]
     assert result_of(config, "val_env_manager.generating_args.do_sample=false")["mode"] == "greedy"
 
@@ -71,11 +78,16 @@ def test_several_models_stand_below_each_other(config, tiny_model, tmp_path, cap
         for parameter in model.parameters():
             parameter.mul_(3.0)
     save_model(model, load_tokenizer(tiny_model), other)
-    result = result_of(config, "--sampled", "--model", str(tiny_model), "--model", str(other), "val_batch_size=6")
+    result = result_of(
+        config, "--sampled", "--model", str(tiny_model), "--model", str(other), "val_batch_size=6"
+    )
     assert [Path(r["model"]).name for r in result["results"]] == ["tiny", "other"]
     first, second = result["results"]
     assert first["overall"]["num_episodes"] == 6 and first["overall"] != second["overall"]
-    assert result_of(config, "--sampled", "--model", str(other), "val_batch_size=6")["overall"] == second["overall"]
+    assert (
+        result_of(config, "--sampled", "--model", str(other), "val_batch_size=6")["overall"]
+        == second["overall"]
+    )
     assert "other, sampled" in capsys.readouterr().out
 
 

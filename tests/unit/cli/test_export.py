@@ -30,12 +30,20 @@ def adapter(tiny_model: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("words", "dtype"), [([], torch.float32), (["--dtype", "bf16"], torch.bfloat16)])
 def test_an_adapter_is_merged_into_a_folder_that_needs_nothing_else(
-    adapter: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], dtype: torch.dtype
+    adapter: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    dtype: torch.dtype,
 ) -> None:
     out = tmp_path / "plain"
     assert main(["export", "--model", str(adapter), "--out", str(out), *words]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"{out}: Qwen3ForCausalLM") and f"{tiny_model} with the adapter of {adapter} merged" in said
+    assert (
+        said.startswith(f"{out}: Qwen3ForCausalLM")
+        and f"{tiny_model} with the adapter of {adapter} merged" in said
+    )
     plain, merged = AutoModelForCausalLM.from_pretrained(out), load_model(adapter, dtype=dtype)
     assert plain.dtype == dtype
     assert all(torch.equal(tensor, merged.get_parameter(name)) for name, tensor in plain.named_parameters())

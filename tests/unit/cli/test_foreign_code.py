@@ -1,4 +1,5 @@
-"""Environments that misbehave in a command, in each method: an episode that failed with their name, and no lost rollout."""
+"""Environments that misbehave in a command, in each method: an episode that failed with their name, and no
+lost rollout."""
 
 from __future__ import annotations
 
@@ -99,12 +100,19 @@ NO_EXCEPTIONS = ("SystemExit", "GeneratorExit", "KeyboardInterrupt", "CancelledE
 
 
 @pytest.mark.parametrize(
-    ("found", "at"), [*product(("Mine", "threads"), ("reset", "step", "close")), ("Awaited", "reset"), ("Awaited", "step")]
+    ("found", "at"),
+    [*product(("Mine", "threads"), ("reset", "step", "close")), ("Awaited", "reset"), ("Awaited", "step")],
 )
 def test_what_is_no_exception_fails_its_episode(job, capsys, found, at):
     """Each sibling of a group raises another."""
-    ways = NO_EXCEPTIONS[: -1 if found == "Awaited" else None]  # Python lets no StopIteration out of a coroutine
-    manager = {"group_size": len(ways), "max_failed_fraction": 1.0, "max_env_num_per_worker": 4 if found == "threads" else 0}
+    ways = NO_EXCEPTIONS[
+        : -1 if found == "Awaited" else None
+    ]  # Python lets no StopIteration out of a coroutine
+    manager = {
+        "group_size": len(ways),
+        "max_failed_fraction": 1.0,
+        "max_env_num_per_worker": 4 if found == "threads" else 0,
+    }
     # One is made to see whether it can be, and then the first group.
     after = 1 + (0 if at == "close" else len(ways))
     config = job("Mine" if found == "threads" else found, manager, at=at, way=",".join(ways), after=after)
@@ -128,7 +136,10 @@ def test_the_start_names_an_environment_that_can_not_be_made(job, refused, way, 
 
 def test_a_reduction_that_there_is_not_is_refused(job, refused):
     said = refused("train", job("Median"))
-    assert "metric 'success' has reduction 'median'; allowed: mean, sum, max, min, last" in said and len(said.splitlines()) < 4
+    assert (
+        "metric 'success' has reduction 'median'; allowed: mean, sum, max, min, last" in said
+        and len(said.splitlines()) < 4
+    )
 
 
 @pytest.mark.parametrize("value", [1e300, "huge", float("nan")])
@@ -147,7 +158,9 @@ def test_an_environment_may_change_the_folder(job, capsys, tmp_path, at):
     finally:
         os.chdir(tmp_path)
     [run] = (tmp_path / "runs" / "job").iterdir()
-    assert (run / "checkpoints" / "checkpoint-1").is_dir() and (run / "metrics.jsonl").read_text().count("\n") == 1
+    assert (run / "checkpoints" / "checkpoint-1").is_dir() and (run / "metrics.jsonl").read_text().count(
+        "\n"
+    ) == 1
     assert "relative" not in capsys.readouterr().err
 
 

@@ -83,9 +83,19 @@ def check(folder, at, way):
         ("close", "crash", 128 + signal.SIGSEGV, "was ended by SIGSEGV, in close of"),
         ("step", "late", 128 + signal.SIGABRT, "was ended by SIGABRT when all was done"),
         ("step", "closerange", 1, "couldn't be written: its files were closed (os.closerange?), "),
-        ("reset", "alarm", 128 + signal.SIGALRM, "by SIGALRM, as a timer does (signal.alarm, signal.setitimer), in reset"),
+        (
+            "reset",
+            "alarm",
+            128 + signal.SIGALRM,
+            "by SIGALRM, as a timer does (signal.alarm, signal.setitimer), in reset",
+        ),
         pytest.param("step", "unnamed", 128 + 35, "was ended by signal 35, in step of", marks=ON_LINUX),
-        ("step", "killed", 128 + signal.SIGKILL, "was ended by SIGKILL, as the system does when memory runs out, in step of"),
+        (
+            "step",
+            "killed",
+            128 + signal.SIGKILL,
+            "was ended by SIGKILL, as the system does when memory runs out, in step of",
+        ),
     ],
 )
 def test_an_environment_that_ends_the_process_is_named(folder, at, way, status, said):
@@ -105,9 +115,13 @@ def test_a_module_that_ends_the_process_is_named(folder):
 
 def test_the_published_launcher_is_guarded_as_the_command_is(folder, tiny_model):
     (folder / "ending.py").write_text("import os\nos._exit(0)\n")
-    (folder / "job.yaml").write_text(f"pretrain: {tiny_model}\ncustom_envs: {{Toy: {{env_type: 'ending:Mine'}}}}\n")
+    (folder / "job.yaml").write_text(
+        f"pretrain: {tiny_model}\ncustom_envs: {{Toy: {{env_type: 'ending:Mine'}}}}\n"
+    )
     launcher = Path(__file__).parents[3] / "examples" / "start_agentic_pipeline.py"
-    done = subprocess.run([sys.executable, launcher, "--config_name", "job"], capture_output=True, text=True, cwd=folder)
+    done = subprocess.run(
+        [sys.executable, launcher, "--config_name", "job"], capture_output=True, text=True, cwd=folder
+    )
     assert done.returncode == 70 and "ended with exit status 0 before it was done" in done.stderr
 
 
@@ -119,18 +133,26 @@ def test_a_closed_stdout_costs_no_result(folder):
 def hanging(folder, way="hang", is_forked=True, **options):
     arguments = ["check-env", "mine:Mine", f"way={way}", "--timeout", "500"]
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
-    process = forked.Popen(arguments, **options) if is_forked else subprocess.Popen(command(*arguments), **options)
+    process = (
+        forked.Popen(arguments, **options) if is_forked else subprocess.Popen(command(*arguments), **options)
+    )
     assert process.stderr.readline() == "begun\n"  # what an environment prints is no part of the report
     return process
 
 
 @pytest.mark.parametrize(
     ("number", "to_all"),
-    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGHUP, False), (None, False)],
+    [
+        (signal.SIGINT, False),
+        (signal.SIGINT, True),
+        (signal.SIGTERM, True),
+        (signal.SIGHUP, False),
+        (None, False),
+    ],
 )
 def test_signals_reach_the_command_once(folder, number, to_all):
-    """None stands for one that ends no wait: it reaches another thread, or the main thread just before it waits. There is no
-    interrupted system call and no handler of Python."""
+    """None stands for one that ends no wait: it reaches another thread, or the main thread just before it
+    waits. There is no interrupted system call and no handler of Python."""
     process = hanging(folder, "hang" if number else "unheard", start_new_session=True)
     if number:
         os.killpg(process.pid, number) if to_all else process.send_signal(number)
@@ -197,7 +219,9 @@ def test_ctrl_c_before_the_command_can_listen_is_one_line():
 @pytest.mark.parametrize(("verb", "times"), [("check-env", 1), ("play", 2), ("config", 2), ("make-model", 1)])
 def test_ctrl_c_during_the_imports_is_one_line(folder, verb, times):
     arguments = {"make-model": ["--out", "model"], "config": ["mine.yaml"]}.get(verb, ["mine:Mine"])
-    process = subprocess.Popen(command(verb, *arguments), stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True)
+    process = subprocess.Popen(
+        command(verb, *arguments), stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
+    )
     while process.poll() is None and not children(process):
         time.sleep(0.001)
     for _ in range(times):

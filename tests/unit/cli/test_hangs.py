@@ -33,14 +33,16 @@ EmbeddedServer.generate = never
             STUCK_ENV,
             [
                 "1 episode of this batch of",
-                "an episode of Letters waited 0.2 s for Mine.step; raise env_step_timeout_s if that may take longer",
+                "an episode of Letters waited 0.2 s for Mine.step; raise env_step_timeout_s if that may "
+                "take longer",
                 "in step: time.sleep(1)",
             ],
         ),
         (
             SILENT_SERVER,
             [
-                "waited 2 s for inference replica 0 to answer; raise deadlines.request_s if that may take longer",
+                "waited 2 s for inference replica 0 to answer; raise deadlines.request_s if that may take "
+                "longer",
                 "in never: await asyncio.Event().wait()",
             ],
         ),
@@ -60,9 +62,14 @@ def test_a_run_that_hangs_ends_with_one_screen(job, folder, parts, messages):
 
 @pytest.mark.parametrize("method", ["step", "close"])
 def test_demonstrations_of_an_environment_that_hangs_end_too(job, folder, method):
-    (folder / "my_parts.py").write_text(STUCK_ENV.replace("def step(self, action)", f"def {method}(self, *action)"))
+    (folder / "my_parts.py").write_text(
+        STUCK_ENV.replace("def step(self, action)", f"def {method}(self, *action)")
+    )
     config = job({"env_type": "my_parts:Mine"}, train_env_manager={"env_step_timeout_s": 0.2})
     options = ["--policy", "random", "--actions", "a,b", "--episodes", "2", "--out", "demos.jsonl"]
     done = forked.run(["demos", config, *options], timeout=60)
     assert done.returncode == 2, done.stderr
-    assert f"error: an episode of Letters waited 0.2 s for Mine.{method}; raise env_step_timeout_s" in done.stderr
+    assert (
+        f"error: an episode of Letters waited 0.2 s for Mine.{method}; raise env_step_timeout_s"
+        in done.stderr
+    )

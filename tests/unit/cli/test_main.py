@@ -26,7 +26,11 @@ def turnwise(*arguments, cwd=None, **environment):
 @pytest.fixture
 def config(job, folder):
     lake = {"env_type": "frozen_lake", "env_config": {"env_instruction": ""}}
-    sizes = {"rollout_batch_size": 4, "val_batch_size": 4, "train_env_manager": {"num_env_groups": 1, "group_size": 4}}
+    sizes = {
+        "rollout_batch_size": 4,
+        "val_batch_size": 4,
+        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
+    }
     return folder / job(lake, seed=1, track_with=["stdout"], max_steps=1, eval_steps=1, **sizes)
 
 
@@ -36,14 +40,18 @@ def test_train_then_eval_in_new_processes(config, tmp_path):
     [run] = (tmp_path / "runs" / "job").iterdir()
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "step 1/1" in trained.stdout and str(run) in trained.stdout
-    scored = turnwise("eval", config, "--model", run / "checkpoints" / "checkpoint-1", "--json", tmp_path / "score.json")
+    scored = turnwise(
+        "eval", config, "--model", run / "checkpoints" / "checkpoint-1", "--json", tmp_path / "score.json"
+    )
     assert scored.returncode == 0, scored.stderr
     result = json.loads((tmp_path / "score.json").read_text())
     assert result["overall"]["num_episodes"] == 4
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert result["overall"]["mean_score"] == pytest.approx(rows[-1]["val/score/mean"], abs=1e-12)
     again = turnwise("train", config)
-    assert again.returncode == 0 and len(list((tmp_path / "runs" / "job").iterdir())) == 2, "a second run has its own folder"
+    assert again.returncode == 0 and len(list((tmp_path / "runs" / "job").iterdir())) == 2, (
+        "a second run has its own folder"
+    )
 
 
 def test_a_missing_file_and_a_missing_verb(refused, capsys):
@@ -59,7 +67,9 @@ def test_the_parameters_of_an_action_are_shown_in_the_terminal(capsys):
     page = capsys.readouterr().out
     assert page.index("--model_name TEXT") < page.index("--dataset"), "what is needed comes first"
     assert "--lr_scheduler_type constant|linear|cosine  [constant]" in page
-    assert {name for name in Train.model_fields if f"--{name} " in page} == set(Train.model_fields) - {"custom_reward"}
+    assert {name for name in Train.model_fields if f"--{name} " in page} == set(Train.model_fields) - {
+        "custom_reward"
+    }
     assert main(["tool", "trian", "-h"]) == 2
     assert "Did you mean 'train'" in capsys.readouterr().err
 
@@ -84,7 +94,12 @@ def test_overrides_may_stand_behind_options(capsys):
 
 
 def test_make_model_sets_sizes(tmp_path):
-    assert main(["make-model", "--out", str(tmp_path / "model"), "--set", "num_hidden_layers=1", "hidden_size=32"]) == 0
+    assert (
+        main(
+            ["make-model", "--out", str(tmp_path / "model"), "--set", "num_hidden_layers=1", "hidden_size=32"]
+        )
+        == 0
+    )
     facts = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (facts["num_hidden_layers"], facts["hidden_size"]) == (1, 32)
     assert main(["make-model", "--out", str(tmp_path / "x"), "--set", "hidden_size"]) == 2
@@ -100,9 +115,14 @@ def test_make_model_writes_over_nothing(tmp_path, refused):
 
 def test_the_published_run_scripts_reach_train_from_anywhere(tmp_path):
     script, other = (SCRIPTS / f"run_agentic_pipeline_{name}.sh" for name in ("frozen_lake", "sokoban"))
-    assert script.read_text().replace("frozen_lake", "sokoban").replace("FrozenLake", "Sokoban") == other.read_text()
+    assert (
+        script.read_text().replace("frozen_lake", "sokoban").replace("FrozenLake", "Sokoban")
+        == other.read_text()
+    )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PATH": path})
+    done = subprocess.run(
+        ["bash", str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PATH": path}
+    )
     assert done.returncode == 2
     assert "can't run here" in done.stderr and "vllm" in done.stderr
 
@@ -114,6 +134,11 @@ def test_make_model_names_every_preset(capsys):
 
 
 def test_neither_the_parser_nor_the_config_imports_a_heavy_library():
-    code = "import turnwise.cli.main as m, turnwise.config; m.build_parser(); import sys; print(HEAVY & set(sys.modules))"
+    code = (
+        "import turnwise.cli.main as m, turnwise.config; m.build_parser(); import sys; print(HEAVY & "
+        "set(sys.modules))"
+    )
     code = f"HEAVY = {{'torch', 'transformers', 'hydra'}}; {code}"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+    )

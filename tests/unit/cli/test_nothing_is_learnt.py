@@ -12,7 +12,12 @@ import yaml
 from turnwise.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-SMALL = ["rollout_batch_size=8", "train_env_manager.num_env_groups=2", "train_env_manager.group_size=4", "sequence_length=256"]
+SMALL = [
+    "rollout_batch_size=8",
+    "train_env_manager.num_env_groups=2",
+    "train_env_manager.group_size=4",
+    "sequence_length=256",
+]
 SMALL += ["eval_steps=0", "save_steps=0"]
 
 
@@ -48,12 +53,18 @@ def rows_of(folder):
 
 def test_guessing_with_random_weights_says_within_three_steps_why_nothing_is_learnt(train, tmp_path):
     sentences = re.findall(r"WARNING: (after step (\d): .*reward_does_not_rise\.md.*)", train("max_steps=3"))
-    assert [step for text, step in sentences if "of the answers held no valid action (one of them: " in text] == ["2"]
-    assert [step for text, step in sentences if "no token had an advantage" in text and "left out" in text] == ["3"]
+    assert [
+        step for text, step in sentences if "of the answers held no valid action (one of them: " in text
+    ] == ["2"]
+    assert [
+        step for text, step in sentences if "no token had an advantage" in text and "left out" in text
+    ] == ["3"]
     rows = rows_of(tmp_path / "runs")
     assert [row.get("health/answers_unparsable") for row in rows] == [None, 1.0, None]
     assert [row.get("health/groups_alike") for row in rows] == [None, None, 1.0]
-    assert {text for row in rows for text in row.get("health", {}).values()} == {text for text, _ in sentences}
+    assert {text for row in rows for text in row.get("health", {}).values()} == {
+        text for text, _ in sentences
+    }
     [log] = (tmp_path / "runs").rglob("guess*.log")
     assert all(text in log.read_text(encoding="utf-8") for text, _ in sentences)
     assert [row["actor/updates_left_out"] for row in rows] == [1.0] * 3
@@ -104,16 +115,22 @@ def test_a_success_that_asks_for_nothing_is_told_from_skill_where_environments_d
     (tmp_path / "coin.py").write_text(COIN.replace("< 0.5", "< 1.0"))
     config = "{env_type: 'coin:CoinEnv', max_steps: 1, max_tokens_per_step: 2, action_pattern: null}"
     (tmp_path / "guess.yaml").write_text(f"custom_envs:\n  Coin: {config}\n")
-    printed = train("max_steps=20", f"pretrain={tiny_model}", f"custom_envs.Coin.use_thread_lock={str(is_blocking).lower()}")
+    printed = train(
+        "max_steps=20",
+        f"pretrain={tiny_model}",
+        f"custom_envs.Coin.use_thread_lock={str(is_blocking).lower()}",
+    )
     luck = re.findall(
-        r"after step 20: so far success hasn.t risen: it is 1\.00 after 20 steps, and a player [^(]+ has 1\.00",
+        r"after step 20: so far success hasn.t risen: it is 1\.00 after 20 steps, and a player [^(]+ has "
+        r"1\.00",
         printed,
     )
     assert len(luck) == (not is_blocking)
 
 
 def test_an_entropy_bonus_that_wins_over_the_reward_is_said(tiny_model, tmp_path, monkeypatch, capfd):
-    """A model that has learnt one answer, and a coefficient that makes noise pay more than any answer does."""
+    """A model that has learnt one answer, and a coefficient that makes noise pay more than any answer
+    does."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coin.py").write_text(COIN)
     messages = [{"role": "user", "content": "Which way?"}, {"role": "assistant", "content": "left"}]
@@ -126,7 +143,11 @@ def test_an_entropy_bonus_that_wins_over_the_reward_is_said(tiny_model, tmp_path
     coin = {"env_type": "coin:CoinEnv", "max_steps": 1, "max_tokens_per_step": 4, "action_pattern": None}
     coin |= {"agent_system_template": "", "agent_template": "{observation}"}
     play = {"pretrain": str(taught), "custom_envs": {"Coin": coin}, "entropy_loss_coef": 1.0, "max_steps": 14}
-    play |= {"rollout_batch_size": 8, "train_env_manager": {"num_env_groups": 2, "group_size": 4}, "eval_steps": 0}
+    play |= {
+        "rollout_batch_size": 8,
+        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+        "eval_steps": 0,
+    }
     play |= {"actor_train": {"training_args": {"learning_rate": 0.001}}}
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({**common, **play}))
     assert main(["train", "noise.yaml"]) == 0

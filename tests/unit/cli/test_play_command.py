@@ -1,4 +1,5 @@
-"""`turnwise play` as a user meets it: a person at a pipe or a terminal, players, models, and a model behind a URL."""
+"""`turnwise play` as a user meets it: a person at a pipe or a terminal, players, models, and a model behind a
+URL."""
 
 from __future__ import annotations
 
@@ -93,7 +94,9 @@ def test_the_figures_add_up(played, lake):
     seen = [int(count) for count in re.findall(r"^sees +\+(\d+)", said, re.M)]
     sampled = [int(count) for count in re.findall(r"^says +\+(\d+)", said, re.M)]
     total = sum(seen) + sum(sampled)
-    assert rows(said, "tokens") == [f"{total} in 1 context, response_mask 1 on {sum(sampled)} ({sum(sampled) / total:.0%})"]
+    assert rows(said, "tokens") == [
+        f"{total} in 1 context, response_mask 1 on {sum(sampled)} ({sum(sampled) / total:.0%})"
+    ]
     left = [int(count) for count in re.findall(r"(\d+) tokens of the context", said)]
     assert left[-1] == 256 - total
     assert re.findall(r"context (\d+) of 256", said)[0] == str(seen[0] + sampled[0])
@@ -122,7 +125,13 @@ def test_a_bare_environment_has_the_defaults_of_training_and_arguments(played):
 
 def test_a_config_that_leaves_the_model_to_the_command_line(played, folder):
     (folder / "bare.yaml").write_text(yaml.safe_dump({"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}))
-    said = played("bare.yaml", "custom_envs.Lake.env_config.size=3", "--policy", "random", "custom_envs.Lake.max_steps=1")
+    said = played(
+        "bare.yaml",
+        "custom_envs.Lake.env_config.size=3",
+        "--policy",
+        "random",
+        "custom_envs.Lake.max_steps=1",
+    )
     assert rows(said, "score") == ["0 after 1 turn, cut by max_steps"]
 
 
@@ -183,7 +192,9 @@ class Terminal:
         self._unread = ""
         streams = {"stdin": slave, "stdout": slave, "stderr": slave, "env": os.environ | {"TERM": "xterm"}}
         words = ["play", *arguments]
-        self.process = forked.Popen(words, module="on_a_terminal", cwd=folder, start_new_session=True, **streams)
+        self.process = forked.Popen(
+            words, module="on_a_terminal", cwd=folder, start_new_session=True, **streams
+        )
         os.close(slave)
 
     def write(self, keys):
@@ -198,8 +209,8 @@ class Terminal:
         return said + text
 
     def read_to_the_end(self, pressing):
-        """What comes after some keys are pressed. Python may lose a Ctrl-C that comes just when it begins to wait for a line;
-        whoever sees nothing happen presses it again."""
+        """What comes after some keys are pressed. Python may lose a Ctrl-C that comes just when it begins to
+        wait for a line; whoever sees nothing happen presses it again."""
         for _ in range(10):
             self.write(pressing)
             while select.select([self._file], [], [], 10)[0]:
@@ -223,18 +234,42 @@ class Terminal:
         (["frozen_lake", "--policy", "~nobody-here/model"], "one of human, random, scripted, openai:URL"),
         (["frozen_lake", "--policy", "openai:localhost"], "--model-name"),
         (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], "must be like http://"),
-        (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "x"], "is the server up"),
+        (
+            ["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "x"],
+            "is the server up",
+        ),
         (["frozen_lake", "--tokenizer", "nowhere"], "nowhere"),
-        (["frozen_lake", "--policy", "scripted", "--actions", "Up"], "--actions names what the random player draws from"),
-        (["frozen_lake", "--policy", "random", "--actions", " ,"], "--actions is ' ,'; name at least one action"),
-        (["frozen_lake", "--model-name", "x"], "--model-name names a model behind openai:URL; with --policy human it has"),
+        (
+            ["frozen_lake", "--policy", "scripted", "--actions", "Up"],
+            "--actions names what the random player draws from",
+        ),
+        (
+            ["frozen_lake", "--policy", "random", "--actions", " ,"],
+            "--actions is ' ,'; name at least one action",
+        ),
+        (
+            ["frozen_lake", "--model-name", "x"],
+            "--model-name names a model behind openai:URL; with --policy human it has",
+        ),
         (["frozen_lake", "--policy", ".", "--tokenizer", "."], "a model has its own"),
-        (["frozen_lake", "--policy", "openai:http://a", "--model-name", "x", "--ids"], "--ids shows token ids"),
-        (["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"], "takes strings only"),
+        (
+            ["frozen_lake", "--policy", "openai:http://a", "--model-name", "x", "--ids"],
+            "--ids shows token ids",
+        ),
+        (
+            ["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"],
+            "takes strings only",
+        ),
         ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),
         (["odd_envs:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
         (
-            ["lake.yaml", "sequence_length=8", "custom_envs.Lake.max_tokens_per_step=2", "--policy", "random"],
+            [
+                "lake.yaml",
+                "sequence_length=8",
+                "custom_envs.Lake.max_tokens_per_step=2",
+                "--policy",
+                "random",
+            ],
             "raise sequence_length",
         ),
     ],
@@ -256,9 +291,9 @@ CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "13 * 7"}}
 def test_a_person_plays_a_row_with_its_tools(played, products):
     said = played(products, "--seed", "1", lines=f"{CALL}\n91\n")
     assert "train row 1 · tool_agent" in said and '"name": "calculator"' in said
-    assert "91<|im_end|>" in rows(said, "says") and "91<|im_end|>" in said.split("turn 2")[1].split("says")[0], (
-        "the result is shown"
-    )
+    assert (
+        "91<|im_end|>" in rows(said, "says") and "91<|im_end|>" in said.split("turn 2")[1].split("says")[0]
+    ), "the result is shown"
     assert [line.partition(" → ")[0] for line in rows(said, "does")] == ["a call", "an answer"]
     assert rows(said, "score") == ["1 after 2 turns, finished"]
     assert rows(said, "rewards") == ["exact_match 1"] and "calculator/calls 1" in rows(said, "metrics")[0]
@@ -266,7 +301,9 @@ def test_a_person_plays_a_row_with_its_tools(played, products):
 
 def test_a_model_plays_a_row(played, products, tiny_model, monkeypatch):
     monkeypatch.setenv("HOME", str(tiny_model.parent))
-    said = played(products, "--policy", f"~/{tiny_model.name}", "actor_infer.generating_args.max_new_tokens=4")
+    said = played(
+        products, "--policy", f"~/{tiny_model.name}", "actor_infer.generating_args.max_new_tokens=4"
+    )
     assert "12 * 7" in said and rows(said, "logp") and rows(said, "score")[0].startswith("0 after 1 turn")
 
 
@@ -284,14 +321,19 @@ def test_a_model_behind_a_url_calls_tools(played, products):
         [_, _, first], [_, _, second] = server.asked
     assert first["tools"][0]["function"]["name"] == "calculator" and "tools" in second
     assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool"]
-    assert second["messages"][1]["tool_calls"][0]["function"] == {"name": "calculator", "arguments": '{"expression": "12 * 7"}'}
-    assert rows(shown, "calls") == ['calculator({"expression": "12 * 7"})'] and rows(shown, "rewards")[0].endswith(
-        "exact_match 1"
-    )
+    assert second["messages"][1]["tool_calls"][0]["function"] == {
+        "name": "calculator",
+        "arguments": '{"expression": "12 * 7"}',
+    }
+    assert rows(shown, "calls") == ['calculator({"expression": "12 * 7"})'] and rows(shown, "rewards")[
+        0
+    ].endswith("exact_match 1")
 
 
 @pytest.mark.parametrize("arguments", ['{"expression": "2 * 7"}', {"expression": "2 * 7"}])
-def test_the_examples_in_a_row_s_prompt_are_shown_for_a_model_behind_a_url(played, folder, products, arguments):
+def test_the_examples_in_a_row_s_prompt_are_shown_for_a_model_behind_a_url(
+    played, folder, products, arguments
+):
     call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
     prompt = [{"role": role, "content": role} for role in ("system", "user", "assistant", "tool", "user")]
     prompt[2] = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -299,7 +341,11 @@ def test_the_examples_in_a_row_s_prompt_are_shown_for_a_model_behind_a_url(playe
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with ChatServer(answer("84")) as server:
         shown = played(products, "--policy", f"openai:{server.base_url}", "--model-name", "x")
-    assert rows(shown, "system") == ["system"] and rows(shown, "user") == ["user"] * 2 and rows(shown, "tool") == ["tool"]
+    assert (
+        rows(shown, "system") == ["system"]
+        and rows(shown, "user") == ["user"] * 2
+        and rows(shown, "tool") == ["tool"]
+    )
     assert rows(shown, "calls") == ['calculator({"expression": "2 * 7"})'] and rows(shown, "says") == ["84"]
 
 
@@ -320,7 +366,9 @@ class Drafts:
 @pytest.mark.parametrize("player", ["a person", "a model", "a URL"])
 def test_a_loop_of_the_users_own_plays_a_row(played, folder, products, tiny_model, player):
     (folder / "my_loops.py").write_text(LOOPS)
-    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "12 * 7", "answer": "84", "agent_name": "my_loops:Drafts"}) + "\n")
+    (folder / "rows.jsonl").write_text(
+        json.dumps({"prompt": "12 * 7", "answer": "84", "agent_name": "my_loops:Drafts"}) + "\n"
+    )
     asked = [products, "agent.tool_config_path=null"]
     if player == "a model":
         said = played(*asked, "--policy", str(tiny_model))
@@ -330,7 +378,9 @@ def test_a_loop_of_the_users_own_plays_a_row(played, folder, products, tiny_mode
         with ChatServer(lambda request: answer("84")) as server:
             said = played(*asked, "--policy", f"openai:{server.base_url}", "--model-name", "x")
             asked_of_it = [request for _, _, request in server.asked]
-        assert [request["max_tokens"] for request in asked_of_it] == [2, 6] and asked_of_it[0]["temperature"] == 1.3
+        assert [request["max_tokens"] for request in asked_of_it] == [2, 6] and asked_of_it[0][
+            "temperature"
+        ] == 1.3
         assert asked_of_it[1]["messages"][-1]["content"] == "Now write it well."
     else:
         said = played(*asked, lines="8\n84\n")
@@ -363,9 +413,17 @@ def test_rows_beside_environments_are_the_tag_data(played, folder, products):
 
 def test_a_simulated_user_replies_to_a_person(played, folder, products):
     (folder / "users.yaml").write_text("interaction: [{name: gsm8k, class_name: gsm8k, config: {}}]")
-    row = {"prompt": "12 * 7", "answer": "84", "extra_info": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "84"}}}
+    row = {
+        "prompt": "12 * 7",
+        "answer": "84",
+        "extra_info": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "84"}},
+    }
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    users = ["agent.interaction_config_path=users.yaml", "agent.max_user_turns=3", "agent.tool_config_path=null"]
+    users = [
+        "agent.interaction_config_path=users.yaml",
+        "agent.max_user_turns=3",
+        "agent.tool_config_path=null",
+    ]
     said = played(products, *users, lines="#### 83\n#### 84\n")
     first, second = (line.partition("reward ")[2] for line in rows(said, "does"))
     assert float(first.split(",")[0]) < float(second.split(",")[0]), "the user scores each answer"

@@ -13,7 +13,8 @@ from turnwise.cli.main import main
 
 @pytest.fixture
 def job(job):
-    """Two short steps. Without the entropy term an update whose episodes all score alike would be left out."""
+    """Two short steps. Without the entropy term an update whose episodes all score alike would be left
+    out."""
     manager = {"num_env_groups": 2, "group_size": 2}
     return partial(job, entropy_loss_coef=0.001, rollout_batch_size=4, train_env_manager=manager)
 
@@ -24,7 +25,9 @@ def tracks(file):
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     spans = [event for event in events if event["ph"] == "X"]
     assert all(span["ts"] >= 0 and span["dur"] >= 0 for span in spans)
-    return {track: {span["name"] for span in spans if names[span["tid"]] == track} for track in names.values()}
+    return {
+        track: {span["name"] for span in spans if names[span["tid"]] == track} for track in names.values()
+    }
 
 
 @pytest.mark.parametrize("ratio", [0, 1])

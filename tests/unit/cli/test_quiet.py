@@ -21,6 +21,8 @@ def test_a_quiet_training_says_where_its_results_are(job, capsys):
 
 def test_a_quiet_fine_tuning_says_where_its_model_is(tiny_model, folder, capsys):
     write_demonstrations(folder / "rows.jsonl", 4)
-    (folder / "toy.yaml").write_text(f"pretrain: {tiny_model}\nsequence_length: 384\ntrain_files: rows.jsonl\n")
+    (folder / "toy.yaml").write_text(
+        f"pretrain: {tiny_model}\nsequence_length: 384\ntrain_files: rows.jsonl\n"
+    )
     assert main(["sft", "toy.yaml", "--quiet"]) == 0
     assert places(capsys.readouterr().out) == ["model", "learning curve"]

@@ -27,7 +27,10 @@ def test_a_run_is_repeated_with_its_config(job, capsys):
     [second] = Path("runs", f"{name}-replay").iterdir()
     assert [first] == list(Path("runs", name).iterdir()), "it is no run that the experiment goes on from"
     sampled = [
-        [[turn["response_ids"] for turn in json.loads(line)["turns"]] for line in (run / "rollouts.jsonl").open()]
+        [
+            [turn["response_ids"] for turn in json.loads(line)["turns"]]
+            for line in (run / "rollouts.jsonl").open()
+        ]
         for run in (first, second)
     ]
     assert sampled[0] == sampled[1]
@@ -51,8 +54,14 @@ def test_a_run_under_top_p_and_top_k_is_repeated_with_the_ids_that_were_kept(job
     assert turns[0] == turns[1] and metrics[0] == metrics[1]
     kept = [ids for _, _, of_turn in turns[0] for ids in of_turn]
     assert kept and all(1 <= len(ids) <= 20 for ids in kept) and max(map(len, kept)) > 1
-    ratios = [row["actor/train_infer_ratio_token_mean"] for row in metrics[0] if "actor/train_infer_ratio_token_mean" in row]
-    assert ratios and ratios == pytest.approx([1.0] * len(ratios), abs=0.05), "over the whole vocabulary it is below 0.9"
+    ratios = [
+        row["actor/train_infer_ratio_token_mean"]
+        for row in metrics[0]
+        if "actor/train_infer_ratio_token_mean" in row
+    ]
+    assert ratios and ratios == pytest.approx([1.0] * len(ratios), abs=0.05), (
+        "over the whole vocabulary it is below 0.9"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,10 @@ def test_a_run_under_top_p_and_top_k_is_repeated_with_the_ids_that_were_kept(job
     [
         (["train", "--replay", "nowhere"], "isn't the folder of a run"),
         (["train", "job.yaml", "--replay", "nowhere"], "job.yaml is another one"),
-        (["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"], "actor_train could change it"),
+        (
+            ["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"],
+            "actor_train could change it",
+        ),
         (["train", "--replay", "nowhere", "seed=7"], "leave seed=7 out"),
         (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], "leave one of them out"),
     ],

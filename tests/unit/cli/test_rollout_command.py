@@ -41,7 +41,9 @@ def test_greedy_siblings_wait_for_nobody(job, capsys):
     out = capsys.readouterr().out
     assert "10 episodes at once, one of each group greedy" in out and "at most 10 requests at once" in out
     assert "rollouts.jsonl: 10 trajectories" in out
-    assert main(["config", "job.yaml"]) == 0 and "temperature 1, 10 episodes at once" in capsys.readouterr().out
+    assert (
+        main(["config", "job.yaml"]) == 0 and "temperature 1, 10 episodes at once" in capsys.readouterr().out
+    )
 
 
 def test_validation_tasks_are_those_of_validation(job, capsys):
@@ -148,7 +150,9 @@ def test_a_replay_goes_through_the_loop_and_stops_at_the_first_difference(job, c
         record["score"] = sum(turn["reward"] for turn in record["turns"])
         Path("changed.jsonl").write_text("\n".join([*lines[:2], json.dumps(record)]))
         assert main(["rollout", config, "--replay", "changed.jsonl"]) != 0
-        return f"{record['task']['id']}, sibling {record['sibling']}, ", " ".join(capsys.readouterr().err.split())
+        return f"{record['task']['id']}, sibling {record['sibling']}, ", " ".join(
+            capsys.readouterr().err.split()
+        )
 
     def another_id(turns):
         turns[0]["prompt_ids"][3] += 1
@@ -165,10 +169,15 @@ def test_a_replay_reads_the_ids_that_top_p_and_top_k_kept(job, capsys):
     config = job(actor_infer={"generating_args": {"top_p": 0.9, "top_k": 20}})
     assert main(["rollout", config, "--out", "played.jsonl"]) == 0
     records = [json.loads(line) for line in Path("played.jsonl").read_text().splitlines()]
-    assert all(len(turn["kept_ids"]) == len(turn["response_ids"]) for record in records for turn in record["turns"])
+    assert all(
+        len(turn["kept_ids"]) == len(turn["response_ids"]) for record in records for turn in record["turns"]
+    )
     assert main(["rollout", config, "--replay", "played.jsonl"]) == 0
     assert "8 trajectories, all as recorded" in capsys.readouterr().out
     del records[2]["turns"][0]["kept_ids"][0]
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, records)))
     assert main(["rollout", config, "--replay", "changed.jsonl"]) != 0
-    assert "kept_ids: each sampled token needs a list that is empty or holds the token" in capsys.readouterr().err
+    assert (
+        "kept_ids: each sampled token needs a list that is empty or holds the token"
+        in capsys.readouterr().err
+    )

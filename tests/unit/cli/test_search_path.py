@@ -54,7 +54,9 @@ def test_a_verb_finds_a_class_beside_the_config(tmp_path: Path, verb: tuple[str,
     assert done.returncode == 0, done.stderr
 
 
-def test_training_finds_it_in_this_process_and_in_the_one_that_trains(tmp_path: Path, tiny_model: Path) -> None:
+def test_training_finds_it_in_this_process_and_in_the_one_that_trains(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     done = turnwise(tmp_path, "train", "j1/coin.yaml", f"pretrain={tiny_model}", "async_generation_ratio=1")
     assert done.returncode == 0, done.stderr
 

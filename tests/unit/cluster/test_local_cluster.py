@@ -33,5 +33,7 @@ def test_no_call_takes_longer_than_the_deadline(method):
 
     with Watchdog(grace_s=10.0, poll_s=0.01) as watchdog:
         workers = LocalCluster(watchdog=watchdog, deadline_s=0.05).spawn("critic", lambda _: Stuck())
-        with pytest.raises(DeadlineError, match=rf"waited 0.05 s for critic.{method}; raise deadlines.train_s"):
+        with pytest.raises(
+            DeadlineError, match=rf"waited 0.05 s for critic.{method}; raise deadlines.train_s"
+        ):
             workers.call(method, "folder")

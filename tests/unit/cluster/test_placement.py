@@ -39,8 +39,18 @@ def launched_on(machine: Machine, num_launched: int) -> Machine:
         (PROCESS, TWO_SLOTS, "process", {"actor_train": (0,)}),
         (GAE | {ACTOR: [0, 1]}, TWO_SLOTS, "process", {"actor_train": (0, 1), "critic": (0, 1)}),
         (GAE | KL | {ACTOR: [0], CRITIC: [1]}, TWO_SLOTS, "process", {"critic": (1,), "reference": (0,)}),
-        ({"actor_infer.device_mapping": [0, 1]}, TWO_SLOTS, "local", {"actor_train": (0,), "actor_infer": (1, 2)}),
-        ({ACTOR: [0, 1], "actor_infer.device_mapping": [0, 1]}, TWO_SLOTS, "process", {"actor_infer": (2, 3)}),
+        (
+            {"actor_infer.device_mapping": [0, 1]},
+            TWO_SLOTS,
+            "local",
+            {"actor_train": (0,), "actor_infer": (1, 2)},
+        ),
+        (
+            {ACTOR: [0, 1], "actor_infer.device_mapping": [0, 1]},
+            TWO_SLOTS,
+            "process",
+            {"actor_infer": (2, 3)},
+        ),
         ({}, launched_on(TWO_SLOTS, 2), "launched", {"actor_train": (0, 1), "actor_infer": (0,)}),
     ],
 )
@@ -48,23 +58,36 @@ def test_one_process_for_each_device_holds_all_roles_on_it(keys, machine, cluste
     placement = place(config_of(**keys), machine)
     assert placement.cluster == cluster
     assert {role: placement.of(role).processes for role in processes} == processes
-    assert placement.num_processes == len({process for role in placement.roles.values() for process in role.processes})
+    assert placement.num_processes == len(
+        {process for role in placement.roles.values() for process in role.processes}
+    )
 
 
 def test_fine_tuning_has_one_role():
     config, _ = parse_config(SFT, SFTConfig)
     placement = place(config, launched_on(TWO_SLOTS, 2))
-    assert (placement.cluster, placement.roles["sft"].processes, placement.num_servers) == ("launched", (0, 1), 0)
+    assert (placement.cluster, placement.roles["sft"].processes, placement.num_servers) == (
+        "launched",
+        (0, 1),
+        0,
+    )
     config, _ = parse_config(SFT | {"device_mapping": [0, 2]}, SFTConfig)
     with pytest.raises(ConfigError, match=r"^device_mapping names device 2, and this machine"):
         place(config, TWO_SLOTS)
 
 
 def test_a_rank_is_told_its_device_and_its_peers():
-    config = config_of(**GAE, **{ACTOR: [1, 3], CRITIC: [3]}, data={"reward": ["reward_model"]}, reward_pretrain="models/none")
+    config = config_of(
+        **GAE,
+        **{ACTOR: [1, 3], CRITIC: [3]},
+        data={"reward": ["reward_model"]},
+        reward_pretrain="models/none",
+    )
     placement = place(config, Machine((Node(4, "cuda"),)))
     second, critic = placement.context("actor_train", 1), placement.context("critic", 0)
-    assert placement.devices == (1, 3), "the processes are on the devices that are named, whatever their numbers"
+    assert placement.devices == (1, 3), (
+        "the processes are on the devices that are named, whatever their numbers"
+    )
     assert (second.rank, second.world_size, second.device, second.peers) == (1, 2, "cuda:3", (0, 1))
     assert (critic.rank, critic.world_size, critic.device, critic.peers) == (0, 1, "cuda:3", (1,))
     assert not second.answers and critic.answers
@@ -86,11 +109,22 @@ def test_neighbours_are_in_one_process():
 def test_devices_are_numbered_through_the_nodes():
     machine = Machine((Node(2, "cuda", "head"), Node(4, "cuda", "second")))
     strategy = {"strategy_name": "vllm", "strategy_config": {"tp_size": 2}}
-    config = config_of(**{ACTOR: [0, 1, 2, 3]}, actor_infer={"strategy_args": strategy, "device_mapping": [2, 3, 4, 5]})
+    config = config_of(
+        **{ACTOR: [0, 1, 2, 3]}, actor_infer={"strategy_args": strategy, "device_mapping": [2, 3, 4, 5]}
+    )
     placement = place(config, machine)
-    assert [placement.device_of("actor_train", rank) for rank in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert [placement.device_of("actor_train", rank) for rank in range(4)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+        "cuda:1",
+    ]
     server = placement.of("actor_infer")
-    assert (server.ranks, dict(server.layout), server.num_replicas) == (((2, 3), (4, 5)), {"dp": 2, "tp": 2}, 2)
+    assert (server.ranks, dict(server.layout), server.num_replicas) == (
+        ((2, 3), (4, 5)),
+        {"dp": 2, "tp": 2},
+        2,
+    )
     assert placement.devices_of("actor_infer", 1) == ("cuda:2", "cuda:3")
     assert [machine.locate(device) for device in (1, 2, 5)] == [(0, 1), (1, 0), (1, 3)]
     with pytest.raises(IndexError):
@@ -109,7 +143,8 @@ def test_slots_are_as_many_as_the_config_says_and_accelerators_as_there_are():
         (
             {ACTOR: [0, 2]},
             TWO_SLOTS,
-            r"^actor_train\.device_mapping names device 2, and this machine has 2 slots.*num_gpus_per_node: 3",
+            r"^actor_train\.device_mapping names device 2, and this machine has 2 "
+            r"slots.*num_gpus_per_node: 3",
         ),
         (GAE | {CRITIC: [2]}, TWO_SLOTS, r"^critic\.device_mapping names device 2"),
         ({ACTOR: [4]}, TWO_GPUS, r"names device 4, and this machine has 2 CUDA devices \(0 to 1\)"),
@@ -125,7 +160,11 @@ def test_slots_are_as_many_as_the_config_says_and_accelerators_as_there_are():
             launched_on(Machine((Node(3),)), 2),
             r"3 devices with critic\.device_mapping, and the launcher started 2 processes",
         ),
-        ({}, launched_on(TWO_SLOTS, 3), "^the launcher started 3 processes.* 2 slots .*start 2 .*, or set num_gpus"),
+        (
+            {},
+            launched_on(TWO_SLOTS, 3),
+            "^the launcher started 3 processes.* 2 slots .*start 2 .*, or set num_gpus",
+        ),
         ({}, launched_on(TWO_GPUS, 3), "^the launcher started 3 processes.* 2 CUDA .*start 2"),
         (PROCESS, launched_on(TWO_SLOTS, 2), "a launcher started this process"),
         (AHEAD, launched_on(TWO_SLOTS, 2), "async_generation_ratio must be 0"),
@@ -160,7 +199,11 @@ def test_training_on_given_episodes_needs_no_process_beside_them():
             ],
         ),
         (
-            ["actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[2,3]", "async_generation_ratio=1"],
+            [
+                "actor_train.device_mapping=[0,1]",
+                "actor_infer.device_mapping=[2,3]",
+                "async_generation_ratio=1",
+            ],
             [
                 "device  actor_train  actor_infer",
                 "0       rank 0       -",
@@ -171,7 +214,12 @@ def test_training_on_given_episodes_needs_no_process_beside_them():
             ],
         ),
         (
-            ["adv_estimator=gae", "critic.device_mapping=[1]", "data.reward=[reward_model]", "reward_pretrain=no/folder"],
+            [
+                "adv_estimator=gae",
+                "critic.device_mapping=[1]",
+                "data.reward=[reward_model]",
+                "reward_pretrain=no/folder",
+            ],
             [
                 "device  actor_train  critic  actor_infer  reward",
                 "0       rank 0       -       replica 0    replica 0",
@@ -189,7 +237,13 @@ def test_the_config_tells_roles_by_devices_without_having_them(overrides, lines,
     assert json.loads(capsys.readouterr().out)["placement"] == lines
 
 
-LAUNCHED = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+LAUNCHED = {
+    "RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
 
 
 def test_a_launcher_of_one_machine_is_followed(monkeypatch):
@@ -205,12 +259,18 @@ def test_a_launcher_of_one_machine_is_followed(monkeypatch):
     [
         ({"LOCAL_WORLD_SIZE": "4"}, "8 processes, 4 of them on this machine"),
         ({"LOCAL_WORLD_SIZE": "x"}, "RANK=1 and WORLD_SIZE=8 and LOCAL_WORLD_SIZE=x, which no launcher sets"),
-        ({"LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE=, which no launcher sets.*unset RANK, WORLD_SIZE, LOCAL_WORLD_SIZE to"),
+        (
+            {"LOCAL_WORLD_SIZE": ""},
+            "LOCAL_WORLD_SIZE=, which no launcher sets.*unset RANK, WORLD_SIZE, LOCAL_WORLD_SIZE to",
+        ),
         ({"RANK": "8"}, "RANK=8 and WORLD_SIZE=8 .*which no launcher sets"),
         ({"RANK": "x", "LOCAL_WORLD_SIZE": None}, "RANK=x and WORLD_SIZE=8, which no launcher sets"),
         ({"RANK": "-1", "LOCAL_WORLD_SIZE": None}, "RANK=-1 and WORLD_SIZE=8, which no launcher sets"),
         ({"WORLD_SIZE": "", "LOCAL_WORLD_SIZE": None}, "RANK=1 and WORLD_SIZE=, which no launcher sets"),
-        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "but not MASTER_ADDR and MASTER_PORT.*torchrun or accelerate launch"),
+        (
+            {"MASTER_ADDR": None, "MASTER_PORT": None},
+            "but not MASTER_ADDR and MASTER_PORT.*torchrun or accelerate launch",
+        ),
         ({"MASTER_PORT": None}, "but not MASTER_PORT, where the processes meet"),
     ],
 )

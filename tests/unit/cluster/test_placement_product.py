@@ -1,4 +1,5 @@
-"""`config` and `train` agree on every placement: over cluster names, strategies, devices, servers, asynchrony and machines."""
+"""`config` and `train` agree on every placement: over cluster names, strategies, devices, servers, asynchrony
+and machines."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 
 CLUSTERS = ("auto", "local", "process", "launched")
-STRATEGIES = (("torch_train", "torch_train"), ("deepspeed_train", "torch_train"), ("torch_train", "deepspeed_train"))
+STRATEGIES = (
+    ("torch_train", "torch_train"),
+    ("deepspeed_train", "torch_train"),
+    ("torch_train", "deepspeed_train"),
+)
 """The strategies of the policy and of the critic."""
 TRAINED_ON = (None, [0], [0, 1], [2, 3])
 CRITIC_ON = (None, [1], [0, 1])
@@ -129,7 +134,8 @@ def test_config_and_train_refuse_the_same_with_the_same_sentence(cluster: str) -
 
 
 def assert_wrong(case: Case) -> None:
-    """The reading of the config, which `config` and `train` share, refuses it; so does `place`, on every machine."""
+    """The reading of the config, which `config` and `train` share, refuses it; so does `place`, on every
+    machine."""
     with pytest.raises(ConfigError) as caught:
         config_of(**case.keys)
     (line,) = set(str(caught.value).splitlines()[1:2])
@@ -158,17 +164,24 @@ def cause(case: Case) -> str:
 @pytest.mark.parametrize("strategy", ["torch_train", "deepspeed_train"])
 def test_fine_tuning_is_refused_alike(strategy: str) -> None:
     for cluster, devices in product(CLUSTERS, TRAINED_ON):
-        values = SFT | {"cluster": {"name": cluster}, "strategy_args": {"strategy_name": strategy}, "device_mapping": devices}
+        values = SFT | {
+            "cluster": {"name": cluster},
+            "strategy_args": {"strategy_name": strategy},
+            "device_mapping": devices,
+        }
         num_devices = len(devices or ())
         is_wrong = (cluster == "local" and num_devices > 1) or (cluster == "launched" and num_devices == 1)
         if is_wrong:
             with pytest.raises(
-                ConfigError, match=f"cluster.name: {cluster} can't hold this run: the roles have {num_devices} "
+                ConfigError,
+                match=f"cluster.name: {cluster} can't hold this run: the roles have {num_devices} ",
             ):
                 parse_config(values, SFTConfig)
             continue
         config, _ = parse_config(values, SFTConfig)
-        assert place(config, smallest_machine(config)).of("sft").size == max(num_devices, 1 + (cluster == "launched"))
+        assert place(config, smallest_machine(config)).of("sft").size == max(
+            num_devices, 1 + (cluster == "launched")
+        )
         for machine in MACHINES:
             sentence = refusal(config, machine)
             assert list(lacking_devices(config, machine)) == ([sentence] if sentence else [])
@@ -176,7 +189,9 @@ def test_fine_tuning_is_refused_alike(strategy: str) -> None:
 
 
 def test_a_missing_engine_is_said_in_the_words_that_refuse_it() -> None:
-    config = config_of(**{"actor_infer.strategy_args.strategy_name": "vllm", "actor_train.device_mapping": [0, 1]})
+    config = config_of(
+        **{"actor_infer.strategy_args.strategy_name": "vllm", "actor_train.device_mapping": [0, 1]}
+    )
     lines = unavailable(config)
     assert any("vllm" in line for line in lines)
     with pytest.raises(NotAvailableError, match=re.escape(lines[0])):

@@ -1,4 +1,5 @@
-"""Roles in a process of their own: calls, threads, logs, times, weights, and every way in which it can end."""
+"""Roles in a process of their own: calls, threads, logs, times, weights, and every way in which it can
+end."""
 
 from __future__ import annotations
 
@@ -80,9 +81,12 @@ class Worker:
 
     def fail(self, how):
         two = Unpicklable("one", "two")
-        raise {"no rows": DataError("no rows"), "StopIteration": StopIteration(), "Nameless": Nameless(), "one and two": two}[
-            how
-        ]
+        raise {
+            "no rows": DataError("no rows"),
+            "StopIteration": StopIteration(),
+            "Nameless": Nameless(),
+            "one and two": two,
+        }[how]
 
     def work(self):
         started = self.stopwatch.now()
@@ -187,7 +191,9 @@ def make_cluster(runner):
     def make(stopwatch=None, **options):
         threads = CpuThreads(train=2, rollout=3, both=4)
         made.append(
-            ProcessCluster(runner.run, runner.watchdog, stopwatch or Stopwatch(), threads, set_torch_threads, **options)
+            ProcessCluster(
+                runner.run, runner.watchdog, stopwatch or Stopwatch(), threads, set_torch_threads, **options
+            )
         )
         return made[-1]
 
@@ -281,7 +287,12 @@ def test_the_surroundings_are_taken_over(make_cluster, monkeypatch):
 
 @pytest.mark.parametrize(
     ("how", "kind"),
-    [("no rows", DataError), ("StopIteration", WorkerError), ("Nameless", WorkerError), ("one and two", WorkerError)],
+    [
+        ("no rows", DataError),
+        ("StopIteration", WorkerError),
+        ("Nameless", WorkerError),
+        ("one and two", WorkerError),
+    ],
 )
 def test_errors_of_any_kind_come_back_with_where_they_were_raised(workers, how, kind):
     with pytest.raises(kind, match=how) as caught:
@@ -291,7 +302,9 @@ def test_errors_of_any_kind_come_back_with_where_they_were_raised(workers, how, 
 
 
 def test_what_cannot_be_sent_is_said_on_either_side(workers):
-    with pytest.raises(WorkerError, match=r"actor_train.fail: its arguments can't be sent .*leave out what can't be pickled"):
+    with pytest.raises(
+        WorkerError, match=r"actor_train.fail: its arguments can't be sent .*leave out what can't be pickled"
+    ):
         workers.call("fail", threading.Lock()).result()
     with pytest.raises(TypeError, match="cannot pickle"):
         workers.call("unsendable").result()
@@ -304,7 +317,11 @@ def test_a_result_of_a_server_that_cannot_be_sent_is_the_error_of_its_call():
             return threading.Lock()
 
     async def main():
-        calls = _Calls(SimpleNamespace(send=sent.append), Server(), SimpleNamespace(stopwatch=BufferedStopwatch(sent.append)))
+        calls = _Calls(
+            SimpleNamespace(send=sent.append),
+            Server(),
+            SimpleNamespace(stopwatch=BufferedStopwatch(sent.append)),
+        )
         calls._begin(ServerCall(7, "generate"))
         await asyncio.gather(*calls._running.values())
 
@@ -424,9 +441,13 @@ def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, own_worke
         async with runner.watchdog.waiting("the weights", "an update", timeout_s, "deadlines.weights_s"):
             await own_workers.call("say_and_wait")
 
-    with pytest.raises(DeadlineError, match=r"(?s)the weights waited 2 s .*the trainer's process:\n.* in say_and_wait"):
+    with pytest.raises(
+        DeadlineError, match=r"(?s)the weights waited 2 s .*the trainer's process:\n.* in say_and_wait"
+    ):
         runner.run(ask(2.0))
-    with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
+    with pytest.raises(
+        DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"
+    ):
         own_workers.call("count")
 
 
@@ -434,10 +455,14 @@ def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, own_worke
 def test_a_call_without_end_and_one_behind_it_name_it_and_no_other_waits(impatient, name):
     workers = impatient()
     calls = {method: workers.call(method) for method in dict.fromkeys(["say_and_wait", name])}
-    with pytest.raises(DeadlineError, match=rf"waited 2 s for actor_train.{name}; raise deadlines.train_s") as caught:
+    with pytest.raises(
+        DeadlineError, match=rf"waited 2 s for actor_train.{name}; raise deadlines.train_s"
+    ) as caught:
         calls[name].result()
     assert re.search(r"the trainer's process:\n.* in say_and_wait", str(caught.value), re.DOTALL)
-    with pytest.raises(DeadlineError, match=r"process can't be called: actor_train.say_and_wait is past its deadline"):
+    with pytest.raises(
+        DeadlineError, match=r"process can't be called: actor_train.say_and_wait is past its deadline"
+    ):
         workers.call("process")
 
 
@@ -480,7 +505,8 @@ def test_a_process_that_is_gone_has_no_stack(own_cluster, own_workers):
 
 
 @pytest.mark.parametrize(
-    ("number", "fate"), [(signal.SIGKILL, "something killed it .*memory runs out"), (signal.SIGSEGV, "by SIGSEGV")]
+    ("number", "fate"),
+    [(signal.SIGKILL, "something killed it .*memory runs out"), (signal.SIGSEGV, "by SIGSEGV")],
 )
 def test_a_process_that_ends_is_named(own_workers, number, fate):
     with pytest.raises(WorkerError, match=rf"actor_train.end: the trainer's process has ended: {fate}"):
@@ -507,7 +533,8 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
         "from test_process import *\n"
         "print('started', flush=True)\n"
         "runner = WatchedRunner(Watchdog()).__enter__()\n"
-        "cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), CpuThreads(1, 1, 1), set_torch_threads)\n"
+        "cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), CpuThreads(1, 1, 1), "
+        "set_torch_threads)\n"
         "workers = cluster.spawn('actor_train', Worker)\n"
         "print(workers.call('process').result(), prepare_processes()._process.pid, flush=True)\n"
         "workers.call('say').result()\n"
@@ -555,7 +582,9 @@ def small_fork_server():
 def test_a_fork_server_that_does_not_answer_is_named(small_fork_server, monkeypatch):
     monkeypatch.setattr("turnwise.cluster.fork_server._ANSWER_S", 0.2)
     os.kill(small_fork_server._process.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"didn't answer within .* async_generation_ratio: 0 on one device needs no such"):
+    with pytest.raises(
+        WorkerError, match=r"didn't answer within .* async_generation_ratio: 0 on one device needs no such"
+    ):
         small_fork_server.fork("signal:pause", [])
     small_fork_server._process.wait(timeout=30)
 
@@ -586,7 +615,9 @@ def test_several_threads_may_ask_how_a_process_ended(small_fork_server):
 
 
 def test_batches_that_ranks_can_not_share_are_refused():
-    with pytest.raises(WorkerError, match="3 batches can't be dealt to 2 ranks: each needs the same number of them"):
+    with pytest.raises(
+        WorkerError, match="3 batches can't be dealt to 2 ranks: each needs the same number of them"
+    ):
         _share([1, 2, 3], 0, 2)
 
 
@@ -609,7 +640,12 @@ def test_tensors_of_any_kind_can_be_sent(tensor):
 
 
 def assert_same_tensor(copy, tensor):
-    assert (type(copy), copy.dtype, copy.shape, copy.layout) == (type(tensor), tensor.dtype, tensor.shape, tensor.layout)
+    assert (type(copy), copy.dtype, copy.shape, copy.layout) == (
+        type(tensor),
+        tensor.dtype,
+        tensor.shape,
+        tensor.layout,
+    )
     assert copy.requires_grad == tensor.requires_grad
     torch.testing.assert_close(copy, tensor)
 
@@ -625,8 +661,11 @@ def press_ctrl_c(self):
     raise KeyboardInterrupt
 
 
-def test_a_fork_server_that_was_left_in_the_middle_is_followed_by_another(make_cluster, own_workers, monkeypatch):
-    """The next one bears what the main process has by then: a path that is no text, and children that nobody waits for."""
+def test_a_fork_server_that_was_left_in_the_middle_is_followed_by_another(
+    make_cluster, own_workers, monkeypatch
+):
+    """The next one bears what the main process has by then: a path that is no text, and children that nobody
+    waits for."""
     first = prepare_processes()
     monkeypatch.setattr(ForkServer, "_answer", press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):

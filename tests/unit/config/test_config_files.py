@@ -1,4 +1,5 @@
-"""Files, defaults lists, interpolation, overrides, places of errors, and what importing and printing a config costs."""
+"""Files, defaults lists, interpolation, overrides, places of errors, and what importing and printing a config
+costs."""
 
 from __future__ import annotations
 
@@ -55,7 +56,12 @@ def main_file(tmp_path: Path) -> Path:
 
 
 def test_defaults_interpolation_and_overrides(main_file: Path) -> None:
-    overrides = ["ppo_epochs=2", "+max_steps=3", "actor_train.training_args.weight_decay=0.1", "track_with=[stdout]"]
+    overrides = [
+        "ppo_epochs=2",
+        "+max_steps=3",
+        "actor_train.training_args.weight_decay=0.1",
+        "track_with=[stdout]",
+    ]
     config, notes = load_config(main_file, overrides)
     lake = config.custom_envs["Lake"]
     assert (lake.action_pattern, lake.max_steps) == ("<a>(.*?)</a>", 3)
@@ -71,9 +77,17 @@ def test_an_override_reaches_what_interpolates_it(main_file: Path) -> None:
 
 
 def test_an_override_below_an_interpolated_section_changes_only_its_key(main_file: Path) -> None:
-    main_file.write_text(MAIN.replace("  Lake: ${custom_env.Lake}", "  Lake: ${custom_env.Lake}\n  Other: ${custom_env.Lake}"))
-    envs = load_config(main_file, ["custom_envs.Lake.max_steps=5", "+custom_envs.Lake.env_config.size=6"])[0].custom_envs
-    assert (envs["Lake"].max_steps, envs["Lake"].env_config, envs["Lake"].env_type) == (5, {"size": 6}, "frozen_lake")
+    main_file.write_text(
+        MAIN.replace("  Lake: ${custom_env.Lake}", "  Lake: ${custom_env.Lake}\n  Other: ${custom_env.Lake}")
+    )
+    envs = load_config(main_file, ["custom_envs.Lake.max_steps=5", "+custom_envs.Lake.env_config.size=6"])[
+        0
+    ].custom_envs
+    assert (envs["Lake"].max_steps, envs["Lake"].env_config, envs["Lake"].env_type) == (
+        5,
+        {"size": 6},
+        "frozen_lake",
+    )
     assert (envs["Other"].max_steps, envs["Other"].env_config) == (3, {})
 
 
@@ -99,7 +113,9 @@ def test_an_interpolated_key_is_found_where_it_was_written(main_file: Path) -> N
     shared.write_text(SHARED)
     with pytest.raises(ConfigError) as caught:
         load_config(main_file)
-    assert f"{shared}:9: custom_envs.Lake.max_stepz: unknown key. Did you mean 'max_steps'?" in str(caught.value)
+    assert f"{shared}:9: custom_envs.Lake.max_stepz: unknown key. Did you mean 'max_steps'?" in str(
+        caught.value
+    )
 
 
 def test_interpolation_in_a_circle_has_a_place(tmp_path: Path) -> None:
@@ -199,24 +215,33 @@ def test_the_command_says_each_warning_once(main_file: Path, capsys: pytest.Capt
 def test_tags_are_said_as_they_are_played() -> None:
     envs = {tag: {"env_type": "frozen_lake"} for tag in ("A", "B", "C")}
     manager = {"num_env_groups": 9, "num_groups_partition": [6, 3, 0]}
-    rows = dict(describe(config_of(custom_envs=envs, eval_steps=5, val_batch_size=2, train_env_manager=manager)).rows)
+    rows = dict(
+        describe(config_of(custom_envs=envs, eval_steps=5, val_batch_size=2, train_env_manager=manager)).rows
+    )
     assert rows["one step"] == "64 trajectories in 8 groups of 8, from A, B (groups 2 : 1)"
     few = "2 groups hold at most 2 of the 3 tags in validation, always the same ones"
-    assert rows["validation"] == f"every 5 steps, temperature 1, 2 trajectories from A, B, C (groups 3 : 3 : 2); {few}"
+    assert (
+        rows["validation"]
+        == f"every 5 steps, temperature 1, 2 trajectories from A, B, C (groups 3 : 3 : 2); {few}"
+    )
 
 
 def memory_of_a_llama(main_file: Path, folder: Path, *overrides: str) -> dict[str, str]:
     shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1000, "intermediate_size": 1000}
     content = shape | {"vocab_size": 1000, "num_attention_heads": 10, "max_position_embeddings": 100}
     (folder / "config.json").write_text(json.dumps(content))
-    config, _ = load_config(main_file, [f"pretrain={folder}", "custom_envs.Lake.max_tokens_per_step=8", *overrides])
+    config, _ = load_config(
+        main_file, [f"pretrain={folder}", "custom_envs.Lake.max_tokens_per_step=8", *overrides]
+    )
     return dict(describe(config).rows)
 
 
 def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -> None:
     rows = memory_of_a_llama(main_file, tmp_path)
     assert "9.00 M parameters, context 100" in rows["model"]
-    assert rows["memory"].startswith("144.0 MB weights, gradients, optimiser, at most 51.2 MB keys and values of 64 contexts")
+    assert rows["memory"].startswith(
+        "144.0 MB weights, gradients, optimiser, at most 51.2 MB keys and values of 64 contexts"
+    )
     assert ", on a CPU about 36.0 MB weights packed for its kernels (estimated" in rows["memory"]
     assert "sampler" not in rows["memory"]
 
@@ -229,20 +254,31 @@ def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -
         ("actor_infer.model_args.dtype=bf16", ["18.0 MB sampler"]),
         ("actor_train.model_update_frequency=2", ["36.0 MB sampler", "36.0 MB packed"]),
         ("async_generation_ratio=1", ["36.0 MB sampler", "36.0 MB on the way", "36.0 MB packed"]),
-        ("actor_infer.device_mapping=[0,1]", ["72.0 MB in 2 samplers", "36.0 MB on the way", "72.0 MB packed"]),
-        ("actor_train.device_mapping=[0,1]", ["on each of 2 ranks", "36.0 MB sampler", "36.0 MB on the way", "36.0 MB packed"]),
+        (
+            "actor_infer.device_mapping=[0,1]",
+            ["72.0 MB in 2 samplers", "36.0 MB on the way", "72.0 MB packed"],
+        ),
+        (
+            "actor_train.device_mapping=[0,1]",
+            ["on each of 2 ranks", "36.0 MB sampler", "36.0 MB on the way", "36.0 MB packed"],
+        ),
     ],
 )
 def test_memory_has_every_copy_of_the_weights(main_file: Path, tmp_path: Path, override, expected) -> None:
     memory = memory_of_a_llama(main_file, tmp_path, override)["memory"]
-    copies = re.findall(r"on each of \d ranks|[\d.]+ MB (?:(?:in \d )?samplers?|on the way|weights packed)", memory)
+    copies = re.findall(
+        r"on each of \d ranks|[\d.]+ MB (?:(?:in \d )?samplers?|on the way|weights packed)", memory
+    )
     assert [copy.replace("weights packed", "packed") for copy in copies] == expected
 
 
 def test_memory_of_the_cache_is_at_most_its_bound(main_file: Path, tmp_path: Path) -> None:
     bound = "actor_infer.strategy_args.strategy_config.kv_cache_bytes=20000000"
     memory = memory_of_a_llama(main_file, tmp_path, bound)["memory"]
-    assert "at most 20.0 MB keys and values of 64 contexts (kv_cache_bytes; all of them would be 51.2 MB)" in memory
+    assert (
+        "at most 20.0 MB keys and values of 64 contexts (kv_cache_bytes; all of them would be 51.2 MB)"
+        in memory
+    )
     unbounded = memory_of_a_llama(main_file, tmp_path, "actor_infer.strategy_args.strategy_name=hf")["memory"]
     assert "at most 51.2 MB" in unbounded and "kv_cache_bytes" not in unbounded
 
@@ -268,10 +304,14 @@ def test_an_episode_of_a_row_may_sample_as_many_responses_as_its_agent_takes(key
     [
         (
             {"actor_train.training_args.per_device_train_batch_size": 64},
-            "up to 1 batch ahead; at new weights responses are finished; groups are trained on as they end; stale tokens are "
+            "up to 1 batch ahead; at new weights responses are finished; groups are trained on as they end; "
+            "stale tokens are "
             "trained on as they are",
         ),
-        ({"async_generation_ratio": 2, "stream_training": False}, "groups are trained on when the batch is complete"),
+        (
+            {"async_generation_ratio": 2, "stream_training": False},
+            "groups are trained on when the batch is complete",
+        ),
         ({"async_generation_ratio": 2}, "up to 2 batches ahead"),
         ({"train_infer_correction.is_weight": {}}, "stale tokens are corrected by train_infer_correction"),
         ({"train_infer_correction.is_weight.enabled": False}, "stale tokens are trained on as they are"),
@@ -286,18 +326,24 @@ def test_an_asynchronous_run_says_what_becomes_of_stale_samples(changes, row):
     assert "asynchronous" not in dict(describe(config_of()).rows)
 
 
-def test_files_beside_the_config_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_beside_the_config_are_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, elsewhere = tmp_path / "job" / "rows.yaml", tmp_path / "elsewhere"
     config.parent.mkdir()
     elsewhere.mkdir()
     data = {"train_files": ["a.jsonl", "b.jsonl"], "reward": "exact_match"}
-    config.write_text(yaml.safe_dump({"pretrain": "M", "data": data, "agent": {"tool_config_path": "t.yaml"}}))
+    config.write_text(
+        yaml.safe_dump({"pretrain": "M", "data": data, "agent": {"tool_config_path": "t.yaml"}})
+    )
     for name in ("a.jsonl", "b.jsonl", "t.yaml"):
         (config.parent / name).write_text("")
     (elsewhere / "b.jsonl").write_text("")
     monkeypatch.chdir(elsewhere)
     loaded, notes = load_config("../job/rows.yaml")
-    assert loaded.data.train_files == [os.path.join("..", "job", "a.jsonl"), "b.jsonl"], "the working directory comes first"
+    assert loaded.data.train_files == [os.path.join("..", "job", "a.jsonl"), "b.jsonl"], (
+        "the working directory comes first"
+    )
     assert loaded.agent.tool_config_path == os.path.join("..", "job", "t.yaml")
     assert sum("beside the config" in note for note in notes) == 2
 
@@ -306,4 +352,7 @@ def test_validation_rows_that_no_step_plays_are_noted() -> None:
     rows = {"train_files": ["a.jsonl"], "val_files": ["b.jsonl"], "reward": "exact_match"}
     sizes = {"pretrain": "M", "data": rows}
     notes = [parse_config({**sizes, "eval_steps": steps})[1] for steps in (0, 5)]
-    assert [any("val_files" in note and "eval_steps" in note for note in of_steps) for of_steps in notes] == [True, False]
+    assert [any("val_files" in note and "eval_steps" in note for note in of_steps) for of_steps in notes] == [
+        True,
+        False,
+    ]

@@ -1,4 +1,5 @@
-"""Files and overrides that nobody means: each ends in one sentence with its file and line, and none takes long."""
+"""Files and overrides that nobody means: each ends in one sentence with its file and line, and none takes
+long."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ LAKE = "pretrain: model\ncustom_envs:\n  Lake: {env_type: frozen_lake}\n"
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
-REFERENCES = f"pretrain: m\na0: {'x' * 100}\n" + "".join(f"a{i}: '{f'${{a{i - 1}}}' * 9}'\n" for i in range(1, 10))
+REFERENCES = f"pretrain: m\na0: {'x' * 100}\n" + "".join(
+    f"a{i}: '{f'${{a{i - 1}}}' * 9}'\n" for i in range(1, 10)
+)
 
 
 def config_command(*arguments):
@@ -44,13 +47,14 @@ def config_command(*arguments):
         (f"{LAKE}null: 3\n", "own.yaml can't be read: .*Incompatible key type"),
         (f'{LAKE}output_dir: "a\\0b"\n', r"own.yaml:4: output_dir: 'a\\x00b' holds a NUL"),
         (f'{LAKE}output_dir: "\\ud800"\n', "own.yaml:4 can't be read: found invalid Unicode"),
-        (f"defaults: [own, _self_]\n{LAKE}", "own.yaml can't be read: its defaults or references lead back to themselves"),
+        (f"defaults: [own, "
+        f"_self_]\n{LAKE}", "own.yaml can't be read: its defaults or references lead back to themselves"),
         ("- a\n- b\n", "own.yaml holds a list at its top level; a config is a mapping of keys"),
         ("3\n", "own.yaml can't be read: .*; a config is a mapping of keys"),
     ],
     ids=[
-        "bomb", "references", "recursive", "deep", "deep blocks", "latin-1", "utf-16", "nul byte", "binary", "long", "tab",
-        "digits", "set", "null key", "nul", "surrogate", "circle", "list", "number",
+        "bomb", "references", "recursive", "deep", "deep blocks", "latin-1", "utf-16", "nul byte", "binary",
+        "long", "tab", "digits", "set", "null key", "nul", "surrogate", "circle", "list", "number",
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_says_where_and_why(content, message, tmp_path, capsys):
@@ -64,9 +68,16 @@ def test_a_file_that_cannot_be_read_says_where_and_why(content, message, tmp_pat
 
 @pytest.mark.parametrize(
     ("defaults", "overrides"),
-    [("[big, _self_]", []), ("[{env: big}, _self_]", []), ("[optional big, _self_]", []), ("[_self_]", ["+env=big"])],
+    [
+        ("[big, _self_]", []),
+        ("[{env: big}, _self_]", []),
+        ("[optional big, _self_]", []),
+        ("[_self_]", ["+env=big"]),
+    ],
 )
-def test_files_of_the_defaults_list_and_those_that_overrides_choose_are_bounded_too(defaults, overrides, tmp_path):
+def test_files_of_the_defaults_list_and_those_that_overrides_choose_are_bounded_too(
+    defaults, overrides, tmp_path
+):
     (tmp_path / "env").mkdir()
     for file in (tmp_path / "big.yaml", tmp_path / "env" / "big.yaml"):
         file.write_text(BOMB)
@@ -78,7 +89,8 @@ def test_files_of_the_defaults_list_and_those_that_overrides_choose_are_bounded_
 def test_anchors_and_references_of_an_ordinary_file_stay(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text(
-        "pretrain: model\ncustom_envs:\n  A: &lake {env_type: frozen_lake, max_steps: 3}\n  B: *lake\n  C:\n    <<: *lake\n"
+        "pretrain: model\ncustom_envs:\n  A: &lake {env_type: frozen_lake, max_steps: 3}\n  B: *lake\n  "
+        "C:\n    <<: *lake\n"
         "    max_steps: ${max_steps}\nmax_steps: 7\n"
     )
     config, _ = load_config(file)
@@ -99,12 +111,18 @@ def test_anchors_and_references_of_an_ordinary_file_stay(tmp_path):
         ("custom_envs.Lake={}", "adds nothing to the section that is there"),
         ("pretrain=", "pretrain: is empty"),
         ("custom_envs.Lake.env_type=", "env_type: is empty"),
-        ("custom_envs.Lake.env_type=:", "env_type: ':' isn't in this version's registry, nor your own module:Class"),
+        (
+            "custom_envs.Lake.env_type=:",
+            "env_type: ':' isn't in this version's registry, nor your own module:Class",
+        ),
         ("custom_envs.Lake.env_type='a b:C'", "env_type: 'a b:C' isn't in this version's registry"),
         ("custom_envs.Lake.agent_name='::'", "agent_name: '::' isn't one of"),
         ("pg_variant=':'", "pg_variant: ':' isn't one of"),
         ("adv_estimator='a:'", "adv_estimator: 'a:' isn't one of"),
-        ("group_filter=':b'", "group_filter: ':b' isn't one of non_zero_variance, or your own as module:function"),
+        (
+            "group_filter=':b'",
+            "group_filter: ':b' isn't one of non_zero_variance, or your own as module:function",
+        ),
         ("output_dir=", "output_dir: is empty"),
         ("output_dir=\ud800", r"override 'output_dir=\\ud800' can't be read"),
     ],
@@ -119,8 +137,13 @@ def test_an_override_that_means_nothing_is_named(override, message, tmp_path):
 def test_an_override_takes_letters_of_any_alphabet(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text(LAKE)
-    config, _ = load_config(file, ["output_dir=Füße/3é", "exp_name='Wörter, 漢字'", "custom_envs.Über={env_type: frozen_lake}"])
-    assert (config.output_dir, config.exp_name) == ("Füße/3é", "Wörter, 漢字") and "Über" in config.custom_envs
+    config, _ = load_config(
+        file, ["output_dir=Füße/3é", "exp_name='Wörter, 漢字'", "custom_envs.Über={env_type: frozen_lake}"]
+    )
+    assert (config.output_dir, config.exp_name) == (
+        "Füße/3é",
+        "Wörter, 漢字",
+    ) and "Über" in config.custom_envs
 
 
 def test_no_files_are_nothing_to_train_on(tmp_path):
@@ -131,7 +154,8 @@ def test_no_files_are_nothing_to_train_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["a: !!timestamp 2001-99-99", "a: !!int x", "a: !!binary é", "a: *none", "{[a]: 1}", f"a: {'1' * 6000}"]
+    "text",
+    ["a: !!timestamp 2001-99-99", "a: !!int x", "a: !!binary é", "a: *none", "{[a]: 1}", f"a: {'1' * 6000}"],
 )
 def test_a_value_that_is_not_what_it_promises_is_a_config_error(text):
     with pytest.raises(ConfigError, match=r"own.yaml can't be read|own.yaml:1"):

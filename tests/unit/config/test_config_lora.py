@@ -24,7 +24,9 @@ def with_lora(role: str = "actor_train", **model_args: Any) -> dict[str, Any]:
 
 def test_lora_and_frozen_parameters_can_be_trained() -> None:
     assert unavailable(config_of(**with_lora(lora_target="all", lora_dropout=0.1))) == []
-    assert unavailable(config_of(actor_train={"model_args": {"freeze_module_prefix": "model.layers.0."}})) == []
+    assert (
+        unavailable(config_of(actor_train={"model_args": {"freeze_module_prefix": "model.layers.0."}})) == []
+    )
     assert unavailable(parse_config(SFT | {"model_args": {"lora_rank": 4}}, SFTConfig)[0]) == []
     assert ineffective(config_of(**with_lora(lora_alpha=4.0))) == []
 
@@ -40,7 +42,10 @@ def test_all_linear_is_all(target: str | list[str]) -> None:
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missing, "find_spec", lambda name: None if name == "peft" else object())
-    sentence = "model_args.lora_rank: LoRA needs peft, which isn't installed; pip install -e '.[rl]' in turnwise's checkout."
+    sentence = (
+        "model_args.lora_rank: LoRA needs peft, which isn't installed; pip install -e '.[rl]' in "
+        "turnwise's checkout."
+    )
     assert unavailable(config_of(**with_lora())) == [f"actor_train.{sentence}"]
     assert unavailable(parse_config(SFT | {"model_args": {"lora_rank": 4}}, SFTConfig)[0]) == [sentence]
     assert unavailable(config_of()) == []
@@ -49,8 +54,14 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"actor_train.model_args.lora_target": "all"}, "actor_train.model_args.lora_target: has no effect: needs lora_"),
-        (with_lora("actor_infer"), "actor_infer.model_args.lora_rank: has no effect: actor_train trains; set it there"),
+        (
+            {"actor_train.model_args.lora_target": "all"},
+            "actor_train.model_args.lora_target: has no effect: needs lora_",
+        ),
+        (
+            with_lora("actor_infer"),
+            "actor_infer.model_args.lora_rank: has no effect: actor_train trains; set it there",
+        ),
         (
             {"reference.model_args.lora_rank": 8, "use_kl_loss": True},
             "reference.model_args.lora_rank: has no effect: it isn't trained",
@@ -101,11 +112,15 @@ def toy_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("targets", [["all"], ["q_proj", "mlp.down_proj"]])
-def test_parameters_of_adapters_are_counted_as_the_model_has_them(toy_folder: Path, targets: list[str]) -> None:
+def test_parameters_of_adapters_are_counted_as_the_model_has_them(
+    toy_folder: Path, targets: list[str]
+) -> None:
     shape = read_model_shape(str(toy_folder))
     adapters = Adapters(toy_model(), LoRASettings(4, 8, targets=tuple(targets)))
     assert shape is not None
-    assert shape.num_lora_parameters(4, targets) == sum(p.numel() for p in adapters.model.parameters() if p.requires_grad)
+    assert shape.num_lora_parameters(4, targets) == sum(
+        p.numel() for p in adapters.model.parameters() if p.requires_grad
+    )
 
 
 def test_memory_of_lora_is_the_frozen_model_its_adapters_and_the_engine_s_copy(toy_folder: Path) -> None:
@@ -113,12 +128,24 @@ def test_memory_of_lora_is_the_frozen_model_its_adapters_and_the_engine_s_copy(t
         return dict(describe(config_of(pretrain=str(toy_folder), sequence_length=64, **keys)).rows)["memory"]
 
     said = memory(use_kl_loss=True, **with_lora())
-    assert "frozen weights" in said and "adapters to be trained" in said and "sampler" in said and "reference" not in said
+    assert (
+        "frozen weights" in said
+        and "adapters to be trained" in said
+        and "sampler" in said
+        and "reference" not in said
+    )
     assert "reference" in memory(use_kl_loss=True) and "sampler" not in memory(use_kl_loss=True)
-    critics = [re.findall(r"[0-9.]+ MB critic", memory(adv_estimator="gae", **keys)) for keys in ({}, with_lora("critic"))]
+    critics = [
+        re.findall(r"[0-9.]+ MB critic", memory(adv_estimator="gae", **keys))
+        for keys in ({}, with_lora("critic"))
+    ]
     assert critics[0] and critics[1] and critics[0] != critics[1]
-    assert memory(actor_train={"model_args": {"freeze_module_prefix": "model.embed_tokens"}}).startswith("at most")
-    sft = parse_config(SFT | {"pretrain": str(toy_folder), "model_args": {"lora_rank": 2}, "sequence_length": 64}, SFTConfig)[0]
+    assert memory(actor_train={"model_args": {"freeze_module_prefix": "model.embed_tokens"}}).startswith(
+        "at most"
+    )
+    sft = parse_config(
+        SFT | {"pretrain": str(toy_folder), "model_args": {"lora_rank": 2}, "sequence_length": 64}, SFTConfig
+    )[0]
     assert "frozen weights" in dict(describe(sft).rows)["memory"]
 
 
@@ -134,7 +161,11 @@ def test_an_adapter_folder_has_the_size_of_its_base(toy_folder: Path, tmp_path: 
 
 
 def test_a_run_cannot_go_on_with_other_adapters() -> None:
-    for key in ("actor_train.model_args.lora_rank", "model_args.lora_target", "critic.model_args.freeze_module_prefix"):
+    for key in (
+        "actor_train.model_args.lora_rank",
+        "model_args.lora_target",
+        "critic.model_args.freeze_module_prefix",
+    ):
         [difference] = differences({}, values_of({}, **{key: 2}))
         assert difference.is_refused and str(difference) == (
             f"{key}: unset → 2 (other parameters would be trained than those of the checkpoint)"

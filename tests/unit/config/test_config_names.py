@@ -38,7 +38,9 @@ def refusal(**keys: Any) -> str:
 def test_a_key_of_another_system_is_answered_with_ours(key: str, ours: str, how: str) -> None:
     """docs/coming_from.md has them all (`unit/docs/test_coming_from.py`)."""
     said = refusal(**{key: 1})
-    assert f"{key}: unknown key. Did you mean '" in said and ours in said and how in said and "1 problem" in said
+    assert (
+        f"{key}: unknown key. Did you mean '" in said and ours in said and how in said and "1 problem" in said
+    )
 
 
 def test_every_key_below_an_unknown_section_is_answered() -> None:
@@ -47,7 +49,9 @@ def test_every_key_below_an_unknown_section_is_answered() -> None:
 
 
 def test_what_has_no_counterpart_says_why() -> None:
-    assert "log_completions: unknown key. It has no counterpart here: rollouts.jsonl" in refusal(log_completions=True)
+    assert "log_completions: unknown key. It has no counterpart here: rollouts.jsonl" in refusal(
+        log_completions=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,13 +91,16 @@ def test_a_name_that_shares_parts_only_is_not_suggested(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typo", "ours"), [("train_env_manager.num_env_group", "num_env_groups"), ("rollout_batch", "rollout_batch_size")]
+    ("typo", "ours"),
+    [("train_env_manager.num_env_group", "num_env_groups"), ("rollout_batch", "rollout_batch_size")],
 )
 def test_a_slip_is_still_recognised(typo: str, ours: str) -> None:
     assert f"'{ours}'" in refusal(**{typo: 1})
 
 
-@pytest.mark.parametrize("place", ["temperature", "actor_train.temperature", "actor_train.generating_args.temprature"])
+@pytest.mark.parametrize(
+    "place", ["temperature", "actor_train.temperature", "actor_train.generating_args.temprature"]
+)
 def test_sampling_belongs_to_the_role_that_samples(place: str) -> None:
     said = refusal(**{place: 0.7})
     assert "belongs in actor_train" not in said
@@ -110,7 +117,11 @@ def test_an_estimator_that_compares_states_is_refused_for_rows_without_them() ->
 
 @pytest.mark.parametrize(
     ("key", "ours"),
-    [("lr", "'training_args.learning_rate'"), ("max_length", "'sequence_length'"), ("num_generations", "`turnwise train`")],
+    [
+        ("lr", "'training_args.learning_rate'"),
+        ("max_length", "'sequence_length'"),
+        ("num_generations", "`turnwise train`"),
+    ],
 )
 def test_a_hint_for_fine_tuning_names_a_key_that_fine_tuning_has(key, ours):
     with pytest.raises(ConfigError) as refused:

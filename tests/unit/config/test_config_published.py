@@ -17,17 +17,33 @@ from turnwise.errors import ConfigError
     [
         ({"actor_train.pg_variant": "topr"}, "pg_variant", "topr"),
         ({"actor_train.model_args.flash_attn": "fa2"}, "actor_train.model_args.attn_implementation", "fa2"),
-        ({"actor_train.model_args.flash_attn": "disabled"}, "actor_train.model_args.attn_implementation", "eager"),
+        (
+            {"actor_train.model_args.flash_attn": "disabled"},
+            "actor_train.model_args.attn_implementation",
+            "eager",
+        ),
         (
             {"actor_train.model_args.lora_rank": 8, "actor_train.model_args.lora_target": "q_proj, v_proj"},
             "actor_train.model_args.lora_target",
             ["q_proj", "v_proj"],
         ),
-        ({"reference.strategy_args.strategy_name": "hf_infer"}, "reference.strategy_args.strategy_name", "torch_infer"),
-        ({"actor_infer.strategy_args.strategy_name": "hf_infer"}, "actor_infer.strategy_args.strategy_name", "hf"),
+        (
+            {"reference.strategy_args.strategy_name": "hf_infer"},
+            "reference.strategy_args.strategy_name",
+            "torch_infer",
+        ),
+        (
+            {"actor_infer.strategy_args.strategy_name": "hf_infer"},
+            "actor_infer.strategy_args.strategy_name",
+            "hf",
+        ),
         ({"actor_infer.generating_args.top_k": -1}, "actor_infer.generating_args.top_k", 0),
         ({"train_env_manager.group_filter_cls": "my.filters.Keep"}, "group_filter", "my.filters:Keep"),
-        ({"train_env_manager.group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"}, "group_filter", None),
+        (
+            {"train_env_manager.group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"},
+            "group_filter",
+            None,
+        ),
         ({"reward_normalization.grouping": "state"}, "reward_normalization.grouping", "traj_group_id"),
         ({"reward_normalization.grouping": "inductive"}, "reward_normalization.grouping", "tags"),
         ({"add_token_level_kl": True, "init_kl_coef": 0.1, "kl_penalty": "mse"}, "kl_penalty", "k2"),
@@ -44,8 +60,16 @@ def test_mapped(keys: dict[str, Any], path: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("keys", "name", "expected"),
     [
-        ({"env_manager_cls": "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"}, "mode", "trajectory"),
-        ({"env_manager_cls": "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"}, "mode", "step"),
+        (
+            {"env_manager_cls": "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"},
+            "mode",
+            "trajectory",
+        ),
+        (
+            {"env_manager_cls": "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"},
+            "mode",
+            "step",
+        ),
         ({"max_actions_per_traj": 7}, "max_steps", 7),
         ({"env_config.max_steps": 6}, "max_steps", 6),
         ({"max_steps": 5, "env_config.max_steps": 6}, "max_steps", 5),
@@ -65,7 +89,13 @@ def test_mapped_in_an_environment(keys: dict[str, Any], name: str, expected: obj
 @pytest.mark.parametrize(
     "keys",
     [
-        {"actor_train": {"pg_variant": None, "topr_positive_weight": None, "model_args": {"flash_attn": None}}},
+        {
+            "actor_train": {
+                "pg_variant": None,
+                "topr_positive_weight": None,
+                "model_args": {"flash_attn": None},
+            }
+        },
         {"custom_envs.Lake.max_actions_per_traj": None},
     ],
 )
@@ -98,7 +128,9 @@ def test_an_environment_of_ones_own_keeps_its_arguments() -> None:
     assert config_of(custom_envs={"Mine": env}).custom_envs["Mine"].env_config == {"max_steps": 6}
 
 
-@pytest.mark.parametrize("name", ["VLTrajEnvManager", "AgentNativeStepEnvManager", "StepConcatEnvManager", "ProxyEnvManager"])
+@pytest.mark.parametrize(
+    "name", ["VLTrajEnvManager", "AgentNativeStepEnvManager", "StepConcatEnvManager", "ProxyEnvManager"]
+)
 def test_managers_that_this_version_lacks_are_named(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"env_manager_cls: {name}: .* aren't in this version"):
         config_of(**{"custom_envs.Lake.env_manager_cls": f"roll.pipeline.agentic.x.{name}"})
@@ -108,7 +140,10 @@ def test_managers_that_this_version_lacks_are_named(name: str) -> None:
     ("keys", "sentence"),
     [
         ({"router_args.router_name": "EnvAffinityRouter"}, "a conversation always stays on its replica"),
-        ({"actor_train.worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}, "the loss from pg_variant"),
+        (
+            {"actor_train.worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"},
+            "the loss from pg_variant",
+        ),
         ({"actor_train.infer_batch_size": 2}, "use_dynamic_batching_in_infer"),
         ({"actor_train.data_args.template": "qwen2_5"}, "the chat template is the tokenizer's own"),
         ({"num_nodes": 2}, "devices follow from each role's device_mapping"),
@@ -117,7 +152,11 @@ def test_managers_that_this_version_lacks_are_named(name: str) -> None:
 )
 def test_idle_keys_are_dropped_with_a_sentence(keys: dict[str, Any], sentence: str) -> None:
     note, *others = notes_of(**keys)
-    assert "nothing to do here" in note and sentence in note and all("other defaults" in other for other in others)
+    assert (
+        "nothing to do here" in note
+        and sentence in note
+        and all("other defaults" in other for other in others)
+    )
     parse_config(values_of(**keys), strict=True)
 
 
@@ -145,7 +184,10 @@ def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, An
         ({"actor_train.worker_cls": "my.workers.Mine"}, "workers follow from strategy_name"),
         ({"train_env_manager.llm_proxy.proxy_type": "openai"}, "turnwise play"),
         ({"use_opd": True}, "distillation isn't part of turnwise"),
-        ({"cluster.name": "ray"}, "cluster.name: ray isn't in this version; take process for the devices of one machine"),
+        (
+            {"cluster.name": "ray"},
+            "cluster.name: ray isn't in this version; take process for the devices of one machine",
+        ),
         ({"cluster.address": "head:6379"}, "cluster.address: this version joins no cluster of Ray"),
         ({"actor_infer.generating_args.num_beams": 4}, "never searched for with beams"),
         ({"custom_envs.Lake.env_manager_cls": "my.ProxyManager"}, "write an agent loop"),
@@ -159,7 +201,10 @@ def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, An
             {"train_infer_correction.filters": [{"diff_enabled": True, "diff_low": -0.2, "diff_high": 0.2}]},
             r"filters\[0\].diff_enabled: a filter that bounds exp\(old\)",
         ),
-        ({"train_infer_correction.is_weight.upper_bound": None}, "upper_bound: null leaves the weights without"),
+        (
+            {"train_infer_correction.is_weight.upper_bound": None},
+            "upper_bound: null leaves the weights without",
+        ),
     ],
 )
 def test_what_would_do_something_else_is_refused(keys: dict[str, Any], message: str) -> None:
@@ -175,14 +220,25 @@ FILTER = {"agg_type": "sequence", "ratio_low": 0.9, "ratio_high": 1.1}
     [
         ({"ratio_enabled": True, "diff_enabled": False}, True, []),
         ({"ratio_enabled": True, "diff_low": -0.1}, True, ["diff_low: has no effect: diff_enabled is false"]),
-        ({"ratio_enabled": False}, False, ["filters[0].ratio_enabled is read as", "agg_type", "ratio_low", "ratio_high"]),
+        (
+            {"ratio_enabled": False},
+            False,
+            ["filters[0].ratio_enabled is read as", "agg_type", "ratio_low", "ratio_high"],
+        ),
     ],
 )
-def test_a_published_filter_of_ratios_is_ours(keys: dict[str, Any], is_enabled: bool, said: list[str]) -> None:
+def test_a_published_filter_of_ratios_is_ours(
+    keys: dict[str, Any], is_enabled: bool, said: list[str]
+) -> None:
     config, notes = parse_config(values_of(**{"train_infer_correction.filters": [FILTER | keys]}))
     assert config.train_infer_correction is not None
     [band] = config.train_infer_correction.filters
-    assert (band.agg_type, band.ratio_low, band.ratio_high, band.enabled) == ("sequence", 0.9, 1.1, is_enabled)
+    assert (band.agg_type, band.ratio_low, band.ratio_high, band.enabled) == (
+        "sequence",
+        0.9,
+        1.1,
+        is_enabled,
+    )
     assert len(notes) == len(said) and all(part in note for part, note in zip(said, notes, strict=True))
 
 
@@ -200,7 +256,10 @@ def test_the_second_systems_overrides() -> None:
     rollout = {"name": "hf", "mode": "async", "multi_turn": users}
     data = {"train_files": "rows.jsonl", "reward": "gsm8k"}
     config = config_of(data=data, eval_steps=0, **{"actor_rollout_ref.rollout": rollout})
-    assert config.actor_infer.strategy_args.strategy_name == "hf" and config.agent.tool_config_path == "tools.yaml"
+    assert (
+        config.actor_infer.strategy_args.strategy_name == "hf"
+        and config.agent.tool_config_path == "tools.yaml"
+    )
     assert config.agent.interaction_config_path == "users.yaml"
     assert config_of(rollout_name="hf").actor_infer.strategy_args.strategy_name == "hf"
     message = "multi_turn.max_parallel_calls: unknown key. Did you mean 'agent.max_parallel_calls'"

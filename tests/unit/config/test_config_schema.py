@@ -19,12 +19,25 @@ def test_a_model_and_an_environment_are_enough() -> None:
     config, notes = parse_config(MINIMAL)
     assert notes == []
     assert (config.adv_estimator, config.pg_variant, config.loss_agg_mode) == ("grpo", "ppo", "token-mean")
-    assert (config.reward_normalization.grouping, config.reward_normalization.method) == ("traj_group_id", "mean_std")
+    assert (config.reward_normalization.grouping, config.reward_normalization.method) == (
+        "traj_group_id",
+        "mean_std",
+    )
     assert config.pg_args == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
-    assert (config.max_steps, config.rollout_batch_size, config.val_batch_size, config.sequence_length) == (200, 64, 128, 4096)
+    assert (config.max_steps, config.rollout_batch_size, config.val_batch_size, config.sequence_length) == (
+        200,
+        64,
+        128,
+        4096,
+    )
     assert (config.train_env_manager.tags, config.train_env_manager.group_size) == (["Lake"], 8)
     assert (config.val_env_manager.tags, config.val_env_manager.group_size) == (["Lake"], 1)
-    assert (config.kl_loss_coef, config.kl_loss_type, config.kl_penalty, config.init_kl_coef) == (0.001, "k3", "k1", 0)
+    assert (config.kl_loss_coef, config.kl_loss_type, config.kl_penalty, config.init_kl_coef) == (
+        0.001,
+        "k3",
+        "k1",
+        0,
+    )
     assert list(config.active_roles) == ["actor_train", "actor_infer"]
     assert config.custom_envs["Lake"].action_pattern == r"<answer>(.*?)</answer>"
 
@@ -55,13 +68,19 @@ def test_null_is_unset_where_a_key_has_no_null() -> None:
         ({"pg_variant": "tis", "pg_args.cap": 3.0}, {"cap": 3.0}),
     ],
 )
-def test_clips_end_in_the_parameters_of_the_variant(keys: dict[str, object], expected: dict[str, object]) -> None:
+def test_clips_end_in_the_parameters_of_the_variant(
+    keys: dict[str, object], expected: dict[str, object]
+) -> None:
     assert config_of(**keys).pg_args == expected
 
 
 def test_variants_and_estimators_bring_their_own_defaults() -> None:
     config = config_of(pg_variant="gspo", adv_estimator="gae", gae_granularity="turn")
-    assert (config.loss_agg_mode, config.lambd, config.reward_placement) == ("seq-mean-token-mean", 0.95, "turn")
+    assert (config.loss_agg_mode, config.lambd, config.reward_placement) == (
+        "seq-mean-token-mean",
+        0.95,
+        "turn",
+    )
     assert config.reward_normalization.method == "identity"
     assert config.needs_critic and config.critic.model_args.model_type == "token_classification"
 
@@ -111,7 +130,10 @@ def test_sampling_takes_the_managers_own_before_the_samplers() -> None:
 def test_samples_of_an_optimizer_step_count_data_parallel_ranks() -> None:
     role = {
         "device_mapping": "list(range(0, 8))",
-        "strategy_args": {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}},
+        "strategy_args": {
+            "strategy_name": "megatron_train",
+            "strategy_config": {"tensor_model_parallel_size": 2},
+        },
         "training_args": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3},
     }
     config = config_of(actor_train=role, ppo_epochs=2)
@@ -122,7 +144,9 @@ def test_samples_of_an_optimizer_step_count_data_parallel_ranks() -> None:
 
 def config_json(size: str, **changes: int) -> str:
     preset = PRESETS[size]
-    return json.dumps({"model_type": preset.model_type, "vocab_size": preset.vocab_size, **preset.config, **changes})
+    return json.dumps(
+        {"model_type": preset.model_type, "vocab_size": preset.vocab_size, **preset.config, **changes}
+    )
 
 
 def test_sequence_length_from_its_parts_and_from_the_model(tmp_path: Path) -> None:
@@ -135,7 +159,9 @@ def test_sequence_length_from_its_parts_and_from_the_model(tmp_path: Path) -> No
     ("size", "num_parameters", "kv_bytes"),
     [("qwen3-0.6b", 596_049_920, 2 * 28 * 8 * 128 * 2), ("qwen2.5-0.5b", 494_032_768, 2 * 24 * 2 * 64 * 2)],
 )
-def test_presets_have_the_sizes_of_published_models(tmp_path: Path, size: str, num_parameters: int, kv_bytes: int) -> None:
+def test_presets_have_the_sizes_of_published_models(
+    tmp_path: Path, size: str, num_parameters: int, kv_bytes: int
+) -> None:
     (tmp_path / "config.json").write_text(config_json(size))
     shape = read_model_shape(str(tmp_path))
     assert shape is not None

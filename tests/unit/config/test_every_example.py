@@ -1,4 +1,5 @@
-"""Every shipped example passes `turnwise config` as it stands, and its first lines have one command that runs it."""
+"""Every shipped example passes `turnwise config` as it stands, and its first lines have one command that runs
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ import yaml
 from turnwise.cli.main import build_parser, main
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = sorted(path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*") if path.suffix in (".yaml", ".py", ".sh"))
+EXAMPLES = sorted(
+    path.relative_to(ROOT)
+    for path in (ROOT / "examples").rglob("*")
+    if path.suffix in (".yaml", ".py", ".sh")
+)
 PARTS = {path for path in EXAMPLES if path.parent.name == "config"}
 """What other files include."""
 LAUNCHES = {path for path in EXAMPLES if path.parent.name == "accelerate"}
@@ -61,15 +66,22 @@ def test_what_a_script_imports_is_there(path: Path) -> None:
 def test_what_others_include_makes_a_config_with_an_environment(path: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / path.parent, tmp_path / "config")
     text = (ROOT / path).read_text(encoding="utf-8")
-    named = [line.strip("# ") for line in text.splitlines() if line.startswith("#") and "custom_envs:" in line]
+    named = [
+        line.strip("# ") for line in text.splitlines() if line.startswith("#") and "custom_envs:" in line
+    ]
     env = named[0] if named else "custom_envs: {Lake: {env_type: frozen_lake}}"
     (tmp_path / "own").mkdir()
     own = tmp_path / "own" / "own.yaml"
-    own.write_text(f"defaults:\n  - ../config/{path.stem}@_here_\n  - _self_\npretrain: runs/model\n{env}\n", encoding="utf-8")
+    own.write_text(
+        f"defaults:\n  - ../config/{path.stem}@_here_\n  - _self_\npretrain: runs/model\n{env}\n",
+        encoding="utf-8",
+    )
     assert main(["config", str(own)]) == 0
 
 
-def test_a_config_without_a_model_says_how_one_is_made_or_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_without_a_model_says_how_one_is_made_or_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own.yaml").write_text("custom_envs: {Lake: {env_type: frozen_lake}}\n", encoding="utf-8")
     assert main(["config", str(tmp_path / "own.yaml")]) == 2
     told = capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Every key of the schema with values that can't be meant: each is taken, or refused by a ConfigError that names its key."""
+"""Every key of the schema with values that can't be meant: each is taken, or refused by a ConfigError that
+names its key."""
 
 from __future__ import annotations
 
@@ -22,8 +23,39 @@ DICT: dict[str, Any] = {}
 DICT["a"] = DICT
 HUGE = "x" * 10**6
 HOSTILE: list[Any] = [
-    *("a\0b", "\ud800", "", "  ", ":", "a:b", "word", "../x", "${a}", "{x!z:", "(", "1e400", HUGE, "x" * 300, "/" * 5000),
-    *(-1, -1.5, 0, 1, 2**63, 10**400, 1e300, math.nan, math.inf, -math.inf, True, False, None, date(2001, 1, 1)),
+    *(
+        "a\0b",
+        "\ud800",
+        "",
+        "  ",
+        ":",
+        "a:b",
+        "word",
+        "../x",
+        "${a}",
+        "{x!z:",
+        "(",
+        "1e400",
+        HUGE,
+        "x" * 300,
+        "/" * 5000,
+    ),
+    *(
+        -1,
+        -1.5,
+        0,
+        1,
+        2**63,
+        10**400,
+        1e300,
+        math.nan,
+        math.inf,
+        -math.inf,
+        True,
+        False,
+        None,
+        date(2001, 1, 1),
+    ),
     *([], {}, LIST, DICT, [None], [[{}]], ["", "a"], [-1], [LIST], {1: 2}, {None: 1}, {"a": HUGE}),
 ]
 VALUES_OF_A_KEY = 6
@@ -31,7 +63,9 @@ VALUES_OF_A_KEY = 6
 BASES: dict[type[AgenticConfig] | type[SFTConfig], dict[str, Any]] = {AgenticConfig: MINIMAL, SFTConfig: SFT}
 
 
-def keys_of(section: type[BaseModel], seen: set[type[BaseModel]], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def keys_of(
+    section: type[BaseModel], seen: set[type[BaseModel]], prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
     """Every key of every section, at one place where it stands."""
     seen.add(section)
     for name, field in section.model_fields.items():

@@ -1,4 +1,5 @@
-"""Every agentic example of the published system, by its keys and values, through the command that a user would try first."""
+"""Every agentic example of the published system, by its keys and values, through the command that a user
+would try first."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from turnwise.errors import ConfigError
 FILES: dict[str, dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parents[2] / "data" / "published_configs.yaml").read_text(encoding="utf-8")
 )
-IMAGES, MESSAGES, PROXY = "images in observations", "environments that write the messages themselves", "through a proxy"
+IMAGES, MESSAGES, PROXY = (
+    "images in observations",
+    "environments that write the messages themselves",
+    "through a proxy",
+)
 RUNNERS, CONCAT, TOOLS = "agent runners", "step templates in one growing context", "tools"
 DIFFERENCE = "a filter that bounds exp(old) − exp(sampled)"
 LACKING: dict[str, set[str]] = {
@@ -64,7 +69,9 @@ def test_a_published_file_passes_or_names_what_this_version_lacks(name: str, fil
         refusals = str(error).splitlines()[1:]
     assert all(re.search(r"\b(is|are)n't in this version", line) for line in refusals), refusals
     everything = {IMAGES, MESSAGES, PROXY, RUNNERS, CONCAT, TOOLS, DIFFERENCE}
-    named = {feature for feature in everything for line in refusals if re.search(rf"\b{re.escape(feature)}", line)}
+    named = {
+        feature for feature in everything for line in refusals if re.search(rf"\b{re.escape(feature)}", line)
+    }
     assert named == LACKING.get(name, set()), refusals
 
 
@@ -77,7 +84,11 @@ def test_the_flagship_file_passes_strict(file_of, capsys: pytest.CaptureFixture[
 
 def test_defaults_that_differ_are_listed_with_both_values(file_of) -> None:
     def left_out(**changes: Any) -> str:
-        [note] = [note for note in load_any_config(file_of(FLAGSHIP, **changes))[1] if note.startswith("what this file leaves")]
+        [note] = [
+            note
+            for note in load_any_config(file_of(FLAGSHIP, **changes))[1]
+            if note.startswith("what this file leaves")
+        ]
         return note
 
     plain = left_out()
@@ -89,7 +100,9 @@ def test_defaults_that_differ_are_listed_with_both_values(file_of) -> None:
     ):
         assert part in plain
     assert "learning_rate" not in plain and "lr_scheduler_type" not in plain, "the file gives both"
-    without = left_out(actor_train={"training_args": {"weight_decay": 0}}, loss_agg_mode="token-mean", lambd=1.0)
+    without = left_out(
+        actor_train={"training_args": {"weight_decay": 0}}, loss_agg_mode="token-mean", lambd=1.0
+    )
     assert "actor_train.training_args.learning_rate (1e-06 here, 5e-05 there)" in without
     assert "actor_train.training_args.lr_scheduler_type (constant here, linear there)" in without
     assert "loss_agg_mode" not in without and "lambd" not in without
@@ -109,16 +122,22 @@ def test_grpo_of_plain_scores_is_read_as_what_it_does_there(file_of) -> None:
 def test_a_file_that_only_plays_needs_no_siblings(file_of) -> None:
     path = file_of("qwen2.5-0.5B-agentic/agentic_rollout_sokoban")
     _, notes = load_any_config(path)
-    assert any("group_size: 1 leaves every advantage" in note and "`train` refuses that" in note for note in notes)
+    assert any(
+        "group_size: 1 leaves every advantage" in note and "`train` refuses that" in note for note in notes
+    )
     load_config(path, purpose="play")
     with pytest.raises(ConfigError, match="group_size: 1 leaves every advantage"):
         load_config(path)
 
 
 @pytest.mark.parametrize("command", ["rollout", "eval"])
-def test_rollout_and_eval_have_no_sibling_rule(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollout_and_eval_have_no_sibling_rule(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "one.yaml"
-    path.write_text("{pretrain: nowhere, custom_envs: {L: {env_type: frozen_lake}}, train_env_manager: {group_size: 1}}")
+    path.write_text(
+        "{pretrain: nowhere, custom_envs: {L: {env_type: frozen_lake}}, train_env_manager: {group_size: 1}}"
+    )
     out = ["--out", str(tmp_path / "out.jsonl")] if command == "rollout" else []
     assert main([command, str(path), *out]) != 0  # there is no model
     assert "siblings" not in capsys.readouterr().err
@@ -139,7 +158,11 @@ def test_what_is_wrong_with_a_tag_that_nothing_plays_is_a_note(tmp_path: Path) -
     path.write_text(json.dumps(values))
     _, notes = load_any_config(path)
     for tag in envs.keys() - {"Lake"}:
-        assert [note for note in notes if note.startswith(f"custom_envs.{tag}.") and "no manager's tags name it" in note]
+        assert [
+            note
+            for note in notes
+            if note.startswith(f"custom_envs.{tag}.") and "no manager's tags name it" in note
+        ]
         path.write_text(json.dumps(values | {"val_env_manager": {"tags": ["Lake", tag]}}))
         with pytest.raises(ConfigError, match=f"custom_envs.{tag}"):
             load_any_config(path)

@@ -15,7 +15,12 @@ REFUSED = {
     AgenticConfig: [rule.key for rule in (*AGENTIC_RULES, *SIBLING_RULES)],
     SFTConfig: [rule.key for rule in SFT_RULES],
 }
-OF_ROLES = [f"{role}.{key}" for role, rows in ROLE_REQUIREMENTS.items() for requirement in rows for key in requirement.keys]
+OF_ROLES = [
+    f"{role}.{key}"
+    for role, rows in ROLE_REQUIREMENTS.items()
+    for requirement in rows
+    for key in requirement.keys
+]
 IDLE = {
     AgenticConfig: [*OF_ROLES, *(key for requirement in REQUIREMENTS for key in requirement.keys)],
     SFTConfig: [key for requirement in SFT_REQUIREMENTS for key in requirement.keys],

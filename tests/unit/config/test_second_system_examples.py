@@ -1,4 +1,5 @@
-"""The scripts that introduce the second published system: they reach `turnwise train`, and their runs train on a laptop."""
+"""The scripts that introduce the second published system: they reach `turnwise train`, and their runs train
+on a laptop."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def arguments_of(script: Path, folder: Path, *overrides: str, **variables: str) 
     stub.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     stub.chmod(0o755)
     environment = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}"} | variables
-    done = subprocess.run(["bash", script, *overrides], capture_output=True, text=True, cwd=folder, env=environment, check=True)
+    done = subprocess.run(
+        ["bash", script, *overrides], capture_output=True, text=True, cwd=folder, env=environment, check=True
+    )
     return done.stdout.splitlines()
 
 
@@ -55,15 +58,26 @@ def test_a_script_names_its_engine_by_rollout_name(script: Path, engine: str, tm
 def test_its_run_trains_on_a_laptop(script: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f"{json.dumps(RAW)}\n" * 12)
-    convert = runpy.run_path(str(EXAMPLES / "data_preprocess" / "gsm8k_tool_agent_loop.py"), run_name="imported")
+    convert = runpy.run_path(
+        str(EXAMPLES / "data_preprocess" / "gsm8k_tool_agent_loop.py"), run_name="imported"
+    )
     convert["main"](["--local_dataset_path", str(tmp_path), "--local_save_dir", str(tmp_path / "data")])
     verb, path, *overrides = arguments_of(script, tmp_path)
     overrides += [*laptop_overrides(Path(path)), "track_with=[stdout]"]
     assert describe(load_config(Path(path), overrides, AgenticConfig)[0]).missing == []
     prompts = (tmp_path / "data" / "train.parquet").read_bytes().decode(errors="ignore")
     model = make_model("tiny", tmp_path / "model", [prompts * 20], overrides={"num_hidden_layers": 1}).folder
-    files = [f"data.{split}_files={tmp_path}/data/{name}.parquet" for split, name in (("train", "train"), ("val", "test"))]
-    small = [f"pretrain={model}", "actor_infer.generating_args.max_new_tokens=4", "max_steps=1", "eval_steps=0", "save_steps=0"]
+    files = [
+        f"data.{split}_files={tmp_path}/data/{name}.parquet"
+        for split, name in (("train", "train"), ("val", "test"))
+    ]
+    small = [
+        f"pretrain={model}",
+        "actor_infer.generating_args.max_new_tokens=4",
+        "max_steps=1",
+        "eval_steps=0",
+        "save_steps=0",
+    ]
     done = forked.run([verb, path, *overrides, *files, *small], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "step 1/1" in done.stdout

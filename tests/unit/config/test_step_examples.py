@@ -33,7 +33,12 @@ def test_gigpo_trains_on_trajectories_or_on_turns() -> None:
     steps, more = load_config(EXAMPLES / "frozen_lake" / "gigpo_step.yaml")
     assert notes == more == [] and unavailable(whole) == unavailable(steps) == []
     assert (whole.adv_estimator, steps.adv_estimator) == ("gigpo", "gigpo")
-    assert (whole.custom_envs["FrozenLake"].mode, steps.custom_envs["FrozenLake"].mode) == ("trajectory", "step")
+    assert (whole.custom_envs["FrozenLake"].mode, steps.custom_envs["FrozenLake"].mode) == (
+        "trajectory",
+        "step",
+    )
     most = steps.max_samples_per_trajectory
     assert (whole.max_samples_per_trajectory, most) == (1, 10)
-    assert steps.optimizer_steps_per_batch() == steps.optimizer_steps_per_batch(samples_per_trajectory=most) == 1
+    assert (
+        steps.optimizer_steps_per_batch() == steps.optimizer_steps_per_batch(samples_per_trajectory=most) == 1
+    )

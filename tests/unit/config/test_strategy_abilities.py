@@ -1,4 +1,5 @@
-"""A strategy that lacks what a role asks for is refused at the key that asks for it, with a strategy that can."""
+"""A strategy that lacks what a role asks for is refused at the key that asks for it, with a strategy that
+can."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("ability", CASES)
-def test_what_a_strategy_lacks_is_refused_where_it_is_asked_for(ability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_strategy_lacks_is_refused_where_it_is_asked_for(
+    ability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, key = CASES[ability]
     parse_config(yaml.safe_load(LAKE + text))
     limited = replace(STRATEGIES["torch_train"], lacks={ability: "its engine has none"})
@@ -49,7 +52,9 @@ def test_what_a_strategy_lacks_is_refused_where_it_is_asked_for(ability: str, mo
 
 def test_the_strategies_that_can_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch_train", "megatron_train"):
-        monkeypatch.setitem(STRATEGIES, name, replace(STRATEGIES[name], lacks={"lora": "its engine has none"}))
+        monkeypatch.setitem(
+            STRATEGIES, name, replace(STRATEGIES[name], lacks={"lora": "its engine has none"})
+        )
     with pytest.raises(ConfigError) as raised:
         parse_config(yaml.safe_load(LAKE + CASES["lora"][0]))
     assert "deepspeed_train" in str(raised.value) and "megatron_train" not in str(raised.value)

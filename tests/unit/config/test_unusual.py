@@ -30,13 +30,22 @@ def notes_of(**values: Any) -> list[str]:
         ),
         ({"entropy_loss_coef": -0.5}, "entropy_loss_coef: -0.5 is far from"),
         ({"add_token_level_kl": True, "init_kl_coef": 50.0}, "init_kl_coef: 50 is far from"),
-        ({"actor_train.training_args.learning_rate": 10.0}, "actor_train.training_args.learning_rate: 10 is far from"),
-        ({"actor_train.training_args.learning_rate": 1e-12}, "1e-12 is far from the usual 1e-6 to 1e-4, and up to 3e-3"),
+        (
+            {"actor_train.training_args.learning_rate": 10.0},
+            "actor_train.training_args.learning_rate: 10 is far from",
+        ),
+        (
+            {"actor_train.training_args.learning_rate": 1e-12},
+            "1e-12 is far from the usual 1e-6 to 1e-4, and up to 3e-3",
+        ),
         (
             {"adv_estimator": "gae", "critic.training_args.learning_rate": 1.0},
             "critic.training_args.learning_rate: 1 is far from",
         ),
-        ({"train_env_manager.generating_args.temperature": 50.0}, "train_env_manager.generating_args.temperature: 50"),
+        (
+            {"train_env_manager.generating_args.temperature": 50.0},
+            "train_env_manager.generating_args.temperature: 50",
+        ),
         ({"ppo_epochs": 500}, "ppo_epochs: 500 is far from the usual 1 to 4"),
         ({"max_grad_norm": 1e-9}, "max_grad_norm: 1e-09 is far from the usual 0.1 to 10: hardly anything"),
     ],
@@ -48,13 +57,20 @@ def test_a_value_far_from_any_that_trains_is_one_sentence(values: dict[str, Any]
 
 def test_what_has_no_effect_or_is_usual_or_off_is_left_alone() -> None:
     assert not notes_of(**{"kl_loss_coef": 1000.0, "critic.training_args.learning_rate": 10.0})
-    assert not notes_of(**{"entropy_loss_coef": 0.0, "pg_clip": 0.2, "actor_infer.generating_args.temperature": 0.7})
+    assert not notes_of(
+        **{"entropy_loss_coef": 0.0, "pg_clip": 0.2, "actor_infer.generating_args.temperature": 0.7}
+    )
     assert not notes_of(use_kl_loss=True, kl_loss_coef=0.0)
 
 
 def model_of(folder: Path, hidden: int, layers: int) -> str:
     """A folder with the config.json of a model of this size."""
-    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 3 * hidden, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 3 * hidden,
+        "num_attention_heads": 4,
+    }
     shape = {"model_type": "qwen3", "vocab_size": 512, "max_position_embeddings": 512, **sizes}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
@@ -83,16 +99,23 @@ def model_of(folder: Path, hidden: int, layers: int) -> str:
 def test_usual_learning_rates_depend_on_what_is_trained(
     hidden: int, layers: int, rank: int | None, rate: float, said: str, tmp_path: Path
 ) -> None:
-    values = {"pretrain": model_of(tmp_path / "model", hidden, layers), "actor_train.training_args.learning_rate": rate}
+    values = {
+        "pretrain": model_of(tmp_path / "model", hidden, layers),
+        "actor_train.training_args.learning_rate": rate,
+    }
     found = notes_of(**values, **({"actor_train.model_args.lora_rank": rank} if rank else {}))
     assert len(found) == bool(said) and said in "".join(found)
 
 
 @pytest.mark.parametrize(("hidden", "layers", "is_said"), [(64, 2, True), (1024, 24, False)])
-def test_a_default_learning_rate_is_judged_like_a_set_one(hidden: int, layers: int, is_said: bool, tmp_path: Path) -> None:
+def test_a_default_learning_rate_is_judged_like_a_set_one(
+    hidden: int, layers: int, is_said: bool, tmp_path: Path
+) -> None:
     found = notes_of(pretrain=model_of(tmp_path / "model", hidden, layers))
     assert len(found) == is_said
-    assert not found or ("1e-06, the default" in found[0] and "actor_train.training_args.learning_rate" in found[0])
+    assert not found or (
+        "1e-06, the default" in found[0] and "actor_train.training_args.learning_rate" in found[0]
+    )
 
 
 def test_the_docs_show_the_table_of_learning_rates() -> None:

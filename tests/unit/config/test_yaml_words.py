@@ -78,7 +78,10 @@ def test_every_reader_takes_a_word_for_the_same_value(tmp_path: Path) -> None:
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    [tool], [user] = read_tool_file(str(tmp_path / "tools.yaml")), read_interaction_file(str(tmp_path / "users.yaml"))
+    [tool], [user] = (
+        read_tool_file(str(tmp_path / "tools.yaml")),
+        read_interaction_file(str(tmp_path / "users.yaml")),
+    )
     read = {
         "config": compose(tmp_path / "config.yaml").values,
         "tools": tool.config,

@@ -41,10 +41,14 @@ def test_a_limit_bounds_the_cache_of_each_server() -> None:
         (TokenWork(is_sampled=True, has_reference=True, has_critic=True), 18),
     ],
 )
-def test_seconds_follow_from_operations_at_a_third_of_a_products_speed(work: TokenWork, operations: int) -> None:
+def test_seconds_follow_from_operations_at_a_third_of_a_products_speed(
+    work: TokenWork, operations: int
+) -> None:
     speed = matrix_speed(size=10, product_s=2.0)
     assert speed == 1000
-    assert training_seconds(work, num_parameters=50, num_tokens=20, operations_per_s=speed) == pytest.approx(3 * operations)
+    assert training_seconds(work, num_parameters=50, num_tokens=20, operations_per_s=speed) == pytest.approx(
+        3 * operations
+    )
 
 
 def test_time_left_follows_from_what_is_done() -> None:

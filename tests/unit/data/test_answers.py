@@ -14,7 +14,12 @@ from turnwise.data.rewards import exact_match, gsm8k
 
 TABLE = yaml.safe_load((Path(__file__).parents[2] / "data" / "math_answers.yaml").read_text(encoding="utf-8"))
 RIGHT, WRONG = (
-    [(truth, answer) for groups in TABLE.values() for group in groups.values() for truth, answer in group[verdict]]
+    [
+        (truth, answer)
+        for groups in TABLE.values()
+        for group in groups.values()
+        for truth, answer in group[verdict]
+    ]
     for verdict in ("right", "wrong")
 )
 
@@ -26,7 +31,9 @@ def test_no_wrong_answer_is_paid_and_hardly_a_right_one_missed():
     assert len(missed) <= 0.05 * len(RIGHT), missed
 
 
-@pytest.mark.parametrize("written", ["72", "72.0", "$72.00", "+72", "072", "**72**", r"\boxed{72}", "72.", "$72$", "7.2e1"])
+@pytest.mark.parametrize(
+    "written", ["72", "72.0", "$72.00", "+72", "072", "**72**", r"\boxed{72}", "72.", "$72$", "7.2e1"]
+)
 @pytest.mark.parametrize("truth", ["72", 72, 72.0, "72.0"])
 def test_every_reward_reads_one_number_alike(written, truth):
     completion = f"#### {written}"
@@ -39,7 +46,10 @@ def test_every_reward_reads_one_number_alike(written, truth):
 def test_gsm8k_wants_its_own_form_and_one_number():
     assert gsm8k(["72", "the answer is 72", "#### 72 or 73", "#### 7.2"], ["72"] * 4) == [0.0] * 4
     assert gsm8k(["#### .", "#### ", "####"], [".", "", "x"]) == [0.0] * 3
-    assert gsm8k(["#### 1,000.0 dollars", "#### 3\n#### 4", "#### 4\n#### Note\nwell"], [1000, "4", "4"]) == [1.0] * 3
+    assert (
+        gsm8k(["#### 1,000.0 dollars", "#### 3\n#### 4", "#### 4\n#### Note\nwell"], [1000, "4", "4"])
+        == [1.0] * 3
+    )
 
 
 def test_exact_match_compares_numbers_only_with_a_column_of_numbers():
@@ -65,7 +75,11 @@ def test_a_sentence_after_the_box_does_not_override_it():
 
 def test_equal_answers_are_counted_together():
     assert answer_key("Final Answer: 72.0") == answer_key("#### 72") == 72
-    assert answer_key(r"\boxed{(1, 2)}") == answer_key("Final Answer: (1,2)") != answer_key("Final Answer: (2,1)")
+    assert (
+        answer_key(r"\boxed{(1, 2)}")
+        == answer_key("Final Answer: (1,2)")
+        != answer_key("Final Answer: (2,1)")
+    )
     assert answer_key("no idea") == ""
 
 
@@ -85,7 +99,21 @@ LONG = [
         "{}",
         "\\",
     ),
-    *(r"\boxed{", r"\boxed{1}", r"\boxed{1} or ", r"\{", r"\frac{", r"\frac1", r"\sqrt", "$", "$1$ ", "*", "**1** ", "_", "^"),
+    *(
+        r"\boxed{",
+        r"\boxed{1}",
+        r"\boxed{1} or ",
+        r"\{",
+        r"\frac{",
+        r"\frac1",
+        r"\sqrt",
+        "$",
+        "$1$ ",
+        "*",
+        "**1** ",
+        "_",
+        "^",
+    ),
     *(
         "-",
         "(",

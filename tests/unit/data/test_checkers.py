@@ -1,4 +1,5 @@
-"""The checker math_verify: in a process that a limit can end. With the package itself, where it is installed."""
+"""The checker math_verify: in a process that a limit can end. With the package itself, where it is
+installed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from turnwise.data.math_rewards import accuracy, combined, step
 from turnwise.errors import ConfigError, NotAvailableError
 
 with_math_verify = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify isn't installed")
-UNEQUAL_TEXT = [("1024", r"\boxed{2^{10}}"), (r"2\sqrt{2}", r"\boxed{\sqrt{8}}"), ("x^2+2x+1", r"\boxed{(x+1)^2}")]
+UNEQUAL_TEXT = [
+    ("1024", r"\boxed{2^{10}}"),
+    (r"2\sqrt{2}", r"\boxed{\sqrt{8}}"),
+    ("x^2+2x+1", r"\boxed{(x+1)^2}"),
+]
 
 
 @with_math_verify
@@ -24,7 +29,9 @@ def test_math_verify_knows_what_the_text_reader_does_not():
     assert accuracy(answers, ground_truth=truths) == [0.0] * 3
     assert accuracy(answers, ground_truth=truths, checker="math_verify") == [1.0] * 3
     assert accuracy([r"\boxed{5}", "", r"\boxed{6}"], ["5"] * 3, checker="math_verify") == [1.0, 0.0, 0.0]
-    assert combined(answers, truths, weights={"step": 1.0}, checker="math_verify", step_bonus=0.0) == [1.0] * 3
+    assert (
+        combined(answers, truths, weights={"step": 1.0}, checker="math_verify", step_bonus=0.0) == [1.0] * 3
+    )
 
 
 @with_math_verify

@@ -39,11 +39,23 @@ def written(*messages):
         (b'{"messages": "hello"}', "has `messages` 'hello'; a row is"),
         (written("hello", ANSWER), "message 0 is 'hello'; it must be an object"),
         (written({"role": "user"}, ANSWER), "message 0 has the content 'None'; it must be a string"),
-        (written({"role": "user", "content": 7}, ANSWER), "message 0 has the content '7'; it must be a string"),
+        (
+            written({"role": "user", "content": 7}, ANSWER),
+            "message 0 has the content '7'; it must be a string",
+        ),
         (written({"role": "user", "content": ["a"]}, ANSWER), "message 0 has the content"),
-        (written({"role": "user", "content": [TEXT, {"type": "image", "image": "a.png"}]}, ANSWER), "message 0 has a picture"),
-        (written(ANSWER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), "message 1 has a picture"),
-        (written({"role": "bot", "content": "a"}, ANSWER), "message 0 has the role 'bot'; allowed are system, user"),
+        (
+            written({"role": "user", "content": [TEXT, {"type": "image", "image": "a.png"}]}, ANSWER),
+            "message 0 has a picture",
+        ),
+        (
+            written(ANSWER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
+            "message 1 has a picture",
+        ),
+        (
+            written({"role": "bot", "content": "a"}, ANSWER),
+            "message 0 has the role 'bot'; allowed are system, user",
+        ),
         (written({"content": "a"}, ANSWER), "message 0 has the role 'None'"),
         (written({"role": [], "content": "a"}, ANSWER), "message 0 has the role '[]'"),
         ('{"messages": "Füße"}'.encode("latin-1"), "isn't UTF-8 (byte 0xfc); save the file as UTF-8"),
@@ -61,7 +73,9 @@ def test_a_broken_row_is_named(tmp_path, line, message):
 
 
 def test_a_byte_order_mark_and_whole_pairs_are_text(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + written({"role": "user", "content": "\U0001f600"}, ANSWER))
+    (tmp_path / "a.jsonl").write_bytes(
+        b"\xef\xbb\xbf" + written({"role": "user", "content": "\U0001f600"}, ANSWER)
+    )
     assert read_demonstrations([tmp_path / "a.jsonl"])[0][0]["content"] == "\U0001f600"
 
 
@@ -103,6 +117,8 @@ def test_rows_may_hold_tools_and_calls(tmp_path):
 )
 def test_tools_and_calls_of_another_form_are_named(tmp_path, row, said):
     answer = {"role": "assistant", "content": "", "tool_calls": row.pop("calls", [])}
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "?"}, answer], **row}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"messages": [{"role": "user", "content": "?"}, answer], **row}) + "\n"
+    )
     with pytest.raises(DataError, match=re.escape(said)):
         list(read_rows([tmp_path / "rows.jsonl"]))

@@ -46,7 +46,11 @@ def test_equal_answers():
 def test_formulas_as_published():
     right, wrong = "a = 1\nb = 2\nFinal Answer: 7", "\n\na = 1\nb = 2\nc = 3\n#### 8"
     truth = {"ground_truth": ["7", "7"]}
-    assert accuracy([right, wrong], **truth) == accuracy([right, wrong], answer=["#### 7", "#### 7"]) == [1.0, 0.0]
+    assert (
+        accuracy([right, wrong], **truth)
+        == accuracy([right, wrong], answer=["#### 7", "#### 7"])
+        == [1.0, 0.0]
+    )
     penalties = [0.001 * (len(text) - 10) for text in (right, wrong)]
     given = length_penalty([right, wrong], **truth, max_length=10, penalty_weight=0.001)
     assert given == pytest.approx([1 - penalties[0], -penalties[1]])
@@ -100,7 +104,10 @@ def test_generated_problems_are_right_and_test_operands_are_held_out():
 def test_demonstrations_and_tasks_have_one_prompt():
     [row] = generate_problems(1)
     shown, asked = sft_row(row, ""), rl_row(row, "")
-    assert shown["messages"][0]["content"] == asked["prompt"] and asked["ground_truth"] == row["answer"].split()[-1]
+    assert (
+        shown["messages"][0]["content"] == asked["prompt"]
+        and asked["ground_truth"] == row["answer"].split()[-1]
+    )
     assert is_correct(shown["messages"][1]["content"], asked["ground_truth"])
     for make in (sft_row, rl_row):
         with pytest.raises(DataError, match="line 3 has the columns text"):
@@ -109,15 +116,20 @@ def test_demonstrations_and_tasks_have_one_prompt():
 
 def test_problems_have_the_operations_asked_for():
     for operations in "+-":
-        questions = [problem["question"] for problem in generate_problems(20, steps=(3,), operations=operations)]
+        questions = [
+            problem["question"] for problem in generate_problems(20, steps=(3,), operations=operations)
+        ]
         assert all(
-            (" finds " in question, " gives " in question) == (operations == "+", operations == "-") for question in questions
+            (" finds " in question, " gives " in question) == (operations == "+", operations == "-")
+            for question in questions
         )
 
 
 def test_who_asks_for_the_parameters_of_combined_gets_those_of_its_parts():
     reward = FunctionReward("combined", combined, str, "prompt", {"penalty_weight": 0.5})
-    assert not reward.wanted.takes_all and {"ground_truth", "answer", "step_bonus"} < set(reward.wanted.optional)
+    assert not reward.wanted.takes_all and {"ground_truth", "answer", "step_bonus"} < set(
+        reward.wanted.optional
+    )
     with pytest.raises(ConfigError, match=r"args.penalty_wieght isn't a parameter; it has .*penalty_weight"):
         FunctionReward("combined", combined, str, "prompt", {"penalty_wieght": 0.5})
 

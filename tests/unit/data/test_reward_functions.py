@@ -1,4 +1,5 @@
-"""Reward functions as others write them: what they are called with, what they may return, and what refuses them."""
+"""Reward functions as others write them: what they are called with, what they may return, and what refuses
+them."""
 
 from __future__ import annotations
 
@@ -38,13 +39,19 @@ def error(function, form="text") -> str:
 def test_functions_are_called_by_the_names_of_their_parameters():
     def of_everything(**kwargs):
         assert kwargs["prompts"] == ["Say it"] * 2
-        return [float(text == right) for text, right in zip(kwargs["completions"], kwargs["ground_truth"], strict=True)]
+        return [
+            float(text == right)
+            for text, right in zip(kwargs["completions"], kwargs["ground_truth"], strict=True)
+        ]
 
     def of_ids(completion_ids, **kwargs):
         return [float(len(ids)) for ids in completion_ids]
 
     async def of_messages(completions, ground_truth):
-        return [float(answer[0]["content"] == right) for answer, right in zip(completions, ground_truth, strict=True)]
+        return [
+            float(answer[0]["content"] == right)
+            for answer, right in zip(completions, ground_truth, strict=True)
+        ]
 
     assert scores(of_everything, "abc", "no") == [1.0, 0.0]
     assert scores(of_ids, "abc", "no") == [1.0, 1.0]
@@ -62,7 +69,11 @@ def test_completions_as_messages_are_all_that_follows_the_prompt():
     call = {"role": "assistant", "content": "look", "tool_calls": []}
     result = {"role": "tool", "content": "4"}
     first, last = played.trajectories[0].turns[0], group("abc").trajectories[0].turns[0]
-    shot = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "Say it"}]
+    shot = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "!"},
+        {"role": "user", "content": "Say it"},
+    ]
     first.messages, last.messages = [*shot, call], [result, {"role": "assistant", "content": "abc<|end|>"}]
     played.trajectories[0].turns.append(last)
     scored(played, (of(note, "messages"), 1.0))
@@ -98,7 +109,10 @@ def test_verls_functions_are_called_once_per_completion():
     payload = {**TASK.payload, "data_source": "openai/gsm8k", "extra_info": {"index": 3}}
     played = group("abc", "no!!")
     played.task = Task("train/data/0", "data", "train", 1, payload=payload, row=0)
-    assert scored(played, (of(compute_score), 1.0), (of(later), 10.0), (of(of_two, format_score=0.5), 100.0)) == []
+    assert (
+        scored(played, (of(compute_score), 1.0), (of(later), 10.0), (of(of_two, format_score=0.5), 100.0))
+        == []
+    )
     assert [trajectory.score for trajectory in played.trajectories] == [111.0, 50.0]
     metrics = played.trajectories[1].metrics
     assert metrics["reward/compute_score/length"] == 4.0 and "reward/compute_score/pred" not in metrics
@@ -124,8 +138,13 @@ def test_none_adds_nothing_and_somebody_must_score():
     played = group("abc", "other")
     assert scored(played, (of(mine), 2.0), (of(always), 1.0)) == []
     first, second = played.trajectories
-    assert first.outcome_rewards == {"mine": 2.0, "always": 0.25} and second.outcome_rewards == {"always": 0.25}
-    assert "reward/mine" not in second.metrics and (first.metrics["success"], second.metrics["success"]) == (1.0, 0.0)
+    assert first.outcome_rewards == {"mine": 2.0, "always": 0.25} and second.outcome_rewards == {
+        "always": 0.25
+    }
+    assert "reward/mine" not in second.metrics and (first.metrics["success"], second.metrics["success"]) == (
+        1.0,
+        0.0,
+    )
     played = group("abc", "other")
     failed = scored(played, (of(mine), 2.0))
     assert len(failed) == 2 and "None" in str(failed[0].error) and "mine" in str(failed[0].error)
@@ -269,7 +288,9 @@ def test_a_limit_of_time_by_signals_is_named_whether_it_is_caught_or_not(caplog)
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("start", [lambda: signal.alarm(5), lambda: signal.setitimer(signal.ITIMER_REAL, 5.0)])
+@pytest.mark.parametrize(
+    "start", [lambda: signal.alarm(5), lambda: signal.setitimer(signal.ITIMER_REAL, 5.0)]
+)
 def test_a_timer_of_signals_in_a_thread_does_not_reach_the_run(start, caplog):
     def with_timer(completions):
         start()
@@ -347,7 +368,9 @@ _ALL = (accuracy, length_penalty, step, combined, exact_match, gsm8k)
 
 
 @pytest.mark.parametrize("function", _ALL, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("truth", [None, [1], {"a": 1}, True, "", " \n", float("nan"), float("inf")], ids=repr)
+@pytest.mark.parametrize(
+    "truth", [None, [1], {"a": 1}, True, "", " \n", float("nan"), float("inf")], ids=repr
+)
 def test_a_truth_that_is_no_number_or_text_is_refused_with_row_and_column(function, truth):
     column = "answer" if function is exact_match else "ground_truth"
     rows = [TableRow("rows.jsonl, line 1", {column: "4"}), TableRow("rows.jsonl, line 2", {column: truth})]
@@ -367,7 +390,9 @@ def test_truths_that_are_numbers_or_texts_are_taken():
 
 def test_the_true_answer_may_stand_in_either_column():
     assert gsm8k(["#### 72"], answer=["72"]) == exact_match(["72"], ground_truth=["72"]) == [1.0]
-    assert gsm8k(["#### 72"], ["72"], ["73"]) == exact_match(["72"], ["72"], ["73"]) == [1.0], "the first is the usual one"
+    assert gsm8k(["#### 72"], ["72"], ["73"]) == exact_match(["72"], ["72"], ["73"]) == [1.0], (
+        "the first is the usual one"
+    )
     task = as_task({"instruction": "6 * 12?", "output": "72"}, "alpaca")
     for function in (exact_match, gsm8k):
         of(function).check([TableRow("line 1", task)])

@@ -1,4 +1,5 @@
-"""Rewards over groups: what they are called with, what they may return, and what becomes of those that break."""
+"""Rewards over groups: what they are called with, what they may return, and what becomes of those that
+break."""
 
 from __future__ import annotations
 
@@ -33,7 +34,14 @@ def test_weighted_parts_add_up_to_the_score_and_metrics_are_raw() -> None:
 
 def test_a_coroutine_function_and_a_reward_of_whole_groups() -> None:
     played = group("abc", "a")
-    assert scored(played, (of(toy_rewards.length_later), 1.0), (GroupReward("Longest", toy_rewards.Longest(0.25)), 2.0)) == []
+    assert (
+        scored(
+            played,
+            (of(toy_rewards.length_later), 1.0),
+            (GroupReward("Longest", toy_rewards.Longest(0.25)), 2.0),
+        )
+        == []
+    )
     first, second = played.trajectories
     assert first.turns[0].reward == 0.5 and first.outcome_rewards == {"length_later": 0.3, "Longest": 2.0}
     assert first.score == pytest.approx(2.8) and second.score == pytest.approx(0.6)
@@ -50,7 +58,11 @@ def test_a_greedy_sibling_is_scored_too_and_a_failed_one_is_not_asked_for() -> N
         return [float(len(text)) for text in completions]
 
     assert scored(played, (of(note), 1.0)) == []
-    assert seen == [["abc", "ab", "abcd"]] and played.greedy.score == 4.0 and played.trajectories[1].outcome_rewards == {}
+    assert (
+        seen == [["abc", "ab", "abcd"]]
+        and played.greedy.score == 4.0
+        and played.trajectories[1].outcome_rewards == {}
+    )
 
 
 def test_messages_and_prompts_are_there_for_those_that_ask() -> None:
@@ -62,7 +74,9 @@ def test_messages_and_prompts_are_there_for_those_that_ask() -> None:
 
     scored(group("abc"), (of(note), 1.0))
     assert seen["prompts"] == ["Say it"]
-    assert seen["messages"] == [[{"role": "user", "content": "Say it"}, {"role": "assistant", "content": "abc"}]]
+    assert seen["messages"] == [
+        [{"role": "user", "content": "Say it"}, {"role": "assistant", "content": "abc"}]
+    ]
     of_environment = Task("train/Lake/0", "Lake", "train", 1)
     assert messages_of(trajectory("Left", 0, of_environment), "prompt") == [
         {"role": "user", "content": "Say it"},
@@ -78,7 +92,9 @@ def test_messages_of_an_environment_have_its_templates_and_the_system_message_on
     settings = EnvAgentSettings("Lake", 2, 8, "RULES", "Seen: {observation}", None, mode, history_length=0)
     agent = EnvAgent(lambda task: FrozenLakeEnv(map_rows=["SFF", "FHF", "FFG"], is_slippery=False), settings)
     task, sampling = Task("train/Lake/0", "Lake", "train", 1), SamplingParams(8)
-    [played] = asyncio.run(agent.run(task, 0, lambda sampling, **_: TextConversation(answer, sampling), sampling))
+    [played] = asyncio.run(
+        agent.run(task, 0, lambda sampling, **_: TextConversation(answer, sampling), sampling)
+    )
     heard = messages_of(played, "prompt")
     assert [message["role"] for message in heard] == ["system", "user", "assistant", "user", "assistant"]
     assert heard[0]["content"] == "RULES"
@@ -93,7 +109,10 @@ def test_messages_of_an_environment_have_its_templates_and_the_system_message_on
     [
         (toy_rewards.raising, "data.reward raising raised ValueError: no such judge"),
         (toy_rewards.leaving, "sys.exit"),
-        (toy_rewards.too_few, "data.reward too_few returned 1 values; return one finite number for each of the 2 completions"),
+        (
+            toy_rewards.too_few,
+            "data.reward too_few returned 1 values; return one finite number for each of the 2 completions",
+        ),
         (toy_rewards.not_finite, "data.reward not_finite returned nan; return one finite number"),
         (lambda completions: "no list", "returned a str"),
         (lambda completions: [None, 1.0], "each returned None"),
@@ -124,7 +143,9 @@ def test_a_reward_model_reads_a_call_once() -> None:
             written.append(messages)
             return [1, 2]
 
-    role = SimpleNamespace(plan=SimpleNamespace(max_length=9), forward=lambda samples, output: [[0.0] for _ in samples])
+    role = SimpleNamespace(
+        plan=SimpleNamespace(max_length=9), forward=lambda samples, output: [[0.0] for _ in samples]
+    )
     played = group("call it")
     reply = {"role": "assistant", "content": "call it"}
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}
@@ -141,11 +162,15 @@ def test_a_column_that_an_argument_of_the_same_name_would_hide_is_refused() -> N
         return [0.0] * len(completions)
 
     row = TableRow("rows.jsonl, line 3", {"prompt": "?", "messages": ["mine"], "extra": {"answer": "4"}})
-    with pytest.raises(DataError, match=r"line 3: data.reward judged gets `messages` from the run.*; rename the column"):
+    with pytest.raises(
+        DataError, match=r"line 3: data.reward judged gets `messages` from the run.*; rename the column"
+    ):
         of(judged).check([row])
     FunctionReward("judged", judged, str, "messages").check([row])  # the prompt itself
     of(taking_all).check([row])
-    with pytest.raises(DataError, match=r"gets `answer` from its args in the config, .* the column 'extra.answer'"):
+    with pytest.raises(
+        DataError, match=r"gets `answer` from its args in the config, .* the column 'extra.answer'"
+    ):
         of(taking_all, answer="fixed").check([row])
     with pytest.raises(DataError, match="gets `completions` from the run"):
         of(taking_all).check([TableRow("line 1", {"completions": "mine"})])
@@ -159,5 +184,8 @@ def test_what_cannot_be_called_so_is_refused() -> None:
 
 
 def test_keys_of_messages_that_are_null_are_left_out() -> None:
-    said = [{"role": "assistant", "content": None, "tool_calls": [{}]}, {"role": "user", "content": "a", "tool_calls": None}]
+    said = [
+        {"role": "assistant", "content": None, "tool_calls": [{}]},
+        {"role": "user", "content": "a", "tool_calls": None},
+    ]
     assert prompt_of({"prompt": said}, "prompt") == [said[0], {"role": "user", "content": "a"}]

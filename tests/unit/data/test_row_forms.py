@@ -1,4 +1,5 @@
-"""One conversation is the same from every form of file, and what tables add to it is neither taught nor shown."""
+"""One conversation is the same from every form of file, and what tables add to it is neither taught nor
+shown."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ def test_demonstrations_and_prompts_are_alike_to_the_byte_from_every_form(source
     assert len(sources) == 8
     for source in sources:
         rows = list(read_rows([source]))
-        assert [encode_demonstration(template, r.messages, r.tools).token_ids.tolist() for r in rows] == plain, source
+        assert [
+            encode_demonstration(template, r.messages, r.tools).token_ids.tolist() for r in rows
+        ] == plain, source
         assert [json.dumps(r.tools) for r in rows] == [json.dumps(row["tools"]) for row in ROWS], source
         columns = [row.columns for row in read_tables([source], "data.train_files")]
         assert [json.dumps(prompt_of(of_row, "messages")[:-1]) for of_row in columns] == prompts, source
@@ -123,7 +126,10 @@ def test_a_null_stays_where_the_schema_allows_null(schema: dict[str, Any], is_ke
 
 
 def test_a_null_default_stays_where_null_is_allowed() -> None:
-    padded = {"properties": {"a": {"type": "string", "default": None}, "b": UNIT, "default": None}, "required": None}
+    padded = {
+        "properties": {"a": {"type": "string", "default": None}, "b": UNIT, "default": None},
+        "required": None,
+    }
     assert plain_schema(padded) == {"properties": {"a": {"type": "string"}, "b": UNIT}}
 
 
@@ -133,12 +139,19 @@ def test_columns_lose_padding_at_any_depth_and_keep_null_columns(tmp_path: Path)
         {"answer": "4", "cases": [{"out": 2}], "info": {"c": 1}},
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    assert [dict(row.columns) for row in read_tables([str(tmp_path / "rows.parquet")], "data.train_files")] == rows
+    assert [
+        dict(row.columns) for row in read_tables([str(tmp_path / "rows.parquet")], "data.train_files")
+    ] == rows
 
 
 def test_equal_values_under_one_name_are_no_clash() -> None:
-    row = TableRow("line 1", {"reward_model": {"ground_truth": "4"}, "extra_info": {"answer": {"ground_truth": "4"}}})
-    user = {"extra_info": {"interaction_kwargs": {"ground_truth": "9"}}, "reward_model": {"ground_truth": "4"}}
+    row = TableRow(
+        "line 1", {"reward_model": {"ground_truth": "4"}, "extra_info": {"answer": {"ground_truth": "4"}}}
+    )
+    user = {
+        "extra_info": {"interaction_kwargs": {"ground_truth": "9"}},
+        "reward_model": {"ground_truth": "4"},
+    }
 
     def score(completions: list[str], ground_truth: list[str]) -> list[float]:
         return []
@@ -152,7 +165,10 @@ def test_equal_values_under_one_name_are_no_clash() -> None:
             row = TableRow("line 1", {"a": {"ground_truth": first}, "b": {"ground_truth": second}})
             wanted.check([row], "data.reward score")
     for first, second in (("72", 72), (72.0, "72"), (0.5, "0.5")):
-        wanted.check([TableRow("line 1", {"a": {"ground_truth": first}, "b": {"ground_truth": second}})], "data.reward score")
+        wanted.check(
+            [TableRow("line 1", {"a": {"ground_truth": first}, "b": {"ground_truth": second}})],
+            "data.reward score",
+        )
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -184,9 +200,17 @@ def test_a_reward_that_misses_the_answer_names_the_form_that_has_it(tmp_path: Pa
     path.write_text(json.dumps(FORMS["prompt_completion"]) + "\n")
     section = {"train_files": str(path), "reward": "accuracy"}
     with pytest.raises(DataError, match=r"ground_truth or answer.*data\.format=prompt_completion"):
-        _ = examine(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1})).rows("train").rows
+        _ = (
+            examine(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}))
+            .rows("train")
+            .rows
+        )
     section["format"] = "prompt_completion"
-    ((_, row),) = examine(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1})).rows("train").rows
+    ((_, row),) = (
+        examine(AgenticConfig.model_validate({"pretrain": "m", "data": section, "max_steps": 1}))
+        .rows("train")
+        .rows
+    )
     assert row.payload["ground_truth"] == "4"
 
 
@@ -225,11 +249,16 @@ def test_the_message_names_the_right_cause(tmp_path: Path, name: str, content: b
 def test_cells_of_a_table_are_texts_and_empty_ones_null(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('prompt,answer\n"a, ""b""\nc",007\nd,\n')
     rows = read_tables([str(tmp_path / "rows.csv")], "data.train_files")
-    assert [dict(row.columns) for row in rows] == [{"prompt": 'a, "b"\nc', "answer": "007"}, {"prompt": "d", "answer": None}]
+    assert [dict(row.columns) for row in rows] == [
+        {"prompt": 'a, "b"\nc', "answer": "007"},
+        {"prompt": "d", "answer": None},
+    ]
     assert rows[1].place.endswith("line 4")
 
 
-def test_bad_rows_are_counted_at_once_and_ten_are_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_rows_are_counted_at_once_and_ten_are_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n" * 12 + json.dumps(ROWS[0]) + "\n[1]\n")
     bad = BadRows()
     assert len(list(read_rows([tmp_path / "rows.jsonl"], bad=bad))) == 1
@@ -253,7 +282,10 @@ def test_a_table_of_arrow_in_python_is_read_by_rows() -> None:
 @pytest.mark.parametrize("arguments", ["", "{}", None])
 def test_a_call_without_arguments_has_an_empty_object_in_a_prompt(arguments: str | None) -> None:
     call = {"type": "function", "function": {"name": "now", "arguments": arguments}}
-    prompt = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    prompt = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
     assert prompt_of({"prompt": prompt}, "prompt")[1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
@@ -279,15 +311,22 @@ def test_a_format_for_rows_of_messages_is_left_out() -> None:
 
 
 def test_speakers_of_sharegpt_may_be_padded_with_null() -> None:
-    turns = [{"from": None, "value": None, "role": "user", "content": "Hi"}, {"from": "gpt", "value": "Ho", "role": None}]
-    roles = [message["role"] for message in as_demonstration({"conversations": turns}, "sharegpt")["messages"]]
+    turns = [
+        {"from": None, "value": None, "role": "user", "content": "Hi"},
+        {"from": "gpt", "value": "Ho", "role": None},
+    ]
+    roles = [
+        message["role"] for message in as_demonstration({"conversations": turns}, "sharegpt")["messages"]
+    ]
     assert roles == ["user", "assistant"]
 
 
 def test_a_saved_dataset_of_one_split_needs_no_split(tmp_path: Path) -> None:
     split = datasets.Dataset.from_list([{"prompt": "a"}])
     datasets.DatasetDict({"train": split}).save_to_disk(str(tmp_path / "one"))
-    assert [dict(row.columns) for row in read_tables([str(tmp_path / "one")], "data.train_files")] == [{"prompt": "a"}]
+    assert [dict(row.columns) for row in read_tables([str(tmp_path / "one")], "data.train_files")] == [
+        {"prompt": "a"}
+    ]
 
 
 def test_the_tool_reads_rows_in_python_without_padding() -> None:
@@ -296,7 +335,9 @@ def test_the_tool_reads_rows_in_python_without_padding() -> None:
     for table in (pyarrow.Table.from_pylist(rows), datasets.Dataset.from_list(rows)):
         assert json.dumps(load(RowChoice(dataset=table), "rl", {}).rows) == json.dumps(plain)
     plain = load(RowChoice(dataset=ROWS), "sft", {}).rows
-    assert json.dumps(load(RowChoice(dataset=datasets.Dataset.from_list(ROWS)), "sft", {}).rows) == json.dumps(plain)
+    assert json.dumps(
+        load(RowChoice(dataset=datasets.Dataset.from_list(ROWS)), "sft", {}).rows
+    ) == json.dumps(plain)
     assert plain[0]["messages"] == ROWS[0]["messages"]
 
 

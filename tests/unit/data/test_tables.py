@@ -50,7 +50,11 @@ def test_every_form_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.Monk
         ("broken.parquet", b"nothing of the kind", "broken.parquet isn't a readable Parquet file"),
         ("list.jsonl", b"[1]\n", "list.jsonl, line 1 is [1]; a line is a JSON object"),
         ("rows.csv", b"a,b\n", "rows.csv has no rows"),
-        ("rows.xls", b"a,b\n", "rows.xls: has another form; rows are read from .jsonl, .json, .csv and .parquet"),
+        (
+            "rows.xls",
+            b"a,b\n",
+            "rows.xls: has another form; rows are read from .jsonl, .json, .csv and .parquet",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
@@ -94,7 +98,9 @@ def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
         raise ConnectionError(f"Couldn't reach '{names[0]}' on the Hub\nand more")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError, match=r"gsm8k: the hub doesn't give its split test \(Couldn't reach .*hf download"):
+    with pytest.raises(
+        DataError, match=r"gsm8k: the hub doesn't give its split test \(Couldn't reach .*hf download"
+    ):
         read_tables(["openai/gsm8k:main:test"], "data.val_files")
     assert columns(read_tables(["openai/gsm8k"], "data.train_files")) == ROWS
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "train")]
@@ -129,7 +135,10 @@ def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     [
         (iter(ROWS), "is a list_iterator; rows are a list of mappings"),
         ([{("a", 1): "x"}], r"row 1: the column name \('a', 1\) is of type tuple; it must be a string"),
-        ([{"prompt": "x", "extra": {1: "x", "a": "y"}}], "row 1: column 'extra' is a dict, which JSON can't hold"),
+        (
+            [{"prompt": "x", "extra": {1: "x", "a": "y"}}],
+            "row 1: column 'extra' is a dict, which JSON can't hold",
+        ),
         (
             [{"prompt": [{"content": "\ud800"}]}],
             r"row 1: column 'prompt' holds '\\ud800', half a character, which no tokenizer",
@@ -137,7 +146,9 @@ def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
         ([{"\udfff": "x"}], r"row 1: column '\\udfff' holds '\\udfff', half a character"),
     ],
 )
-def test_rows_that_json_cannot_hold_or_that_can_be_read_only_once_are_refused(monkeypatch, rows, message) -> None:
+def test_rows_that_json_cannot_hold_or_that_can_be_read_only_once_are_refused(
+    monkeypatch, rows, message
+) -> None:
     module = ModuleType("own_rows")
     module.ROWS = rows
     monkeypatch.setitem(sys.modules, "own_rows", module)
@@ -148,7 +159,11 @@ def test_rows_that_json_cannot_hold_or_that_can_be_read_only_once_are_refused(mo
 def test_columns_arrive_under_their_names_and_those_of_their_leaves() -> None:
     row = {"prompt": "?", "reward_model": {"ground_truth": "4", "style": {"kind": "rule"}}}
     found = arguments_of(row)
-    assert found["ground_truth"] == "4" and found["kind"] == "rule" and found["reward_model"] == row["reward_model"]
+    assert (
+        found["ground_truth"] == "4"
+        and found["kind"] == "rule"
+        and found["reward_model"] == row["reward_model"]
+    )
 
 
 def function(completions: list[str], answer: list[str], level: list[int] | None = None) -> list[float]:
@@ -162,7 +177,9 @@ def everything(completions: list[str], **columns: list[object]) -> list[float]:
 def test_a_missing_column_is_named_with_its_row() -> None:
     wanted = Wanted.by(function, ["completions"])
     wanted.check([TableRow("rows.jsonl, line 1", {"answer": "4"})], "data.reward function")
-    with pytest.raises(DataError, match=r"line 2: data.reward function needs the column 'answer'.*Did you mean 'answers'"):
+    with pytest.raises(
+        DataError, match=r"line 2: data.reward function needs the column 'answer'.*Did you mean 'answers'"
+    ):
         wanted.check([TableRow("rows.jsonl, line 2", {"answers": "4"})], "data.reward function")
 
 
@@ -176,15 +193,21 @@ def test_a_row_without_a_column_is_refused_from_every_form_of_file(tmp_path: Pat
     for name in ("rows.jsonl", "rows.parquet"):
         first, second = read_tables([str(tmp_path / name)], "data.train_files")
         wanted.check([first], "data.reward function")
-        with pytest.raises(DataError, match=r"2: data.reward function needs the column 'answer', and the row has .* \(null"):
+        with pytest.raises(
+            DataError, match=r"2: data.reward function needs the column 'answer', and the row has .* \(null"
+        ):
             wanted.check([second], "data.reward function")
         assert wanted.choose(first.columns) == {"answer": "4", "level": 1}
-        assert "level" not in wanted.choose(second.columns), "null would take the place of the parameter's default"
+        assert "level" not in wanted.choose(second.columns), (
+            "null would take the place of the parameter's default"
+        )
 
 
 def test_a_clash_of_names_is_an_error_for_whom_it_reaches() -> None:
     row = TableRow("line 1", {"answer": "4", "extra": {"level": 1}, "info": {"level": 2}})
-    with pytest.raises(DataError, match=r"gets the column 'level', and the row has it twice: extra.level and info.level"):
+    with pytest.raises(
+        DataError, match=r"gets the column 'level', and the row has it twice: extra.level and info.level"
+    ):
         Wanted.by(function, ["completions"]).check([row], "data.reward function")
     wanted = Wanted.by(everything, ["completions"])
     wanted.check([row], "data.reward everything")

@@ -33,7 +33,11 @@ def test_the_table_has_the_defaults(name, spec):
     _, _, placement, normalization, reads, needs = (cell.strip() for cell in line.strip("|").split("|"))
     assert placement == ("" if spec.reward_placement == "score" else spec.reward_placement)
     grouping = {"traj_group_id": "siblings", "batch": "batch"}
-    expected = "its own" if spec.normalization == "own" else f"{grouping[spec.normalization[0]]}, {spec.normalization[1]}"
+    expected = (
+        "its own"
+        if spec.normalization == "own"
+        else f"{grouping[spec.normalization[0]]}, {spec.normalization[1]}"
+    )
     assert normalization == expected
     keys = {
         "gamma": spec.discounts,

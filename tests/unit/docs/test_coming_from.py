@@ -69,7 +69,12 @@ def test_the_effective_defaults_are_those_of_the_program() -> None:
     per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps
     batch = AgenticConfig.model_fields["rollout_batch_size"].default
     said = re.findall(r"\d+", rows["steps_per_generation"])
-    assert list(map(int, said)) == [training.gradient_accumulation_steps, batch // per_update, per_update, batch]
+    assert list(map(int, said)) == [
+        training.gradient_accumulation_steps,
+        batch // per_update,
+        per_update,
+        batch,
+    ]
 
 
 SECTIONS = dict(_sections(AgenticConfig))
@@ -82,7 +87,9 @@ def has_key(path: str) -> bool:
     return section in SECTIONS and key in SECTIONS[section].model_fields
 
 
-ENTRIES = [(theirs, ours, how) for system in SYSTEMS.values() for theirs, (ours, how) in system["keys"].items()]
+ENTRIES = [
+    (theirs, ours, how) for system in SYSTEMS.values() for theirs, (ours, how) in system["keys"].items()
+]
 
 
 @pytest.mark.parametrize(("theirs", "ours", "how"), ENTRIES, ids=lambda value: None)

@@ -1,4 +1,5 @@
-"""The commands of the docs: verbs and options exist, files are there or were made earlier on the page, extras are ours."""
+"""The commands of the docs: verbs and options exist, files are there or were made earlier on the page, extras
+are ours."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ PLACEHOLDER = re.compile(r"^[A-Z][A-Z_]*$|^\$|…")
 
 
 def command_lines(text: str, language: str) -> Iterator[str]:
-    """The commands of a block, each on one line. In a block without a language, only lines that begin with a program."""
+    """The commands of a block, each on one line. In a block without a language, only lines that begin with a
+    program."""
     joined = re.sub(r"\\\n\s*", " ", text)
     for line in joined.splitlines():
         line = line.strip().removeprefix("$ ")
@@ -60,7 +62,8 @@ def command_lines(text: str, language: str) -> Iterator[str]:
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
-    """The words of each command of a line. Words of the shell, such as `for … do`, and `KEY=VALUE` in front are left out."""
+    """The words of each command of a line. Words of the shell, such as `for … do`, and `KEY=VALUE` in front
+    are left out."""
     for part in re.split(r" && | \|\| |; | \| |\)$", line):
         words = shlex.split(part, comments=True)
         while words and (words[0] in ("do", "done", "for") or re.match(r"\w+=", words[0])):
@@ -71,7 +74,12 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 def commands_of(text: str) -> list[list[str]]:
     blocks = (block for block in BLOCK.finditer(text) if block[1] in SHELLS)
-    return [words for block in blocks for line in command_lines(block[2], block[1]) for words in simple_commands(line)]
+    return [
+        words
+        for block in blocks
+        for line in command_lines(block[2], block[1])
+        for words in simple_commands(line)
+    ]
 
 
 def comments_of(text: str) -> list[list[str]]:
@@ -84,7 +92,9 @@ def comments_of(text: str) -> list[list[str]]:
 
 def is_there(name: str, page: Path, made: set[str]) -> bool:
     places = (ROOT / name, page.parent / name)
-    return any(place.exists() for place in places) or any(name == one or name.startswith(f"{one}/") for one in made)
+    return any(place.exists() for place in places) or any(
+        name == one or name.startswith(f"{one}/") for one in made
+    )
 
 
 def faults_of(words: list[str], page: Path, made: set[str]) -> Iterator[str]:
@@ -96,14 +106,23 @@ def faults_of(words: list[str], page: Path, made: set[str]) -> Iterator[str]:
         except SystemExit:
             yield f"{line}: argparse refuses it"
             return
-        yield from (f"{line}: {word} is neither an option nor KEY=VALUE" for word in rest if "=" not in word or word[0] == "-")
+        yield from (
+            f"{line}: {word} is neither an option nor KEY=VALUE"
+            for word in rest
+            if "=" not in word or word[0] == "-"
+        )
     if words[0] == "pip" and words[1] == "install":
         yield from (f"{line}: {fault}" for fault in faults_of_install(words[2:]))
     written = MADE_BY.get(" ".join(words[:2]))
     outputs = {words[index + 1] for index, word in enumerate(words[:-1]) if word in (written, "--json")}
     for word in words[1:]:
         name = word.rpartition("=")[2].strip("[]")
-        if FILE.fullmatch(name) and not PLACEHOLDER.search(name) and name not in outputs and not is_there(name, page, made):
+        if (
+            FILE.fullmatch(name)
+            and not PLACEHOLDER.search(name)
+            and name not in outputs
+            and not is_there(name, page, made)
+        ):
             yield f"{line}: {name} isn't there, and no earlier command of the page makes it"
     made.update(outputs)
     made.update(folder for command, folder in BY_QUICK_START.items() if line.startswith(command))
@@ -116,11 +135,16 @@ def faults_of_install(words: list[str]) -> Iterator[str]:
         if name in ("turnwise", "turnwise-rl"):
             yield f"{name} is taken from an index, where this project isn't"
         if name == ".":
-            yield from (f"there is no extra {extra}" for extra in extras if extra not in PROJECT["optional-dependencies"])
+            yield from (
+                f"there is no extra {extra}"
+                for extra in extras
+                if extra not in PROJECT["optional-dependencies"]
+            )
 
 
 def faults_on(page: Path, text: str) -> list[str]:
-    """All faults of a page's commands, in order. Files that the page prints, or takes from the README, count as made."""
+    """All faults of a page's commands, in order. Files that the page prints, or takes from the README, count
+    as made."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     printed = text + readme if "files of the README" in text else text
     made = set(re.findall(r"```\w+\n# (\w+\.(?:py|yaml|json))\b", printed))
@@ -146,7 +170,10 @@ def test_so_could_the_commands_in_the_comments_of_examples() -> None:
         ("turnwise train examples/frozen_lake/agentic.yaml --fast", "--fast"),
         ("turnwise train no_such.yaml", "no_such.yaml isn't there"),
         ("turnwise sft --json out.json examples/frozen_lake/sft.yaml", "--json"),
-        ("turnwise train examples/frozen_lake/agentic.yaml data.train_files=[rows.jsonl]", "rows.jsonl isn't there"),
+        (
+            "turnwise train examples/frozen_lake/agentic.yaml data.train_files=[rows.jsonl]",
+            "rows.jsonl isn't there",
+        ),
         ("pip install 'turnwise[gym]'", "from an index"),
         ("pip install turnwise-rl", "from an index"),
         ("pip install -e '.[gymn]'", "no extra gymn"),
@@ -158,7 +185,10 @@ def test_a_wrong_command_is_found(commands: str, fault: str) -> None:
 
 
 def test_what_an_earlier_command_made_is_there() -> None:
-    made = "turnwise demos examples/frozen_lake/agentic.yaml --out demos.jsonl\nturnwise make-model --text demos.jsonl --out m"
+    made = (
+        "turnwise demos examples/frozen_lake/agentic.yaml --out demos.jsonl\nturnwise make-model --text "
+        "demos.jsonl --out m"
+    )
     assert faults_on(ROOT / "README.md", f"```bash\n{made}\n```\n") == []
     [line] = faults_on(ROOT / "README.md", "```bash\nturnwise make-model --text demos.jsonl --out m\n```\n")
     assert "demos.jsonl isn't there" in line
@@ -166,7 +196,11 @@ def test_what_an_earlier_command_made_is_there() -> None:
 
 def test_nothing_tells_readers_to_install_the_other_project_of_that_name() -> None:
     assert PROJECT["name"] == "turnwise-rl" and PROJECT["scripts"] == {"turnwise": "turnwise.cli.main:main"}
-    files = [path for room in ("turnwise", "docs", "examples", "benchmarks") for path in sorted((ROOT / room).rglob("*"))]
+    files = [
+        path
+        for room in ("turnwise", "docs", "examples", "benchmarks")
+        for path in sorted((ROOT / room).rglob("*"))
+    ]
     readable = (".py", ".md", ".yaml", ".json", ".sh", ".ipynb", ".txt")
     texts = {path: path.read_text(encoding="utf-8") for path in [*files, *PAGES] if path.suffix in readable}
     of_the_index = re.compile(r"pip install \S*turnwise|turnwise\[")
@@ -189,5 +223,8 @@ def test_the_readme_begins_with_a_clone() -> None:
 
 
 def test_the_extra_of_megatron_has_what_its_bridge_imports_without_naming_it():
-    names = {re.match(r"[\w-]+", requirement).group() for requirement in PROJECT["optional-dependencies"]["megatron"]}
+    names = {
+        re.match(r"[\w-]+", requirement).group()
+        for requirement in PROJECT["optional-dependencies"]["megatron"]
+    }
     assert {"megatron-core", "mbridge", "einops"} <= names

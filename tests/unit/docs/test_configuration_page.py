@@ -21,4 +21,8 @@ def test_every_setting_says_what_it_does_and_stands_on_the_page(kind) -> None:
     for leaf in leaves(kind):
         assert leaf.text, f"{leaf.owner.__name__} says nothing of {leaf.key}"
         keys = (leaf.key, leaf.key.partition(".")[2])
-        assert any(line.startswith(f"| `{key}` |") and leaf.text.replace("|", "\\|") in line for line in lines for key in keys)
+        assert any(
+            line.startswith(f"| `{key}` |") and leaf.text.replace("|", "\\|") in line
+            for line in lines
+            for key in keys
+        )

@@ -1,4 +1,5 @@
-"""The pins satisfy what pyproject asks for, extras included, and name no address. Engines' environments are made of both."""
+"""The pins satisfy what pyproject asks for, extras included, and name no address. Engines' environments are
+made of both."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
-LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+LINES = [
+    line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")
+]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -23,7 +26,10 @@ def test_every_line_is_an_exact_pin():
 
 def test_every_requirement_is_pinned_within_its_range():
     pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in LINES)}
-    asked = [*PROJECT["dependencies"], *(line for lines in PROJECT["optional-dependencies"].values() for line in lines)]
+    asked = [
+        *PROJECT["dependencies"],
+        *(line for lines in PROJECT["optional-dependencies"].values() for line in lines),
+    ]
     wrong = []
     for requirement in map(Requirement, asked):
         version = pins.get(canonicalize_name(requirement.name))
@@ -43,7 +49,9 @@ def test_an_engine_whose_requirements_change_gets_another_environment(engine, tm
     def folder(own: list[str], **others: list[str]) -> Path:
         lines = PROJECT["optional-dependencies"] | others | {extra: own}
         written = "".join(f"{name} = {json.dumps(asked)}\n" for name, asked in lines.items())
-        (tmp_path / "pyproject.toml").write_text(f"[project]\ndependencies = []\n[project.optional-dependencies]\n{written}")
+        (tmp_path / "pyproject.toml").write_text(
+            f"[project]\ndependencies = []\n[project.optional-dependencies]\n{written}"
+        )
         return environment._folder(engine)
 
     both = folder(["peft>=0.17", "numpy"])

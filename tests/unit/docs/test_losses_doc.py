@@ -1,4 +1,5 @@
-"""docs/losses.md has every loss with its parameters, defaults and paper, and every granularity and aggregation."""
+"""docs/losses.md has every loss with its parameters, defaults and paper, and every granularity and
+aggregation."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def row_of(name: str) -> list[str]:
 @pytest.mark.parametrize(("name", "spec"), PG_VARIANTS.items(), ids=PG_VARIANTS)
 def test_the_table_has_the_parameters_with_their_defaults_and_the_paper(name, spec):
     _, _, parameters, source = row_of(name)
-    assert {key: float(value) for key, value in re.findall(r"`(\w+)` ([\d.e-]+\d)", parameters)} == spec.parameters
+    assert {
+        key: float(value) for key, value in re.findall(r"`(\w+)` ([\d.e-]+\d)", parameters)
+    } == spec.parameters
     assert all(paper in source for paper in re.findall(r"arXiv:(\S+\d)", spec.paper)) or source == "the same"
 
 

@@ -43,12 +43,16 @@ BANDIT = {
     "max_tokens_per_step": 2,
 }
 FILTERED = {"group_filter": "non_zero_variance", "custom_envs": {**PLAIN["custom_envs"], "Bandit": BANDIT}}
-UNPARSABLE = {"max_steps": 3, "custom_envs": {"Letters": LETTERS | {"max_steps": 3, "action_pattern": "<answer>(.*)</answer>"}}}
+UNPARSABLE = {
+    "max_steps": 3,
+    "custom_envs": {"Letters": LETTERS | {"max_steps": 3, "action_pattern": "<answer>(.*)</answer>"}},
+}
 STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5}
 
 
 def documented() -> tuple[set[str], set[str]]:
-    """Names of rows that are always there and of rows that need a setting, `{…,…}` expanded and `{tag}` left."""
+    """Names of rows that are always there and of rows that need a setting, `{…,…}` expanded and `{tag}`
+    left."""
     always, only = set(), set()
     for names, meaning in re.findall(r"(?m)^\| (`.*?`) \|.*\| ([^|]*) \|$", PAGE.read_text(encoding="utf-8")):
         (only if meaning.startswith(("only with", "only after")) else always).update(
@@ -80,8 +84,22 @@ def metrics(tiny_model, tmp_path_factory) -> dict[str, set[str]]:
     folder = tmp_path_factory.mktemp("runs")
     rows = write_demonstrations(folder / "rows.jsonl", 4)
     base = {"pretrain": str(tiny_model), "output_dir": str(folder)}
-    sft = {"sequence_length": 64, "track_with": [], "train_files": rows, "val_files": rows, **training(batch_size=2)}
-    runs = {"plain": {}, "kl": KL, "clips": CLIPS, "critic": CRITIC, "steps": STEPS, "filtered": FILTERED, "health": UNPARSABLE}
+    sft = {
+        "sequence_length": 64,
+        "track_with": [],
+        "train_files": rows,
+        "val_files": rows,
+        **training(batch_size=2),
+    }
+    runs = {
+        "plain": {},
+        "kl": KL,
+        "clips": CLIPS,
+        "critic": CRITIC,
+        "steps": STEPS,
+        "filtered": FILTERED,
+        "health": UNPARSABLE,
+    }
     return {
         **{name: run(base | PLAIN | changes, AgenticConfig, build_agentic) for name, changes in runs.items()},
         "sft": run(base | sft, SFTConfig, build_sft),
@@ -98,7 +116,9 @@ def test_every_documented_metric_is_written(metrics):
     always, only = documented()
     # Only a run of many steps writes the last one: tests/unit/tracking/test_health.py.
     names = set().union(*metrics.values()) | {RANDOM_SUCCESS}
-    assert [pattern for pattern in sorted(always | only) if not any(fits(name, pattern) for name in names)] == []
+    assert [
+        pattern for pattern in sorted(always | only) if not any(fits(name, pattern) for name in names)
+    ] == []
 
 
 def test_what_needs_no_setting_is_always_there(metrics):

@@ -1,4 +1,5 @@
-"""The table of mutants keeps up with the source: `tests/extras` runs it, and a text that has moved on would test nothing."""
+"""The table of mutants keeps up with the source: `tests/extras` runs it, and a text that has moved on would
+test nothing."""
 
 from __future__ import annotations
 
@@ -34,11 +35,18 @@ def test_every_mutant_s_text_is_in_the_source():
 
 @pytest.fixture
 def changed(tmp_path, monkeypatch):
-    """The names of the mutants that have changed since the only commit of a repository, after a file was written."""
+    """The names of the mutants that have changed since the only commit of a repository, after a file was
+    written."""
     monkeypatch.syspath_prepend(str(MUTANTS.parent))
     module = importlib.import_module("mutants")
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    for name in ("turnwise/one.py", "turnwise/two.py", "tests/unit/test_one.py", "tests/unit/test_two.py", "tests/mutants.txt"):
+    for name in (
+        "turnwise/one.py",
+        "turnwise/two.py",
+        "tests/unit/test_one.py",
+        "tests/unit/test_two.py",
+        "tests/mutants.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(TABLE if name.endswith(".txt") else CODE)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]

@@ -7,11 +7,18 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-STUMBLED = re.compile(r"\b(bears?|mend(s|ed)?|the patience|go on alike|starts? anew|alike and aren't)\b", re.IGNORECASE)
+STUMBLED = re.compile(
+    r"\b(bears?|mend(s|ed)?|the patience|go on alike|starts? anew|alike and aren't)\b", re.IGNORECASE
+)
 
 
 def test_what_users_read_is_plain() -> None:
-    files = [*ROOT.glob("turnwise/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.yaml"), ROOT / "README.md"]
+    files = [
+        *ROOT.glob("turnwise/**/*.py"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/**/*.yaml"),
+        ROOT / "README.md",
+    ]
     found = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
         for file in files
@@ -28,7 +35,9 @@ def test_docstrings_begin_with_what_they_speak_of() -> None:
         for room in ("turnwise", "tests", "benchmarks", "examples")
         for file in ROOT.glob(f"{room}/**/*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
         if re.match(r"\s*(Of|That|Those|In which)\b", node.value.value)
     ]
     assert found == []

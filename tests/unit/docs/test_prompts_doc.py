@@ -15,7 +15,11 @@ PAGE = (Path(__file__).parents[3] / "docs" / "prompts.md").read_text(encoding="u
 
 def test_every_placeholder_has_a_row_with_its_mode() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `{")]
-    shown = {name: row.split("|")[2].strip() for row in rows for name in re.findall(r"\{(\w+)\}", row.split("|")[1])}
+    shown = {
+        name: row.split("|")[2].strip()
+        for row in rows
+        for name in re.findall(r"\{(\w+)\}", row.split("|")[1])
+    }
     assert shown == dict.fromkeys(TURN_PLACEHOLDERS, "both") | dict.fromkeys(STEP_PLACEHOLDERS, "step")
 
 

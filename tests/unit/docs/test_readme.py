@@ -1,4 +1,5 @@
-"""The README's own environment is that of the docs, and links lead somewhere; tests/extras/test_readme_learns.py runs it."""
+"""The README's own environment is that of the docs, and links lead somewhere;
+tests/extras/test_readme_learns.py runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_the_tutorial_has_the_commands_of_the_readme_and_two_looks_that_run(tmp_
     readme, tutorial = commands(ROOT / "README.md"), commands(ROOT / "docs" / "own_environment.md")
     looks = [line for line in tutorial if line not in readme]
     assert [line for line in tutorial if line in readme] == readme[readme.index(tutorial[len(looks)]) :]
-    for text, name in re.findall(r"```\w+\n(# (\w+\.(?:py|yaml))\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+    for text, name in re.findall(
+        r"```\w+\n(# (\w+\.(?:py|yaml))\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    ):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     assert len(looks) == 2
@@ -54,12 +57,18 @@ def test_relative_links_exist_and_every_page_is_linked():
     ]
     assert missing == []
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert pages - set(re.findall(r"\(([a-z_]+\.md)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8"))) == set()
+    assert (
+        pages
+        - set(re.findall(r"\(([a-z_]+\.md)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+        == set()
+    )
 
 
 def test_how_fast_it_says_it_is_are_the_ratios_that_were_measured():
     """Rows in the order of the table."""
-    results = {name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text()) for name in NAMES}
+    results = {
+        name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text()) for name in NAMES
+    }
     cases, times = results["rollout"]["cases"], results["async"]["times"]
     measured = [
         cases["tiny:fp32"]["multi_turn"]["ratios"]["generate"],

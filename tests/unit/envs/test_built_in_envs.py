@@ -48,7 +48,9 @@ def test_arguments_that_all_have_are_checked(
 
 
 @for_every_env
-def test_without_a_seed_episodes_follow_one_another_reproducibly(env_type: str, env_config: dict[str, Any]) -> None:
+def test_without_a_seed_episodes_follow_one_another_reproducibly(
+    env_type: str, env_config: dict[str, Any]
+) -> None:
     def starts() -> list[Any]:
         env = make_env(env_type, env_config, "train")
         env.reset(seed=3)

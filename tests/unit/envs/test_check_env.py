@@ -69,7 +69,9 @@ ForgetfulEnv = sound(_marked=lambda self, text: f"{text} {next(COUNTER)}")
 
 def instructing(rules: Callable[[], Any]) -> type:
     """An environment with rules of each reset, which only prompts show."""
-    return sound(reset=lambda self, seed=None: (SoundEnv.reset(self, seed=seed)[0], {"env_instruction": rules()}))
+    return sound(
+        reset=lambda self, seed=None: (SoundEnv.reset(self, seed=seed)[0], {"env_instruction": rules()})
+    )
 
 
 LongEnv = sound(_marked=lambda self, text: "word " * 50 + SoundEnv._marked(self, text))
@@ -167,8 +169,13 @@ def found(report: Report, check: str) -> Any:
 def test_an_environment_without_a_defect_passes_every_check() -> None:
     report = examine(SoundEnv)
     # The verdict on step times depends on the machine.
-    assert {finding.verdict for finding in report.findings if finding.check != "step time"} == {"ok"}, report.to_json()
-    checks = "returns, other seeds, train/val, random play, scripted play, same seed, siblings, no action, rewards, metrics"
+    assert {finding.verdict for finding in report.findings if finding.check != "step time"} == {"ok"}, (
+        report.to_json()
+    )
+    checks = (
+        "returns, other seeds, train/val, random play, scripted play, same seed, siblings, no action, "
+        "rewards, metrics"
+    )
     assert [finding.check for finding in report.findings] == [
         *checks.split(", "),
         *("episodes", "observations", "state_key", "render", "close", "step time"),
@@ -186,7 +193,11 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
         (lambda split: WrongTupleEnv(), "step", "got a tuple of 4; step returns"),
         (lambda split: RaisingEnv(), "step", "step raises RuntimeError: the toy is broken"),
         (lambda split: NoMetricsEnv(), "metric_reductions", "has no metric_reductions"),
-        (sound(metric_reductions={"sucess": "last"}), "step", "'success' isn't declared.*Did you mean 'sucess'"),
+        (
+            sound(metric_reductions={"sucess": "last"}),
+            "step",
+            "'success' isn't declared.*Did you mean 'sucess'",
+        ),
         (
             sound(metric_reductions={"success": "median"}),
             "metric_reductions",
@@ -208,12 +219,24 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
             "train/val",
             "[5-8] of 8 validation starts occur among 8 of training",
         ),
-        (TextActionsEnv, "actions", "TextActionsEnv.actions is 'abcd'; a random player needs a sequence of str"),
-        (sound(expert_action=raising(IndexError("no plan"))), "expert_action", "expert_action raises IndexError: no plan"),
+        (
+            TextActionsEnv,
+            "actions",
+            "TextActionsEnv.actions is 'abcd'; a random player needs a sequence of str",
+        ),
+        (
+            sound(expert_action=raising(IndexError("no plan"))),
+            "expert_action",
+            "expert_action raises IndexError: no plan",
+        ),
         (sound(expert_action=lambda _: 1), "expert_action", r"expert_action\(\) gave 1; an action is a str"),
         (lambda split: CloselessEnv(), "metric_reductions", "isn't an environment, as it has no step, close"),
         (ListMetricsEnv, "metric_reductions", "metric_reductions is a list of 1; it must be a dict"),
-        (sound(_marked=lambda *_: Observation(5)), "reset", "the observation's text is a int; it must be a str"),
+        (
+            sound(_marked=lambda *_: Observation(5)),
+            "reset",
+            "the observation's text is a int; it must be a str",
+        ),
         (
             sound(_marked=lambda *_: Observation("", (Media("image", np.zeros((4, 4), np.uint8)),))),
             "reset",
@@ -243,8 +266,16 @@ def test_a_defect_is_an_error_that_names_it(make: Any, check: str, message: str)
 @pytest.mark.parametrize(
     ("make", "check", "message"),
     [
-        (sound(metric_reductions={"success": "mean", "distance": "last"}), "metrics", "never reported: distance"),
-        (sound(_marked=lambda self, text: text), "state_key", "of turns look the same but are in different states"),
+        (
+            sound(metric_reductions={"success": "mean", "distance": "last"}),
+            "metrics",
+            "never reported: distance",
+        ),
+        (
+            sound(_marked=lambda self, text: text),
+            "state_key",
+            "of turns look the same but are in different states",
+        ),
         (sound(state_key=lambda self: self._turn), "state_key", "of turns share a key and look different"),
         (
             sound(_marked=lambda self, text: "word " * 15 + SoundEnv._marked(self, text)),
@@ -255,7 +286,11 @@ def test_a_defect_is_an_error_that_names_it(make: Any, check: str, message: str)
         (ConstantEnv, "rewards", "not 0 in 0.0% of steps, 0% of episodes"),
         (sound(expert_action=lambda _: "no letter"), "scripted play", r"success 0.00 \(0 of 8\)"),
         (sound(render=lambda _: np.zeros((4, 4), np.float32)), "render", r"returns float32 \[4, 4\]"),
-        (sound(render=raising(RuntimeError("no display"))), "render", "render raises RuntimeError: no display"),
+        (
+            sound(render=raising(RuntimeError("no display"))),
+            "render",
+            "render raises RuntimeError: no display",
+        ),
     ],
 )
 def test_what_is_doubtful_is_a_warning_with_advice(make: Any, check: str, message: str) -> None:
@@ -326,7 +361,10 @@ def test_without_a_tokenizer_a_huge_observation_is_doubtful_all_the_same() -> No
 def test_a_split_among_the_arguments_is_no_lack_of_the_class() -> None:
     report = check_env(lambda split: SoundEnv("train"), True, replace(QUICK, is_split_given=True))
     assert found(report, "train/val").verdict == "warning"
-    assert "`split` is given" in found(report, "train/val").result and "parameter" not in found(report, "train/val").advice
+    assert (
+        "`split` is given" in found(report, "train/val").result
+        and "parameter" not in found(report, "train/val").advice
+    )
 
 
 def test_what_the_constructor_refuses_is_the_callers_mistake_and_what_it_raises_a_finding() -> None:
@@ -349,14 +387,18 @@ def test_without_known_actions_it_says_how_to_name_them_and_checks_the_rest() ->
 def test_one_start_and_no_split_are_warnings() -> None:
     report = examine(BanditEnv, takes_split=False)
     assert found(report, "other seeds").result.startswith("1 of 8 starts")
-    assert found(report, "train/val").result.startswith("8 of 8 validation starts occur among 8 of training, by what they show")
+    assert found(report, "train/val").result.startswith(
+        "8 of 8 validation starts occur among 8 of training, by what they show"
+    )
     assert "no `split`" in found(report, "train/val").result
     assert report.verdict == "warning"
 
 
 def hidden(split: str = "train") -> SoundEnv:
     """Splits its tasks soundly, but shows nothing of them at the start."""
-    return sound(_marked=lambda self, text: SoundEnv._marked(self, text) if self._turn else "a closed box")(split)
+    return sound(_marked=lambda self, text: SoundEnv._marked(self, text) if self._turn else "a closed box")(
+        split
+    )
 
 
 class UnkeyedEnv(IdentityEnv):
@@ -373,11 +415,15 @@ class UnkeyedEnv(IdentityEnv):
 def test_starts_of_a_partially_observed_game_are_compared_by_their_state_key() -> None:
     report = examine(hidden)
     finding = found(report, "train/val")
-    assert finding.verdict == "ok" and finding.result.startswith("0 of 8") and "by state_key" in finding.result
+    assert (
+        finding.verdict == "ok" and finding.result.startswith("0 of 8") and "by state_key" in finding.result
+    )
     assert report.verdict != "error"
 
 
-@pytest.mark.parametrize("make", [UnkeyedEnv, sound(state_key=lambda self: None, _marked=lambda *_: "a closed box")])
+@pytest.mark.parametrize(
+    "make", [UnkeyedEnv, sound(state_key=lambda self: None, _marked=lambda *_: "a closed box")]
+)
 def test_without_a_state_key_starts_that_look_alike_are_a_warning_that_names_it(make: Any) -> None:
     report = examine(make)
     finding = found(report, "train/val")
@@ -388,7 +434,11 @@ def test_without_a_state_key_starts_that_look_alike_are_a_warning_that_names_it(
 
 def test_one_key_for_starts_that_look_different_is_a_warning() -> None:
     finding = found(examine(sound(state_key=lambda self: self._turn)), "train/val")
-    assert finding.verdict == "warning" and finding.result.startswith("8 of 8") and "look different" in finding.result
+    assert (
+        finding.verdict == "warning"
+        and finding.result.startswith("8 of 8")
+        and "look different" in finding.result
+    )
 
 
 def test_truncation_by_the_environment_and_by_the_limit_are_told_apart() -> None:
@@ -414,7 +464,12 @@ def test_a_slow_environment_is_examined_with_fewer_episodes() -> None:
 
 
 def test_the_environments_of_the_package_have_no_errors() -> None:
-    for arguments in ({}, {"is_slippery": False, "size": 5}, {"observation": "coordinates"}, {"render_mode": "rgb_array"}):
+    for arguments in (
+        {},
+        {"is_slippery": False, "size": 5},
+        {"observation": "coordinates"},
+        {"render_mode": "rgb_array"},
+    ):
         report = examine(lambda split, arguments=arguments: FrozenLakeEnv(split=split, **arguments))
         assert report.verdict != "error", report.to_json()
 
@@ -447,7 +502,9 @@ def test_times_tell_cooperative_from_blocking(taken: CallTimes, verdict: str, me
 def test_a_slow_tail_is_blocking_too() -> None:
     taken = clock(20e-6, 300e-6, 1.0, num_calls=98)
     taken["step"].wall_s.extend([0.05] * 2)
-    assert times(taken, mean_steps=10.0, num_cores=4).result.endswith("p99 50 ms, max 50 ms; a start 300 µs: blocking")
+    assert times(taken, mean_steps=10.0, num_cores=4).result.endswith(
+        "p99 50 ms, max 50 ms; a start 300 µs: blocking"
+    )
 
 
 def test_the_report_is_json() -> None:

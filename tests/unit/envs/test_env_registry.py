@@ -125,8 +125,12 @@ def test_options_that_nobody_above_takes_are_left_alone() -> None:
     assert isinstance(env, AnythingEnv) and env.options == {"colour": "red"}
 
 
-def test_a_module_that_fails_when_it_is_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_when_it_is_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lacking_env.py").write_text("import something_that_is_not_installed\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(EnvironmentFault, match=r"importing lacking_env failed.*something_that_is_not_installed.*line 1"):
+    with pytest.raises(
+        EnvironmentFault, match=r"importing lacking_env failed.*something_that_is_not_installed.*line 1"
+    ):
         registry.env_class("lacking_env:Env")

@@ -1,4 +1,5 @@
-"""The environments of the examples' configs: each passes the contract check, and an agent plays it at random."""
+"""The environments of the examples' configs: each passes the contract check, and an agent plays it at
+random."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ ACTIONS = {
 def test_every_example_of_a_package_is_played_here() -> None:
     folders = {name.partition("/")[0] for name in ACTIONS}
     found = {
-        path.relative_to(EXAMPLES).with_suffix("").as_posix() for name in folders for path in (EXAMPLES / name).glob("*.yaml")
+        path.relative_to(EXAMPLES).with_suffix("").as_posix()
+        for name in folders
+        for path in (EXAMPLES / name).glob("*.yaml")
     }
     assert found == set(ACTIONS)
 
@@ -55,7 +58,9 @@ def test_an_example_passes_the_contract_and_is_played(name: str) -> None:
     conversation = ScriptedConversation(["no action at all", *(f"<answer>{word}</answer>" for word in words)])
     task = Task(id=f"train/{tag}/0", tag=tag, split="train", seed=8)
     agent = EnvAgent(make, settings)
-    [trajectory] = asyncio.run(agent.run(task, 0, lambda *_, **__: conversation, SamplingParams(max_new_tokens=8)))
+    [trajectory] = asyncio.run(
+        agent.run(task, 0, lambda *_, **__: conversation, SamplingParams(max_new_tokens=8))
+    )
     assert 1 <= len(trajectory.turns) <= env.max_steps
     assert trajectory.turns[0].action is None and trajectory.turns[1].action == words[0]
     assert 0.0 < trajectory.metrics["action_is_valid"] < 1.0 and trajectory.metrics["success"] in (0.0, 1.0)

@@ -36,7 +36,12 @@ def test_the_same_actions_on_the_same_maps_give_what_gymnasium_gives(is_slippery
         for action in np.random.default_rng(seed).choice(4, 60, p=[0.1, 0.4, 0.4, 0.1]).tolist():
             state, reward, terminated, truncated, _ = theirs.step(action)
             _, our_reward, our_terminated, our_truncated, _ = ours.step(WORDS[action])
-            assert (ours.position, our_reward, our_terminated, our_truncated) == (state, reward, terminated, truncated)
+            assert (ours.position, our_reward, our_terminated, our_truncated) == (
+                state,
+                reward,
+                terminated,
+                truncated,
+            )
             num_arrived += reward
             if terminated:
                 break
@@ -60,7 +65,10 @@ def test_slipping_has_the_probabilities_of_gymnasiums_table() -> None:
         assert set(seen) == set(expected)
         for state, probability in expected.items():
             # Five standard deviations of a binomial share.
-            assert abs(seen[state] / num_draws - probability) < 5 * (probability * (1 - probability) / num_draws) ** 0.5 + 1e-9
+            assert (
+                abs(seen[state] / num_draws - probability)
+                < 5 * (probability * (1 - probability) / num_draws) ** 0.5 + 1e-9
+            )
 
 
 def test_the_grid_shows_player_ice_holes_and_goal() -> None:
@@ -90,7 +98,12 @@ def test_an_invalid_action_moves_nothing_costs_the_penalty_and_goes_on(action: s
     observation, reward, terminated, truncated, info = lake.step(action)
     assert (observation, reward, terminated, truncated) == (before, -0.25, False, False)
     assert info["action"] is None
-    assert info["metrics"] == {"success": 0.0, "action_is_valid": 0.0, "action_is_effective": 0.0, "format_penalty": -0.25}
+    assert info["metrics"] == {
+        "success": 0.0,
+        "action_is_valid": 0.0,
+        "action_is_effective": 0.0,
+        "format_penalty": -0.25,
+    }
 
 
 def test_a_valid_action_pays_no_penalty_and_tells_whether_it_moved() -> None:
@@ -99,7 +112,12 @@ def test_a_valid_action_pays_no_penalty_and_tells_whether_it_moved() -> None:
     bumped, moved = lake.step(" LEFT "), lake.step("down")
     assert bumped[1] == moved[1] == 0.0
     assert bumped[4]["action"] == "Left"
-    assert bumped[4]["metrics"] == {"success": 0.0, "action_is_valid": 1.0, "action_is_effective": 0.0, "format_penalty": 0.0}
+    assert bumped[4]["metrics"] == {
+        "success": 0.0,
+        "action_is_valid": 1.0,
+        "action_is_effective": 0.0,
+        "format_penalty": 0.0,
+    }
     assert moved[4]["metrics"]["action_is_effective"] == 1.0
 
 
@@ -154,7 +172,10 @@ def test_a_picture_shows_player_holes_and_goal_and_changes_with_each_move() -> N
 def test_symbols_and_words_can_be_replaced() -> None:
     vocab = {"@": "you", ".": "ice", "H": "hole", "*": "goal", "x": "you in a hole", "!": "you on the goal"}
     lake = FrozenLakeEnv(
-        map_rows=SMALL, is_slippery=False, grid_vocab=vocab, action_lookup={"0": "W", "1": "S", "2": "E", "3": "N"}
+        map_rows=SMALL,
+        is_slippery=False,
+        grid_vocab=vocab,
+        action_lookup={"0": "W", "1": "S", "2": "E", "3": "N"},
     )
     observation, info = lake.reset(seed=0)
     assert observation == "@ . .\n. H .\n. . *"

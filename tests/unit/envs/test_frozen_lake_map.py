@@ -7,7 +7,14 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from hypothesis import given, strategies as st
 
-from turnwise.envs.frozen_lake.map import best_blind_path, map_hash, neighbours, random_map, read_map, shortest_path
+from turnwise.envs.frozen_lake.map import (
+    best_blind_path,
+    map_hash,
+    neighbours,
+    random_map,
+    read_map,
+    shortest_path,
+)
 from turnwise.envs.hold_out import in_split
 from turnwise.errors import EnvironmentFault
 
@@ -32,7 +39,9 @@ def test_a_map_of_a_split_is_solvable_and_belongs_to_that_split_alone(seed: int,
 
 
 @given(seed=SEEDS, size=SIZES)
-def test_the_shortest_path_leads_to_the_goal_over_ice_and_no_breadth_first_layer_is_shorter(seed: int, size: int) -> None:
+def test_the_shortest_path_leads_to_the_goal_over_ice_and_no_breadth_first_layer_is_shorter(
+    seed: int, size: int
+) -> None:
     rows = random_map(seed, size)
     letters, moves = "".join(rows), neighbours(size, size)
     path = shortest_path(rows)

@@ -22,7 +22,8 @@ DOOR_KEY = "minigrid:MiniGrid-DoorKey-5x5-v0"
 
 
 def shortest_way(env: GymnasiumEnv) -> list[str]:
-    """The fewest actions to success, by breadth-first search over copies of the environment, one per state key."""
+    """The fewest actions to success, by breadth-first search over copies of the environment, one per state
+    key."""
     queue: deque[tuple[GymnasiumEnv, list[str]]] = deque([(env, [])])
     seen = {env.state_key()}
     while queue:
@@ -74,7 +75,11 @@ def test_cliff_walking_succeeds_at_its_end_whatever_the_reward() -> None:
     assert walk.step("right")[:3] == ("at 3,0", -100.0, False)
     steps = [walk.step(word) for word in ["up", *["right"] * 11, "down"]]
     assert steps[-1][0] == "at 3,11" and steps[-1][1] == -1.0
-    assert steps[-1][2] and steps[-1][4]["metrics"]["success"] == 1.0 and steps[-2][4]["metrics"]["success"] == 0.0
+    assert (
+        steps[-1][2]
+        and steps[-1][4]["metrics"]["success"] == 1.0
+        and steps[-2][4]["metrics"]["success"] == 0.0
+    )
 
 
 def test_minigrid_shows_the_same_room_whole_and_as_the_agent_sees_it() -> None:
@@ -86,7 +91,12 @@ def test_minigrid_shows_the_same_room_whole_and_as_the_agent_sees_it() -> None:
     )
     assert str(seen.reset(seed=1)[0]).startswith("# # #\n# ky #\nly ^ #\nfacing south, carrying nothing.")
     assert whole.state_key() == seen.state_key()
-    for word, told in (("pickup", "carrying yellow key"), ("left", "facing east"), ("toggle", "od"), ("forward", "> .")):
+    for word, told in (
+        ("pickup", "carrying yellow key"),
+        ("left", "facing east"),
+        ("toggle", "od"),
+        ("forward", "> ."),
+    ):
         observation = str(whole.step(word)[0])
         seen.step(word)
         assert (told.replace("od", "oy")) in observation
@@ -110,7 +120,9 @@ def test_turning_round_is_the_same_state_again() -> None:
 
 
 def test_an_action_that_is_none_of_the_words_moves_nothing() -> None:
-    taxi = GymnasiumEnv("Taxi-v4", format_penalty=-0.5, env_instruction="Drive.", kwargs={"max_episode_steps": 2})
+    taxi = GymnasiumEnv(
+        "Taxi-v4", format_penalty=-0.5, env_instruction="Drive.", kwargs={"max_episode_steps": 2}
+    )
     text, info = taxi.reset(seed=1)
     assert info["env_instruction"] == "Drive."
     for wrong in ("", "fly", "0"):
@@ -118,7 +130,9 @@ def test_an_action_that_is_none_of_the_words_moves_nothing() -> None:
         assert (observation, reward, terminated, truncated) == (text, -0.5, False, False)
         assert told["metrics"] == {"success": 0.0, "action_is_valid": 0.0, "format_penalty": -0.5}
     assert taxi.step("north")[3] is False
-    assert taxi.step("north")[2:4] == (False, True), "the time limit cuts from outside, and counts what reached the environment"
+    assert taxi.step("north")[2:4] == (False, True), (
+        "the time limit cuts from outside, and counts what reached the environment"
+    )
 
 
 def test_training_and_validation_start_in_different_states() -> None:
@@ -131,7 +145,9 @@ def test_training_and_validation_start_in_different_states() -> None:
 
 
 @pytest.mark.parametrize("name", ["CliffWalking-v1", "minigrid:MiniGrid-Empty-5x5-v0"])
-def test_an_environment_with_one_start_plays_it_in_both_splits_and_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_environment_with_one_start_plays_it_in_both_splits_and_says_so(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     _say_that_all_are_played.cache_clear()
     walks = [GymnasiumEnv(name, split=split) for split in ("train", "val")]
     assert len({walk.reset(seed=seed)[0] for walk in walks for seed in range(3)}) == 1
@@ -167,12 +183,16 @@ class SpacesEnv(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(2, start=5)
 
     def __init__(
-        self, observation_space: spaces.Space[Any] | None = None, action_space: spaces.Space[Any] | None = None
+        self,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
     ) -> None:
         self.observation_space = observation_space or self.observation_space
         self.action_space = action_space or self.action_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         at = np.array([[0.123456, 1], [-1, 0]], np.float32)
         return {"at": at, "bits": np.array([1, 0, 1]), "pair": (np.int64(3), "so {it} is")}, {}
 
@@ -205,7 +225,9 @@ def test_an_unknown_environment_is_told_by_its_spaces() -> None:
     assert env.step("5")[4]["metrics"]["success"] == 0.0
     won = env.step("6")
     assert won[2] is True and type(won[1]) is float and won[4]["metrics"]["success"] == 1.0
-    named = GymnasiumEnv("SpacesTest-v0", action_names=["stay", "win"], renderer=f"{__name__}:shout", max_observation_chars=8)
+    named = GymnasiumEnv(
+        "SpacesTest-v0", action_names=["stay", "win"], renderer=f"{__name__}:shout", max_observation_chars=8
+    )
     assert named.reset(seed=0)[0] == "SO {IT} … (cut at 8 characters)"
     assert named.actions == ("stay", "win") and named.step("Win")[2]
 
@@ -215,7 +237,9 @@ def test_a_key_of_info_that_never_comes_is_no_failure_of_the_player() -> None:
     env = GymnasiumEnv("SpacesTest-v0", success="info:is_wn")
     env.reset(seed=0)
     env.step("5")
-    with pytest.raises(EnvironmentFault, match=r"success is info:is_wn.*no such key; it has is_won\..*Did you mean 'is_won'"):
+    with pytest.raises(
+        EnvironmentFault, match=r"success is info:is_wn.*no such key; it has is_won\..*Did you mean 'is_won'"
+    ):
         env.step("6")
     cut = GymnasiumEnv("SpacesTest-v0", success="info:is_wn", kwargs={"max_episode_steps": 1})
     cut.reset(seed=0)
@@ -254,7 +278,10 @@ def shout(observation: Mapping[str, Any], env: Any) -> str:
             {"observation_space": spaces.Box(0, 255, (84, 84, 3), np.uint8)},
             r"has Box\(0, 255, \(84, 84, 3\), uint8\).*renderer",
         ),
-        ({"observation_space": spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])}, r"has Sequence.*module:function"),
+        (
+            {"observation_space": spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])},
+            r"has Sequence.*module:function",
+        ),
     ],
 )
 def test_spaces_without_words_are_refused(spaces_of: dict[str, Any], message: str) -> None:
@@ -270,7 +297,10 @@ def test_spaces_without_words_are_refused(spaces_of: dict[str, Any], message: st
         ({"id": "Pendulum-v1"}, r"action space is Box\(-2.0, 2.0, \(1,\), float32\)"),
         ({"kwargs": {"is_rany": True}}, "Taxi-v4 with kwargs.*is_rany"),
         ({"kwargs": {"render_mode": "human"}}, "render_mode is a key of env_config itself"),
-        ({"action_names": ["south", "nort"]}, r"'nort' isn't an action of gymnasium's Taxi-v4.*Did you mean 'north'"),
+        (
+            {"action_names": ["south", "nort"]},
+            r"'nort' isn't an action of gymnasium's Taxi-v4.*Did you mean 'north'",
+        ),
         ({"action_names": {9: "jump"}}, "9 isn't an action of gymnasium's Taxi-v4; its actions are 0 to 5"),
         ({"action_names": ["a", "b"]}, "has 6 actions, 0 to 5: south"),
         ({"action_names": {0: "go", 1: "Go "}}, "its own word"),
@@ -284,11 +314,17 @@ def test_spaces_without_words_are_refused(spaces_of: dict[str, Any], message: st
         ({"success": "info:"}, "success 'info:'; allowed are 'reward'"),
         ({"format_penalty": float("nan")}, "format_penalty nan isn't a reward"),
         ({"format_penalty": "-1"}, "format_penalty '-1' isn't a reward"),
-        ({"renderer": "minigrid"}, "unknown renderer 'minigrid' for gymnasium's Taxi-v4; it is one of space, ansi, taxi, or"),
+        (
+            {"renderer": "minigrid"},
+            "unknown renderer 'minigrid' for gymnasium's Taxi-v4; it is one of space, ansi, taxi, or",
+        ),
         ({"renderer": "taxy"}, "unknown renderer 'taxy'.*Did you mean 'taxi'"),
         ({"renderer": "json:no_such"}, "json has no function 'no_such'"),
         ({"renderer": "ansi", "render_mode": "rgb_array"}, "draws in one way"),
-        ({"id": "CartPole-v1", "renderer": "ansi"}, "can't draw as asked; its render modes are human, rgb_array"),
+        (
+            {"id": "CartPole-v1", "renderer": "ansi"},
+            "can't draw as asked; its render modes are human, rgb_array",
+        ),
         ({"success": "won"}, "success 'won'; allowed are 'reward'"),
         ({"render_mode": "picture"}, "render_mode 'picture'"),
     ],
@@ -306,7 +342,11 @@ def test_action_names_may_rename_choose_and_reorder() -> None:
     assert names(["hinauf", "rechts", "hinunter", "links"]) == ("hinauf", "rechts", "hinunter", "links")
     env = GymnasiumEnv("CliffWalking-v1", action_names={"3": "west", 0: "north"})
     env.reset(seed=0)
-    assert env.actions == ("west", "north") and env.step("north")[0] == "at 2,0" and env.step("up")[0] == "at 2,0"
+    assert (
+        env.actions == ("west", "north")
+        and env.step("north")[0] == "at 2,0"
+        and env.step("up")[0] == "at 2,0"
+    )
 
 
 def test_missing_packages_name_what_brings_them() -> None:
@@ -316,7 +356,9 @@ def test_missing_packages_name_what_brings_them() -> None:
         GymnasiumEnv("LunarLander-v3")
 
 
-def test_pictures_without_the_package_that_draws_are_refused_before_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_without_the_package_that_draws_are_refused_before_an_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)
     for env_id in ("Taxi-v4", "CartPole-v1"):
         with pytest.raises(NotAvailableError, match=r"package pygame: pip install -e '\.\[gym\]'"):

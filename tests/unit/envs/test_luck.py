@@ -75,7 +75,9 @@ class ScorelessEnv(DoorEnv):
 @pytest.mark.parametrize(("env", "max_steps", "expected"), [(DoorEnv, 1, 0.25), (BoardEnv, 3, 1 - 0.75**3)])
 def test_the_share_is_that_of_the_limit(env, max_steps, expected):
     outcomes = random_outcomes(env, range(400), max_steps, budget_s=60)
-    assert len(outcomes) == 400 and sum(outcomes) / 400 == pytest.approx(expected, abs=4 * (0.25 / 400) ** 0.5)
+    assert len(outcomes) == 400 and sum(outcomes) / 400 == pytest.approx(
+        expected, abs=4 * (0.25 / 400) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("env", [HungEnv, BrokenEnv, NamelessEnv, LostBoardEnv, ScorelessEnv, LettersEnv])

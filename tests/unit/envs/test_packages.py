@@ -33,7 +33,9 @@ for env_type, (package, env_config, extra) in {PACKAGES!r}.items():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     told = run.stdout.splitlines()
-    assert [line.partition(": ")[2] for line in told] == [install_hint(extra) for _, _, extra in PACKAGES.values()]
+    assert [line.partition(": ")[2] for line in told] == [
+        install_hint(extra) for _, _, extra in PACKAGES.values()
+    ]
 
 
 def test_what_a_package_itself_lacks_is_not_blamed_on_it() -> None:

@@ -48,7 +48,9 @@ def test_the_answer_pattern(text: str, expected: str | None) -> None:
         ("<think>x <answer>Left</answer>", None),
     ],
 )
-def test_the_pattern_that_asks_for_a_thought_sees_it_and_takes_the_last_group(text: str, expected: str | None) -> None:
+def test_the_pattern_that_asks_for_a_thought_sees_it_and_takes_the_last_group(
+    text: str, expected: str | None
+) -> None:
     assert parse_action(text, THINK_ANSWER_PATTERN) == expected
 
 
@@ -65,7 +67,9 @@ def test_a_broken_pattern_is_a_config_error() -> None:
 
 
 @given(before=PLAIN, thought=PLAIN, action=WORD, after=PLAIN)
-def test_what_is_written_around_an_answer_changes_nothing(before: str, thought: str, action: str, after: str) -> None:
+def test_what_is_written_around_an_answer_changes_nothing(
+    before: str, thought: str, action: str, after: str
+) -> None:
     text = f"{before}<think>{thought}<answer>{thought}</answer></think><answer>{action}</answer>{after}"
     assert parse_action(text, ANSWER_PATTERN) == action.strip()
 
@@ -120,7 +124,9 @@ def test_what_another_process_reads_is_the_same() -> None:
     assert parse_action("so <ANSWER> Up left</answer>", nested) == "Up left"
     assert parse_action("\udcff é <answer>Ü</answer>", nested) == "Ü"
     assert parse_action("<answer>" + "a" * 60, nested) is None
-    assert parse_action("<answer>Down</answer>", nested) == "Down", "it is started again after a search that was ended"
+    assert parse_action("<answer>Down</answer>", nested) == "Down", (
+        "it is started again after a search that was ended"
+    )
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<THINK>", "a", "b"]), max_size=12))

@@ -1,4 +1,5 @@
-"""Questions of reasoning-gym: asked by seed, scored by the package, and refused where that isn't safe or repeatable."""
+"""Questions of reasoning-gym: asked by seed, scored by the package, and refused where that isn't safe or
+repeatable."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ def test_a_right_answer_is_worth_one() -> None:
         assert info["env_instruction"] == "Answer the question."
         observation, reward, terminated, truncated, told = env.step(answer_to(question))
         assert (observation, reward, terminated, truncated) == ("That is right.", 1.0, True, False)
-        assert told["metrics"] == {"success": 1.0, "best_score": 1.0, "action_is_valid": 1.0, "format_penalty": 0.0}
+        assert told["metrics"] == {
+            "success": 1.0,
+            "best_score": 1.0,
+            "action_is_valid": 1.0,
+            "format_penalty": 0.0,
+        }
 
 
 def test_rewards_of_the_attempts_add_up_to_the_best_score() -> None:
@@ -100,7 +106,9 @@ def test_no_answer_is_run_unless_that_was_asked_for(tmp_path: Path) -> None:
     attack = f"__import__('pathlib').Path({str(tmp_path / 'run')!r}).write_text('x')"
     for dataset in sorted(set(DATASETS) - UNREPEATABLE - {"composite"}):
         if dataset in RUNS_ANSWERS:
-            with pytest.raises(EnvironmentFault, match=r"runs the model's answer as Python code.*runs_answers: true"):
+            with pytest.raises(
+                EnvironmentFault, match=r"runs the model's answer as Python code.*runs_answers: true"
+            ):
                 ReasoningGymEnv(dataset)
     env = ReasoningGymEnv("string_insertion", runs_answers=True)
     env.reset(seed=0)
@@ -113,7 +121,10 @@ def test_no_answer_is_run_unless_that_was_asked_for(tmp_path: Path) -> None:
     [
         ({"dataset": "chain_sums"}, "no dataset 'chain_sums'; it has ab, .*Did you mean 'chain_sum'"),
         ({"dataset_config": {"min_terms": 0}}, "doesn't take dataset_config.*min_terms must be positive"),
-        ({"dataset_config": {"terms": 3}}, "doesn't take dataset_config.*unexpected keyword argument 'terms'"),
+        (
+            {"dataset_config": {"terms": 3}},
+            "doesn't take dataset_config.*unexpected keyword argument 'terms'",
+        ),
         ({"dataset": "composite"}, "its own environment tag"),
         ({"dataset": "ransom_note"}, "don't follow from their seed"),
         ({"dataset_config": {"seed": None}}, "dataset_config.seed None; it must be a whole number"),

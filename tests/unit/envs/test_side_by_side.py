@@ -13,10 +13,22 @@ from turnwise.envs.registry import make_env
 
 SEEDS = (3, 4)
 EPISODES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Taxi, random": ("gymnasium", {"id": "Taxi-v4", "kwargs": {"is_rainy": True, "fickle_passenger": True}}, "south east west"),
-    "CliffWalking, random": ("gymnasium", {"id": "CliffWalking-v1", "kwargs": {"is_slippery": True}}, "up right right"),
+    "Taxi, random": (
+        "gymnasium",
+        {"id": "Taxi-v4", "kwargs": {"is_rainy": True, "fickle_passenger": True}},
+        "south east west",
+    ),
+    "CliffWalking, random": (
+        "gymnasium",
+        {"id": "CliffWalking-v1", "kwargs": {"is_slippery": True}},
+        "up right right",
+    ),
     "Blackjack of gymnasium": ("gymnasium", {"id": "Blackjack-v1"}, "hit hit hit"),
-    "MiniGrid": ("gymnasium", {"id": "minigrid:MiniGrid-Dynamic-Obstacles-5x5-v0"}, "left left right forward"),
+    "MiniGrid": (
+        "gymnasium",
+        {"id": "minigrid:MiniGrid-Dynamic-Obstacles-5x5-v0"},
+        "left left right forward",
+    ),
     "2048": ("textarena", {"id": "2048-v0"}, "left down right down"),
     "Blackjack of textarena": ("textarena", {"id": "Blackjack-v0"}, "stand stand stand"),
     "RushHour": ("textarena", {"id": "RushHour-v0"}, "A+ A- X+"),

@@ -31,8 +31,18 @@ def play(env: SokobanEnv, *actions: str) -> list[float]:
 def test_a_box_is_pushed_along_a_corridor() -> None:
     env = started(CORRIDOR)
     observation, reward, terminated, truncated, info = env.step("Right")
-    assert (observation, reward, terminated, truncated) == ("# # # # # #\n# _ P X O #\n# # # # # #", -0.1, False, False)
-    assert info["metrics"] == {"success": 0.0, "action_is_valid": 1.0, "action_is_effective": 1.0, "format_penalty": 0.0}
+    assert (observation, reward, terminated, truncated) == (
+        "# # # # # #\n# _ P X O #\n# # # # # #",
+        -0.1,
+        False,
+        False,
+    )
+    assert info["metrics"] == {
+        "success": 0.0,
+        "action_is_valid": 1.0,
+        "action_is_effective": 1.0,
+        "format_penalty": 0.0,
+    }
     observation, reward, terminated, truncated, info = env.step("Right")
     assert (observation, terminated, truncated) == ("# # # # # #\n# _ _ P √ #\n# # # # # #", True, False)
     assert reward == pytest.approx(-0.1 + 1 + 10)
@@ -99,7 +109,12 @@ def test_an_invalid_action_moves_nothing_and_costs_step_and_penalty(action: str)
     _, reward, terminated, truncated, info = env.step(action)
     assert (env.state, terminated, truncated, info["action"]) == (before, False, False, None)
     assert reward == pytest.approx(-0.35)
-    assert info["metrics"] == {"success": 0.0, "action_is_valid": 0.0, "action_is_effective": 0.0, "format_penalty": -0.25}
+    assert info["metrics"] == {
+        "success": 0.0,
+        "action_is_valid": 0.0,
+        "action_is_effective": 0.0,
+        "format_penalty": -0.25,
+    }
 
 
 def test_a_player_on_a_target_has_a_symbol_of_his_own() -> None:
@@ -114,7 +129,10 @@ def test_coordinates_name_inner_walls_targets_boxes_and_player() -> None:
     assert env.step("Right")[0] == "#2,1 #2,3 O1,4 X1,3 P1,2"
     assert env.step("Right")[0] == "#2,1 #2,3 O1,4 X1,4 P1,3"
     assert SokobanEnv(room_rows=CORRIDOR, observation="coordinates").reset(seed=0)[0] == "O1,4 X1,2 P1,1"
-    assert SokobanEnv(room_rows=TWO_BOXES, observation="coordinates").reset(seed=0)[0] == "O1,3 O2,4 X1,2 X2,3 P1,1"
+    assert (
+        SokobanEnv(room_rows=TWO_BOXES, observation="coordinates").reset(seed=0)[0]
+        == "O1,3 O2,4 X1,2 X2,3 P1,1"
+    )
     both = SokobanEnv(room_rows=CORRIDOR, observation="both").reset(seed=0)[0]
     assert both == "# # # # # #\n# P X _ O #\n# # # # # #\nO1,4 X1,2 P1,1"
 
@@ -151,7 +169,14 @@ def test_a_picture_shows_everything_and_changes_with_each_move() -> None:
     assert isinstance(observation, Observation) and observation.text
     [media] = observation.media
     assert media.data.shape == (4 * 32, 7 * 32, 3) and media.data.dtype == np.uint8
-    places = {"wall": (0, 0), "player": (1, 1), "box": (1, 2), "floor": (1, 3), "target": (1, 4), "home": (1, 5)}
+    places = {
+        "wall": (0, 0),
+        "player": (1, 1),
+        "box": (1, 2),
+        "floor": (1, 3),
+        "target": (1, 4),
+        "home": (1, 5),
+    }
     tiles = {name: media.data[32 * r : 32 * r + 32, 32 * c : 32 * c + 32] for name, (r, c) in places.items()}
     assert len({tile.tobytes() for tile in tiles.values()}) == 6
     after = env.step("Down")[0]
@@ -165,7 +190,15 @@ def test_symbols_words_and_meanings_can_be_replaced() -> None:
     env = SokobanEnv(
         room_rows=["#######", "#@$. *#", "#  .$ #", "#######"],
         grid_lookup={0: "W", 1: ".", 2: "G", 3: "C", 4: "B", 5: "A", "6": "@"},
-        grid_vocab={"W": "stone", ".": "grass", "G": "gate", "C": "sheep at home", "B": "sheep", "A": "you", "@": "you at it"},
+        grid_vocab={
+            "W": "stone",
+            ".": "grass",
+            "G": "gate",
+            "C": "sheep at home",
+            "B": "sheep",
+            "A": "you",
+            "@": "you at it",
+        },
         action_lookup={"1": "North", "2": "South", "3": "West", "4": "East"},
     )
     observation, info = env.reset(seed=0)
@@ -187,7 +220,10 @@ def test_the_rules_explain_what_is_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"observation": "gird"}, "Sokoban: got observation 'gird'; allowed are 'grid', 'coordinates', 'both'"),
+        (
+            {"observation": "gird"},
+            "Sokoban: got observation 'gird'; allowed are 'grid', 'coordinates', 'both'",
+        ),
         ({"render_mode": "human"}, "allowed are 'text', 'rgb_array'"),
         ({"dim_room": [6, 6, 6]}, r"dim_room \[6, 6, 6\] must be two whole numbers"),
         ({"dim_room": 6}, "dim_room 6 must be two whole numbers"),
@@ -200,7 +236,10 @@ def test_the_rules_explain_what_is_shown() -> None:
         ({"grid_vocab": 5}, "grid_vocab 5 must say"),
         ({"grid_lookup": {0: "#", 1: "_"}}, "grid_lookup .* each of 0, 1, 2, 3, 4, 5, 6 its own word"),
         ({"grid_vocab": {"#": "wall"}}, "what each symbol of grid_lookup means: # _ O √ X P S"),
-        ({"action_lookup": {0: "A", 1: "B", 2: "C", 3: "D"}}, "action_lookup .* each of 1, 2, 3, 4 its own word"),
+        (
+            {"action_lookup": {0: "A", 1: "B", 2: "C", 3: "D"}},
+            "action_lookup .* each of 1, 2, 3, 4 its own word",
+        ),
         ({"action_lookup": {1: "A", 2: "a", 3: "C", 4: "D"}}, "its own word"),
     ],
 )

@@ -10,7 +10,16 @@ import pytest
 
 from turnwise.envs.hold_out import in_split
 from turnwise.envs.sokoban.env import SokobanEnv
-from turnwise.envs.sokoban.room import Layout, State, cell_numbers, inner_walls, layout_hash, move, random_room, read_room
+from turnwise.envs.sokoban.room import (
+    Layout,
+    State,
+    cell_numbers,
+    inner_walls,
+    layout_hash,
+    move,
+    random_room,
+    read_room,
+)
 from turnwise.envs.sokoban.solver import live_cells, shortest_solution
 from turnwise.errors import EnvironmentFault
 
@@ -18,9 +27,11 @@ Place = tuple[int, int]
 
 
 def fewest_actions(grid: str) -> int | None:
-    """The length of a shortest solution, by A* on the observation with rules written again; None if there is none.
+    """The length of a shortest solution, by A* on the observation with rules written again; None if there is
+    none.
 
-    The lower bound is the sum of the boxes' distances to their nearest targets, which a step shortens by one at most.
+    The lower bound is the sum of the boxes' distances to their nearest targets, which a step shortens by one
+    at most.
     """
     places: dict[str, set[Place]] = {symbol: set() for symbol in "#_O√XPS"}
     for row, line in enumerate(grid.splitlines()):
@@ -47,7 +58,9 @@ def fewest_actions(grid: str) -> int | None:
             after = (boxes - {ahead}) | {beyond} if ahead in boxes else boxes
             if (ahead, after) not in seen:
                 seen.add((ahead, after))
-                heapq.heappush(queue, (num_actions + 1 + bound(after), next(counter), num_actions + 1, ahead, after))
+                heapq.heappush(
+                    queue, (num_actions + 1 + bound(after), next(counter), num_actions + 1, ahead, after)
+                )
     return None
 
 
@@ -125,13 +138,28 @@ def test_the_solver_gives_up_where_it_is_told_to() -> None:
 
 def test_boxes_are_lost_in_corners_and_along_walls_without_a_target() -> None:
     layout, _ = read_room(["######", "#@   #", "# $  #", "#   .#", "######"])
-    assert {divmod(cell, 6) for cell in live_cells(layout)} == {(2, 2), (2, 3), (3, 2), (3, 3), (3, 4), (2, 4)}
+    assert {divmod(cell, 6) for cell in live_cells(layout)} == {
+        (2, 2),
+        (2, 3),
+        (3, 2),
+        (3, 3),
+        (3, 4),
+        (2, 4),
+    }
 
 
 def test_a_room_follows_from_its_arguments() -> None:
-    # A seed must go on drawing the same room in every process, since published figures are measured on these rooms.
+    # A seed must go on drawing the same room in every process, since published figures are measured on these
+    # rooms.
     letters = "".join("# .*$@+"[number] for number in cell_numbers(*random_room(0)))
-    assert [letters[i : i + 6] for i in range(0, 36, 6)] == ["######", "#@   #", "#   ##", "# $ .#", "#  ###", "######"]
+    assert [letters[i : i + 6] for i in range(0, 36, 6)] == [
+        "######",
+        "#@   #",
+        "#   ##",
+        "# $ .#",
+        "#  ###",
+        "######",
+    ]
     assert [random_room(seed, (7, 6), 2)[1].player for seed in range(6)] == [28, 16, 14, 8, 19, 16]
     assert layout_hash(random_room(3)[0]) == 14973262559747290116
     for arguments in ((0, (6, 6), 1, 300, "val"), (5, (9, 8), 3, 120, "train")):
@@ -140,7 +168,9 @@ def test_a_room_follows_from_its_arguments() -> None:
 
 
 def test_rooms_of_the_two_splits_share_no_walls_and_targets() -> None:
-    layouts = {split: {random_room(seed, split=split)[0] for seed in range(300)} for split in ("train", "val")}  # type: ignore[arg-type]
+    layouts = {
+        split: {random_room(seed, split=split)[0] for seed in range(300)} for split in ("train", "val")
+    }  # type: ignore[arg-type]
     assert layouts["train"].isdisjoint(layouts["val"])
     hashes = [layout_hash(layout) for layout in layouts["train"]]
     assert all(in_split(content, "train") and not in_split(content, "val") for content in hashes)
@@ -170,7 +200,10 @@ def test_rooms_are_many_and_few_of_them_trivial() -> None:
 def test_a_longer_backward_game_makes_longer_solutions() -> None:
     means = []
     for depth in (5, 30, 300):
-        means.append(sum(len(shortest_solution(*random_room(seed, search_depth=depth)) or []) for seed in range(200)) / 200)
+        means.append(
+            sum(len(shortest_solution(*random_room(seed, search_depth=depth)) or []) for seed in range(200))
+            / 200
+        )
     assert means[0] + 1 < means[1] < means[2] - 1
     assert means[0] <= 5
 

@@ -1,4 +1,5 @@
-"""Games of textarena: played to their end without disturbing each other, and refused if they can't be played."""
+"""Games of textarena: played to their end without disturbing each other, and refused if they can't be
+played."""
 
 from __future__ import annotations
 
@@ -37,8 +38,12 @@ def test_a_game_is_won_by_who_plays_it_well() -> None:
         assert len(steps) <= 5
         assert [step[1] for step in steps] == [0.0] * (len(steps) - 1) + [1.0]
         assert steps[-1][2:4] == (True, False) and steps[-1][4]["metrics"]["success"] == 1.0
-        assert all(step[4]["metrics"]["action_is_valid"] for step in steps) and "Congratulations" in steps[-1][0]
-        assert all(step[0] in ("The target number is higher.", "The target number is lower.") for step in steps[:-1])
+        assert (
+            all(step[4]["metrics"]["action_is_valid"] for step in steps) and "Congratulations" in steps[-1][0]
+        )
+        assert all(
+            step[0] in ("The target number is higher.", "The target number is lower.") for step in steps[:-1]
+        )
         lengths.add(len(steps))
     assert len(lengths) > 1
 
@@ -49,13 +54,26 @@ def test_what_is_no_move_is_told_apart_from_what_is_no_action() -> None:
     assert info["env_instruction"] == "Guess."
     for _ in range(3):
         observation, reward, is_over, _, info = env.step("")
-        assert (reward, is_over, info["metrics"]["action_is_valid"]) == (-0.1, False, 0.0) and observation == first
+        assert (reward, is_over, info["metrics"]["action_is_valid"]) == (
+            -0.1,
+            False,
+            0.0,
+        ) and observation == first
     observation, reward, is_over, _, info = env.step("perhaps 7")
-    assert (reward, is_over, info["metrics"]["action_is_valid"]) == (0.0, False, 0.0) and "invalid move" in observation
+    assert (reward, is_over, info["metrics"]["action_is_valid"]) == (
+        0.0,
+        False,
+        0.0,
+    ) and "invalid move" in observation
     assert env.step("[1] or [2]")[4]["metrics"]["action_is_valid"] == 1.0
     env.step("none")
     observation, reward, is_over, _, info = env.step("none again")
-    assert is_over and 0.0 <= reward < 1.0 and info["metrics"]["success"] == 0.0 and "Invalid Move" in observation
+    assert (
+        is_over
+        and 0.0 <= reward < 1.0
+        and info["metrics"]["success"] == 0.0
+        and "Invalid Move" in observation
+    )
 
 
 @pytest.mark.parametrize("game", [game for game in GAMES if game not in SLOW])
@@ -84,7 +102,10 @@ def test_training_and_validation_have_different_starts() -> None:
 
     assert not starts("train") & starts("val") and len(starts("val")) > 20
     towers = [TextArenaEnv("TowerOfHanoi-v0", split=split) for split in ("train", "val")]
-    assert len({tower.reset(seed=0)[0] for tower in towers}) == 1 and sum(tower.plays_all for tower in towers) == 1
+    assert (
+        len({tower.reset(seed=0)[0] for tower in towers}) == 1
+        and sum(tower.plays_all for tower in towers) == 1
+    )
 
 
 def test_a_state_is_the_start_and_what_was_done_since() -> None:
@@ -100,9 +121,13 @@ def test_a_state_is_the_start_and_what_was_done_since() -> None:
     assert key(1, "3") != key(2, "3")
 
 
-@pytest.mark.parametrize("kwargs", [{"min_number": 9, "max_number": 2}, {"min_number": "low"}, {"max_number": None}])
+@pytest.mark.parametrize(
+    "kwargs", [{"min_number": 9, "max_number": 2}, {"min_number": "low"}, {"max_number": None}]
+)
 def test_arguments_that_the_game_chokes_on_are_the_configs(kwargs: dict[str, Any]) -> None:
-    with pytest.raises(EnvironmentFault, match=r"textarena can't start GuessTheNumber-v0 with kwargs .*number"):
+    with pytest.raises(
+        EnvironmentFault, match=r"textarena can't start GuessTheNumber-v0 with kwargs .*number"
+    ):
         TextArenaEnv(NUMBERS, kwargs=kwargs).reset(seed=0)
 
 
@@ -111,7 +136,10 @@ def test_arguments_that_the_game_chokes_on_are_the_configs(kwargs: dict[str, Any
     [
         ({"id": "GuessTheNumbers-v0"}, "no game 'GuessTheNumbers-v0'. Did you mean 'GuessTheNumber-v0'"),
         ({"id": "Chess-v0"}, "Chess-v0 has several players.*Games that can be: 2048, Blackjack"),
-        *(({"id": f"{game}-v0"}, f"textarena's {game} can't be played: it {why}") for game, why in REFUSED.items()),
+        *(
+            ({"id": f"{game}-v0"}, f"textarena's {game} can't be played: it {why}")
+            for game, why in REFUSED.items()
+        ),
         ({"id": NUMBERS, "kwargs": {"maximum": 9}}, "GuessTheNumber-v0 with kwargs.*maximum"),
         ({"id": NUMBERS, "kwargs": 5}, "kwargs 5; it must be a mapping"),
         ({"id": 5}, "id 5; it must be a string"),

@@ -40,14 +40,20 @@ def test_rows_tools_and_rewards_of_a_run_with_validation(made: Counter[str], tin
     save_model(load_model(tiny_model), tokenizer, Path("model"))
     for name in ("train", "val"):
         row = {"prompt": name, "agent_name": "tool_agent"}
-        Path(f"{name}.jsonl").write_text("".join(json.dumps({**row, "number": number}) + "\n" for number in range(6)))
+        Path(f"{name}.jsonl").write_text(
+            "".join(json.dumps({**row, "number": number}) + "\n" for number in range(6))
+        )
     Path("tools.yaml").write_text("tools: [{class_name: counted_objects.CountedTool}]\n")
     run = {
         "custom_envs": {},
         "max_steps": 1,
         "eval_steps": 1,
         "val_batch_size": 4,
-        "data": {"train_files": "train.jsonl", "val_files": "val.jsonl", "reward": "counted_objects:CountedReward"},
+        "data": {
+            "train_files": "train.jsonl",
+            "val_files": "val.jsonl",
+            "reward": "counted_objects:CountedReward",
+        },
         "agent": {"tool_config_path": "tools.yaml", "tool_parser": "hermes"},
         "actor_infer": {"generating_args": {"max_new_tokens": 4}},
         "actor_train": training(),
@@ -59,9 +65,17 @@ def test_rows_tools_and_rewards_of_a_run_with_validation(made: Counter[str], tin
     assert made["tool's episodes"] == 8 + 2 * 4, "a step of eight episodes, and two validations of four"
 
 
-def test_an_environment_is_made_once_for_its_check_and_once_an_episode(made: Counter[str], tiny_model: Path) -> None:
+def test_an_environment_is_made_once_for_its_check_and_once_an_episode(
+    made: Counter[str], tiny_model: Path
+) -> None:
     env = {**LETTERS, "env_type": "counted_objects:CountedEnv"}
-    changes = {"max_steps": 1, "eval_steps": 1, "val_batch_size": 4, "custom_envs": {"Letters": env}, "actor_train": training()}
+    changes = {
+        "max_steps": 1,
+        "eval_steps": 1,
+        "val_batch_size": 4,
+        "custom_envs": {"Letters": env},
+        "actor_train": training(),
+    }
     Path("run.yaml").write_text(small_yaml(tiny_model, **changes))
     assert main(["config", "run.yaml"]) == 0
     assert made["env"] == 1 and not made["env's episodes"]
@@ -70,14 +84,19 @@ def test_an_environment_is_made_once_for_its_check_and_once_an_episode(made: Cou
     assert made["env"] == 1 + made["env's episodes"]
 
 
-def test_config_of_an_environment_is_quick_and_imports_no_library_of_models(tmp_path: Path, tiny_model: Path) -> None:
+def test_config_of_an_environment_is_quick_and_imports_no_library_of_models(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     lake = {"Lake": {"env_type": "frozen_lake"}}
     (tmp_path / "run.yaml").write_text(small_yaml(tiny_model, custom_envs=lake, actor_train=training()))
     code = (
         "import sys, time; from turnwise.cli.main import main; code = main(['config', 'run.yaml']); "
-        "print(code, sorted({'torch', 'transformers'} & set(sys.modules)), time.process_time(), file=sys.stderr)"
+        "print(code, sorted({'torch', 'transformers'} & set(sys.modules)), time.process_time(), "
+        "file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     code_and_modules, _, seconds = done.stderr.strip().splitlines()[-1].rpartition(" ")
     assert code_and_modules == "0 []"
     assert float(seconds) < 2, "it takes some 0.6 s of CPU; a loaded machine may double that"

@@ -14,14 +14,24 @@ from turnwise.inference.request import Request
 from turnwise.types import SamplingParams
 
 VOCAB = 50
-SIZES = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
+SIZES = {
+    "num_layers": 2,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "dtype": torch.float32,
+    "device": torch.device("cpu"),
+}
 SLOT_BYTES = 2 * 2 * 2 * 8 * 4 * 512  # keys and values × layers × kv heads × head dim × fp32 × max_length
 
 
-def make_engine(num_slots: int = 16, max_concurrency: int = 16, max_step_tokens: int = 10_000) -> tuple[Engine, CountingRunner]:
+def make_engine(
+    num_slots: int = 16, max_concurrency: int = 16, max_step_tokens: int = 10_000
+) -> tuple[Engine, CountingRunner]:
     model = toy_model(vocab_size=VOCAB, max_position_embeddings=512)
     runner = CountingRunner(model, max_length=512, kv_cache_bytes=num_slots * SLOT_BYTES)
-    return Engine(runner, max_length=512, max_concurrency=max_concurrency, max_step_tokens=max_step_tokens), runner
+    return Engine(
+        runner, max_length=512, max_concurrency=max_concurrency, max_step_tokens=max_step_tokens
+    ), runner
 
 
 def request(request_id: str, prompt: list[int], max_new_tokens: int = 3, seed: int = 0) -> Request:
@@ -66,7 +76,9 @@ def test_a_long_queue_is_computed_within_the_step_budget() -> None:
 
 def test_conversations_beyond_the_bound_evict_the_least_recently_used() -> None:
     engine, runner = make_engine(num_slots=2)
-    prompts = {name: np.random.default_rng(seed).integers(0, VOCAB, 15).tolist() for seed, name in enumerate("abc")}
+    prompts = {
+        name: np.random.default_rng(seed).integers(0, VOCAB, 15).tolist() for seed, name in enumerate("abc")
+    }
     alone = {name: ask(make_engine()[0], name, prompt) for name, prompt in prompts.items()}
     for name in "ab":
         assert ask(engine, name, prompts[name]) == alone[name]
@@ -165,7 +177,8 @@ def test_a_cache_that_memory_was_too_short_for_grows_the_rest_next_time(
 
 
 def test_rows_scattered_over_the_slots_attend_to_their_own_cache() -> None:
-    """Few running rows far apart are gathered; many close together are computed in place. Both give the same tokens."""
+    """Few running rows far apart are gathered; many close together are computed in place. Both give the same
+    tokens."""
     prompts = [np.random.default_rng(index).integers(0, VOCAB, 5 + index).tolist() for index in range(12)]
     budgets = [20, *(2 + index // 3 for index in range(1, 11)), 20]
     engine, runner = make_engine()

@@ -82,7 +82,8 @@ def test_no_context_shares_more_than_a_neighbour(contexts: list[list[int]], data
 
 @pytest.mark.parametrize("may_be_native", [True, False])
 def test_rows_that_stand_still_over_an_update(may_be_native: bool) -> None:
-    """They keep their keys of the old weights, wherever these lie; prompts are begun anew; nobody else reads any of it."""
+    """They keep their keys of the old weights, wherever these lie; prompts are begun anew; nobody else reads
+    any of it."""
     model = make_model()
     old, common, sampling = deepcopy(model), prompt(32), SamplingParams(20)
     runner = FusedRunner(model, max_length=2048, kv_cache_bytes=2**25, may_be_native=may_be_native)
@@ -93,7 +94,9 @@ def test_rows_that_stand_still_over_an_update(may_be_native: bool) -> None:
         add(engine, name, asked[name], sampling.max_new_tokens)
         for _ in range(num_steps):
             engine.step()
-        if name == "b":  # The first two read the lender's slot, which the lender's next prompt is computed in.
+        if (
+            name == "b"
+        ):  # The first two read the lender's slot, which the lender's next prompt is computed in.
             asked["lender"] = [*common, *prompt(150, 3)]
     with pytest.raises(ServerError, match="requests are running; suspend the server"):
         engine.update(1)
@@ -162,7 +165,8 @@ def test_siblings_of_an_aborted_request_go_on_alone() -> None:
     engine.step()
     engine.abort("r0")
     assert run_checked(engine).keys() == {"r1", "r2"}
-    # What the aborted one had computed, the first 16 tokens, is used; copying the last 8 wouldn't be worth a wait.
+    # What the aborted one had computed, the first 16 tokens, is used; copying the last 8 wouldn't be worth a
+    # wait.
     assert runner.counts[:3] == [[16], [16], [8, 8]]
 
 
@@ -205,11 +209,14 @@ async def converse(server: EmbeddedServer, index: int) -> None:
 
 
 def make_crowded_server() -> EmbeddedServer:
-    return EmbeddedServer(MODEL, max_length=256, max_concurrency=7, max_step_tokens=24, kv_cache_bytes=9 * 2**16)
+    return EmbeddedServer(
+        MODEL, max_length=256, max_concurrency=7, max_step_tokens=24, kv_cache_bytes=9 * 2**16
+    )
 
 
 async def test_nothing_leaks() -> None:
-    """Conversations come, are cancelled at any moment, and go, while weights are updated: nothing is left of them."""
+    """Conversations come, are cancelled at any moment, and go, while weights are updated: nothing is left of
+    them."""
     server = make_crowded_server()
     conversations = [asyncio.create_task(converse(server, index)) for index in range(60)]
     for version in range(1, 5):
@@ -220,14 +227,17 @@ async def test_nothing_leaks() -> None:
     await asyncio.gather(*conversations)
     engine = server._engine
     scheduler, prefill = engine._scheduler, engine._prefill
-    assert not (engine.num_running or scheduler.waiting or server._futures or prefill.slots or scheduler.slots)
+    assert not (
+        engine.num_running or scheduler.waiting or server._futures or prefill.slots or scheduler.slots
+    )
     assert sorted(scheduler._free) == list(range(9))
     assert len(prefill._index._keys) == len(prefill._index._key_of) <= 9
     assert engine._runner._cache.num_slots <= 9
 
 
 def test_memory_stays_flat() -> None:
-    """What later conversations leave behind, in bytes of Python's objects: the minutes are `benchmarks/soak.py`'s."""
+    """What later conversations leave behind, in bytes of Python's objects: the minutes are
+    `benchmarks/soak.py`'s."""
 
     async def crowd(server: EmbeddedServer, first: int) -> int:
         await asyncio.gather(*(converse(server, index) for index in range(first, first + 60)))
@@ -243,5 +253,6 @@ def test_memory_stays_flat() -> None:
         sizes = asyncio.run(scenario())
     finally:
         tracemalloc.stop()
-    # Most of what is kept on purpose is there after 360 conversations; 50 bytes for each of 360 more would be more than this.
+    # Most of what is kept on purpose is there after 360 conversations; 50 bytes for each of 360 more would be
+    # more than this.
     assert sizes[-1] - sizes[5] < 15_000

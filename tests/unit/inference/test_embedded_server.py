@@ -11,7 +11,14 @@ import torch
 from server_contract import assert_logprobs
 from toy_model import toy_model
 from toy_transfer import transfer_of
-from transformers import DynamicCache, GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.runner import GenericRunner
@@ -50,7 +57,9 @@ async def test_a_driver_that_breaks_leaves_nobody_waiting() -> None:
     assert not server._engine.has_work
 
 
-async def test_callers_that_are_ready_decode_together(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_that_are_ready_decode_together(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     step = server._engine.step
 
@@ -68,7 +77,9 @@ async def test_one_schedule_gives_bit_identical_results() -> None:
     sampling = [SamplingParams(3 + index, seed=index) for index in range(6)]
     results = []
     for server in (EmbeddedServer(make_model()), EmbeddedServer(make_model())):
-        completions = await asyncio.gather(*(server.generate([1, 2, s.seed], s, str(s.seed)) for s in sampling))
+        completions = await asyncio.gather(
+            *(server.generate([1, 2, s.seed], s, str(s.seed)) for s in sampling)
+        )
         results.append([completion.logprobs.tolist() for completion in completions])
     assert results[0] == results[1]
 
@@ -118,7 +129,9 @@ async def test_suspending_waits_for_running_requests_and_holds_new_ones(server: 
 
 
 def test_the_generic_path_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    )
     with caplog.at_level(logging.WARNING, "turnwise.inference.embedded.server"):
         first = asyncio.run(play(EmbeddedServer(model.train(), max_length=64), "a", 2))
     assert [record.message.count("GPT2LMHeadModel") for record in caplog.records] == [1]

@@ -23,7 +23,9 @@ def assert_fused_equals_parts(model: torch.nn.Module) -> None:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         assert torch.equal(fused(qkv(layer)).weight, torch.cat([linear.weight for linear in projections]))
         assert torch.equal(fused(qkv(layer)).bias, torch.cat([linear.bias for linear in projections]))
-        assert torch.equal(fused(gate_up(layer)).weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        assert torch.equal(
+            fused(gate_up(layer)).weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        )
         assert fused(gate_up(layer)).bias is None
 
 
@@ -102,7 +104,13 @@ def _is_fused(model: torch.nn.Module) -> bool:
     [
         ({"model_type": "mistral", "sliding_window": 8}, "sliding window of 8"),
         ({"model_type": "llama", "hidden_act": "gelu"}, "'gelu'"),
-        ({"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        (
+            {
+                "model_type": "llama",
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+            },
+            "'dynamic'",
+        ),
     ],
 )
 def test_other_shapes_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:

@@ -1,4 +1,5 @@
-"""The fast path computes the same by the library's own kernels and by torch's, and whatever a forward pass is cut into."""
+"""The fast path computes the same by the library's own kernels and by torch's, and whatever a forward pass is
+cut into."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_own_kernels_and_torch_agree(kind: str) -> None:
 
 @pytest.mark.parametrize("may_be_native", [True, False])
 def test_logits_and_keys_are_those_of_token_by_token(may_be_native: bool) -> None:
-    """The last layer is computed whole for last tokens only: what others leave in the cache is all that later ones see."""
+    """The last layer is computed whole for last tokens only: what others leave in the cache is all that later
+    ones see."""
     model = make_model("qwen3")
     runner = FusedRunner(model, max_length=64, kv_cache_bytes=2**22, may_be_native=may_be_native)
     runner.reserve(6, 64)
@@ -84,9 +86,14 @@ def test_a_pass_in_blocks_is_the_whole_pass(monkeypatch: pytest.MonkeyPatch, may
 
 
 @pytest.mark.parametrize("may_be_native", [True, False])
-def test_a_cache_that_could_grow_only_in_part_answers_as_before(monkeypatch: pytest.MonkeyPatch, may_be_native: bool) -> None:
+def test_a_cache_that_could_grow_only_in_part_answers_as_before(
+    monkeypatch: pytest.MonkeyPatch, may_be_native: bool
+) -> None:
     model = make_model("qwen3")
-    whole, torn = (FusedRunner(model, max_length=600, kv_cache_bytes=2**24, may_be_native=may_be_native) for _ in range(2))
+    whole, torn = (
+        FusedRunner(model, max_length=600, kv_cache_bytes=2**24, may_be_native=may_be_native)
+        for _ in range(2)
+    )
     grown, calls = cache._grown, []
 
     def short_of_memory(*arguments: Any) -> Tensor:

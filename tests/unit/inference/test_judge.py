@@ -21,7 +21,9 @@ ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 def judged(server, completions, *, conversations=None, ground_truth=None, prompts=None, **arguments):
     judge = Judge(**{"base_url": server.base_url, "model": "small", "rubric": "It is short.", **arguments})
-    messages = conversations or [[*ASKED, {"role": "assistant", "content": f"{text}<end>"}] for text in completions]
+    messages = conversations or [
+        [*ASKED, {"role": "assistant", "content": f"{text}<end>"}] for text in completions
+    ]
     return asyncio.run(judge(completions, messages, ground_truth, prompts))
 
 
@@ -42,7 +44,11 @@ def test_each_answer_is_graded_by_the_rubric(serve):
     server = serve(by_length)
     assert judged(server, ["seven", "7"]) == [0.5, 0.9]
     contents = {shown(content, "answer"): content for _, _, content in server.asked}
-    assert set(contents) == {"seven", "7"} and contents["7"]["model"] == "small" and contents["7"]["temperature"] == 0.0
+    assert (
+        set(contents) == {"seven", "7"}
+        and contents["7"]["model"] == "small"
+        and contents["7"]["temperature"] == 0.0
+    )
     system = contents["7"]["messages"][0]["content"]
     assert "It is short." in system and "Score: N, with a number N from 0 (worst) to 10 (best)" in system
     assert shown(contents["7"], "task") == "system: Be brief.\n\nuser: How many?"
@@ -61,9 +67,14 @@ def test_an_example_in_the_prompt_is_no_response_even_if_it_is_a_call_without_co
     server = serve(lambda content: "Score: 3")
     call = {"type": "function", "function": {"name": "count", "arguments": {}}}
     said = [("tool", "7"), ("user", "And now?")]
-    example = [{"role": "assistant", "tool_calls": [call]}, *({"role": role, "content": text} for role, text in said)]
+    example = [
+        {"role": "assistant", "tool_calls": [call]},
+        *({"role": role, "content": text} for role, text in said),
+    ]
     conversation = [*ASKED, *example, {"role": "assistant", "content": "8<end>"}]
-    prompts = [[*(message | {"name": None} for message in ASKED), *example]]  # with nulls, as rows of Parquet have them
+    prompts = [
+        [*(message | {"name": None} for message in ASKED), *example]
+    ]  # with nulls, as rows of Parquet have them
     assert judged(server, ["8"], conversations=[conversation], prompts=prompts) == [0.3]
     [(_, _, content)] = server.asked
     assert shown(content, "answer") == "8"
@@ -107,13 +118,16 @@ def test_a_reply_s_last_score_counts_and_one_without_is_no_reward(serve, reply, 
         assert judged(server, ["a"]) == [pytest.approx(score)]
     else:
         with pytest.raises(
-            RewardFault, match=r"replied without a line `Score: N, .* 0 \(worst\) to 10 \(best\)`.*max_new_tokens"
+            RewardFault,
+            match=r"replied without a line `Score: N, .* 0 \(worst\) to 10 \(best\)`.*max_new_tokens",
         ):
             judged(server, ["a", "b"])
 
 
 def test_a_reply_without_a_winner_is_no_reward(serve):
-    with pytest.raises(RewardFault, match="replied without a line `Winner: A, Winner: B, or Winner: tie`: 'Winner: C'"):
+    with pytest.raises(
+        RewardFault, match="replied without a line `Winner: A, Winner: B, or Winner: tie`: 'Winner: C'"
+    ):
         judged(serve(lambda content: "Winner: C"), ["a", "b"], mode="pairwise")
 
 
@@ -207,7 +221,9 @@ def test_wrong_arguments_are_refused(wrong, said):
 
 def test_without_a_url_a_run_must_serve_the_model():
     judge = Judge(rubric="It is short.")
-    with pytest.raises(ConfigError, match="no run serves the model of a reward role here; give base_url and model"):
+    with pytest.raises(
+        ConfigError, match="no run serves the model of a reward role here; give base_url and model"
+    ):
         asyncio.run(judge(["7"], [[*ASKED, {"role": "assistant", "content": "7"}]]))
 
     async def refuse(*asked):
@@ -218,7 +234,9 @@ def test_without_a_url_a_run_must_serve_the_model():
         asyncio.run(judge(["7"], [[*ASKED, {"role": "assistant", "content": "7"}]]))
 
 
-@pytest.mark.parametrize(("status", "said"), [(200, ""), (404, ""), (503, ""), (401, "answered 401 .*; set OPENAI_API_KEY")])
+@pytest.mark.parametrize(
+    ("status", "said"), [(200, ""), (404, ""), (503, ""), (401, "answered 401 .*; set OPENAI_API_KEY")]
+)
 def test_a_model_behind_a_url_is_called_before_it_is_asked(serve, status, said):
     server = serve("", status)
     chat = OpenAIChat(server.base_url, "small")
@@ -227,7 +245,9 @@ def test_a_model_behind_a_url_is_called_before_it_is_asked(serve, status, said):
     assert not server.asked
     server.shutdown()
     server.server_close()
-    with pytest.raises(ServerError, match=rf"{server.base_url}/models doesn't answer .*; is the server up, and the URL right"):
+    with pytest.raises(
+        ServerError, match=rf"{server.base_url}/models doesn't answer .*; is the server up, and the URL right"
+    ):
         chat.call()
 
 

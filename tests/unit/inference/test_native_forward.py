@@ -1,4 +1,5 @@
-"""A whole forward pass by own kernels: what transformers' models compute, the same to the last bit whatever the batch."""
+"""A whole forward pass by own kernels: what transformers' models compute, the same to the last bit whatever
+the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from turnwise.types import IntArray
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
 
 # Sizes that no block and no panel divides.
-SIZES = {"vocab_size": 37, "hidden_size": 48, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 6}
+SIZES = {
+    "vocab_size": 37,
+    "hidden_size": 48,
+    "intermediate_size": 52,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 24}
 CONTEXTS = np.random.default_rng(0).integers(0, 37, (40, 100))
 
@@ -53,8 +60,12 @@ def test_logits_are_those_of_the_model(kind: str, num_rows: int) -> None:
     lengths = 1 + slots * 5 % 60
     with torch.inference_mode():
         right = model(torch.from_numpy(CONTEXTS)).logits
-    torch.testing.assert_close(forward(runner, slots, slots * 0, lengths), right[slots, lengths - 1], rtol=2e-3, atol=2e-4)
-    torch.testing.assert_close(forward(runner, slots, lengths, slots * 0 + 1), right[slots, lengths], rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(
+        forward(runner, slots, slots * 0, lengths), right[slots, lengths - 1], rtol=2e-3, atol=2e-4
+    )
+    torch.testing.assert_close(
+        forward(runner, slots, lengths, slots * 0 + 1), right[slots, lengths], rtol=2e-3, atol=2e-4
+    )
 
 
 def test_a_row_is_the_same_to_the_last_bit_whatever_the_batch_the_blocks_and_the_threads(
@@ -124,7 +135,9 @@ def test_large_models_run_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_beyond_the_cache_is_an_error_and_no_write_into_foreign_memory(slot: int, start: int) -> None:
     runner = make_runner(make_model("qwen3"))
     ids = np.zeros((65, 200), np.int64)
-    step = PackedStep.pack(ids, np.array([slot]), np.array([start]), np.ones(1, np.int64), np.array([start + 1]))
+    step = PackedStep.pack(
+        ids, np.array([slot]), np.array([start]), np.ones(1, np.int64), np.array([start + 1])
+    )
     with pytest.raises(IndexError, match="goes beyond a cache"):
         runner.forward(step)
 
@@ -134,7 +147,11 @@ def test_tokens_that_the_model_does_not_embed_are_an_error() -> None:
     for token in (37, -1):
         ids[:] = token
         with pytest.raises(IndexError, match="token ids beyond the 37"):
-            runner.forward(PackedStep.pack(ids, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)))
+            runner.forward(
+                PackedStep.pack(
+                    ids, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
+                )
+            )
 
 
 def test_a_model_that_left_its_dtype_is_refused() -> None:

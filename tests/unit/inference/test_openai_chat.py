@@ -1,4 +1,5 @@
-"""Chat completions over HTTP against a server of a few lines: what is asked, and what becomes of bad answers."""
+"""Chat completions over HTTP against a server of a few lines: what is asked, and what becomes of bad
+answers."""
 
 from __future__ import annotations
 
@@ -27,13 +28,22 @@ def test_it_asks_for_what_is_sampled_and_reads_the_answer(serve):
     assert (said.text, said.finish_reason) == ("Right", "length") and said.generate_s > 0
     [(path, key, content)] = server.asked
     assert (path, key) == ("/v1/chat/completions", "Bearer secret")
-    asked = {"model": "small", "messages": MESSAGES, "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3}
+    asked = {
+        "model": "small",
+        "messages": MESSAGES,
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+    }
     assert content == asked
 
 
 @pytest.mark.parametrize("key", ["sk-a\nb", "sk-“a”", "sk-\0"])
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key):
-    with pytest.raises(ConfigError, match="the key in OPENAI_API_KEY holds a line break or another character") as refusal:
+    with pytest.raises(
+        ConfigError, match="the key in OPENAI_API_KEY holds a line break or another character"
+    ) as refusal:
         OpenAIChat("http://localhost:1/v1", "small", api_key=key)
     assert "sk-" not in str(refusal.value)
 

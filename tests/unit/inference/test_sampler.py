@@ -98,7 +98,9 @@ def test_the_penalty_counts_a_row_s_own_context_only() -> None:
     assert tokens.tolist() == [1, 0]
 
 
-def test_the_same_numbers_draw_the_same_tokens_by_kernels_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_numbers_draw_the_same_tokens_by_kernels_and_by_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logits = torch.randn(500, 341, generator=torch.Generator().manual_seed(0)) * 4
     state = rows(500)
     state["is_greedy"][::7] = True
@@ -161,7 +163,9 @@ def test_the_ids_that_a_token_was_drawn_from_come_back_with_it() -> None:
         if row >= 40:
             order = order[probs[order] >= 0.2 * probs.max()]
         assert kept_ids.dtype == np.int32 and sorted(kept_ids.tolist()) == sorted(order.tolist())
-        assert np.isclose(drawn.logprobs[row], np.log(probs[drawn.token_ids[row]] / probs[order].sum()), atol=1e-5)
+        assert np.isclose(
+            drawn.logprobs[row], np.log(probs[drawn.token_ids[row]] / probs[order].sum()), atol=1e-5
+        )
 
 
 def test_min_p_alone_cuts_without_saying_what_is_left() -> None:

@@ -68,7 +68,9 @@ def manager(servers: list[FakeServer]) -> LLMServerManager:
 
 
 async def ask(manager: LLMServerManager, request_id: str, prompt_length: int = 3) -> int:
-    return int((await manager.generate([1] * prompt_length, SamplingParams(5, seed=8), request_id)).token_ids[0])
+    return int(
+        (await manager.generate([1] * prompt_length, SamplingParams(5, seed=8), request_id)).token_ids[0]
+    )
 
 
 async def let_tasks_run() -> None:
@@ -143,17 +145,35 @@ class StuckServer(FakeServer):
 
 
 CALLS: dict[str, tuple[Callable[[LLMServerManager], Awaitable[Any]], str]] = {
-    "generate": (lambda manager: ask(manager, "c"), "conversation 'c' waited 0.01 s for inference replica 0 to answer"),
+    "generate": (
+        lambda manager: ask(manager, "c"),
+        "conversation 'c' waited 0.01 s for inference replica 0 to answer",
+    ),
     "abort": (
         lambda manager: manager.abort("c"),
         "conversation 'c' waited 0.01 s for inference replica 0 to abort its request",
     ),
     "release": (lambda manager: manager.release("c"), "for inference replica 0 to release its cache"),
-    "suspend": (lambda manager: manager.suspend(), "a weight update waited 0.01 s for inference replica 0 to end its requests"),
-    "resume": (lambda manager: manager.resume(1), "a weight update waited 0.01 s for inference replica 0 to admit"),
-    "sleep": (lambda manager: manager.sleep(["kv_cache"]), "the pipeline waited 0.01 s for inference replica 0 to free memory"),
-    "wake": (lambda manager: manager.wake(["kv_cache"]), "the pipeline waited 0.01 s for inference replica 0 to take"),
-    "close": (lambda manager: manager.close(), "the end of the run waited 0.01 s for inference replica 0 to close"),
+    "suspend": (
+        lambda manager: manager.suspend(),
+        "a weight update waited 0.01 s for inference replica 0 to end its requests",
+    ),
+    "resume": (
+        lambda manager: manager.resume(1),
+        "a weight update waited 0.01 s for inference replica 0 to admit",
+    ),
+    "sleep": (
+        lambda manager: manager.sleep(["kv_cache"]),
+        "the pipeline waited 0.01 s for inference replica 0 to free memory",
+    ),
+    "wake": (
+        lambda manager: manager.wake(["kv_cache"]),
+        "the pipeline waited 0.01 s for inference replica 0 to take",
+    ),
+    "close": (
+        lambda manager: manager.close(),
+        "the end of the run waited 0.01 s for inference replica 0 to close",
+    ),
 }
 
 
@@ -193,7 +213,8 @@ async def test_updates_reach_every_replica(servers: list[FakeServer], manager: L
 
 
 class CountingServer(FakeServer):
-    """Samples 10, 11, 12, … a token an iteration of the event loop, with the current version, and can be suspended."""
+    """Samples 10, 11, 12, … a token an iteration of the event loop, with the current version, and can be
+    suspended."""
 
     def __init__(self, name: int) -> None:
         super().__init__(name)
@@ -213,7 +234,9 @@ class CountingServer(FakeServer):
                 break
             tokens.append(token)
         versions = (VersionRun(self.version, len(tokens)),) if tokens else ()
-        return Completion(np.array(tokens, np.int64), np.full(len(tokens), -1.0, np.float32), reason, versions)
+        return Completion(
+            np.array(tokens, np.int64), np.full(len(tokens), -1.0, np.float32), reason, versions
+        )
 
     async def abort(self, request_id: str) -> None:
         self.stopped.add(request_id)
@@ -227,7 +250,9 @@ class CountingServer(FakeServer):
         self.is_open.set()
 
 
-async def interrupted(how: OnWeightUpdate) -> tuple[CountingServer, LLMServerManager, asyncio.Task[Completion]]:
+async def interrupted(
+    how: OnWeightUpdate,
+) -> tuple[CountingServer, LLMServerManager, asyncio.Task[Completion]]:
     """A request of 20 tokens that an update interrupts after some turns."""
     server = CountingServer(0)
     manager = LLMServerManager([server])

@@ -9,7 +9,10 @@ from turnwise.models.cpu.shared_prefixes import SharedPrefixes
 
 SLOTS, LENGTH = 5, 64
 ACTIONS = st.lists(
-    st.tuples(st.integers(0, SLOTS - 1), st.integers(0, SLOTS - 1), st.integers(0, LENGTH), st.integers(1, LENGTH)), max_size=40
+    st.tuples(
+        st.integers(0, SLOTS - 1), st.integers(0, SLOTS - 1), st.integers(0, LENGTH), st.integers(1, LENGTH)
+    ),
+    max_size=40,
 )
 
 
@@ -82,7 +85,13 @@ def test_nothing_is_copied_while_siblings_play_on():
         cache.write(sibling, 60)
         cache.prefixes.keep(sibling, 60)
     cache.check()
-    assert cache.prefixes.bases.tolist() == [0] * SLOTS and cache.prefixes.splits.tolist() == [0, 40, 40, 40, 40]
+    assert cache.prefixes.bases.tolist() == [0] * SLOTS and cache.prefixes.splits.tolist() == [
+        0,
+        40,
+        40,
+        40,
+        40,
+    ]
 
 
 def test_new_weights_end_all_sharing_and_slots_may_be_more():

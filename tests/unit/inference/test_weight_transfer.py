@@ -1,4 +1,5 @@
-"""Servers with a model of their own: the sampler's dtype isn't the trainer's, or it keeps a policy for several steps."""
+"""Servers with a model of their own: the sampler's dtype isn't the trainer's, or it keeps a policy for
+several steps."""
 
 from __future__ import annotations
 
@@ -84,7 +85,12 @@ async def test_between_updates_a_sampler_stays_on_the_old_policy_while_the_train
         np.testing.assert_allclose(again.logprobs, first.logprobs, atol=1e-5)
         assert again.versions == (VersionRun(0, len(again.token_ids)),)
     assert all(torch.equal(policy[name], tensor) for name, tensor in sampler.state_dict().items())
-    assert np.abs(reference_logprobs(trainer.model, [*PROMPT, 0], first.token_ids, SAMPLING) - first.logprobs).max() > 1e-2
+    assert (
+        np.abs(
+            reference_logprobs(trainer.model, [*PROMPT, 0], first.token_ids, SAMPLING) - first.logprobs
+        ).max()
+        > 1e-2
+    )
 
     await transfer.update(3)
     moved = await ask(server)

@@ -31,7 +31,8 @@ def base_model(**config: Any) -> PreTrainedModel:
 
 
 def make_adapter(folder: Path, settings: Any, num_rows: int = 260, **config: Any) -> torch.Tensor:
-    """Writes `folder/base` and, as peft does after training, `folder/adapter`. Returns what peft computes with the two."""
+    """Writes `folder/base` and, as peft does after training, `folder/adapter`. Returns what peft computes
+    with the two."""
     save_model(base_model(**config), byte_tokenizer(), folder / "base")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,7 +52,13 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 def lora(**settings: Any) -> LoraConfig:
     return LoraConfig(
-        **{"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
+        **{
+            "r": 2,
+            "lora_alpha": 6,
+            "target_modules": ["q_proj", "down_proj"],
+            "task_type": "CAUSAL_LM",
+            **settings,
+        }
     )
 
 
@@ -67,7 +74,10 @@ FORMS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "all biases": ({"bias": "all"}, {"attention_bias": True}),
     "biases where there are none": ({"bias": "all"}, {}),
     "biases of adapters": ({"lora_bias": True, "target_modules": ["q_proj"]}, {"attention_bias": True}),
-    "untied head and embedding": ({"target_modules": ["embed_tokens", "lm_head"]}, {"tie_word_embeddings": False}),
+    "untied head and embedding": (
+        {"target_modules": ["embed_tokens", "lm_head"]},
+        {"tie_word_embeddings": False},
+    ),
     "whole norms": ({"modules_to_save": ["norm"]}, {}),
     "some tokens": ({"trainable_token_indices": [3, 7]}, {}),
     "transposed weights": ({"target_modules": ["c_attn"], "fan_in_fan_out": True}, {"model_type": "gpt2"}),
@@ -86,7 +96,9 @@ PARTED = {
 def test_a_merged_adapter_computes_what_peft_computes(form: str, tmp_path: Path) -> None:
     settings, config = FORMS[form]
     expected = make_adapter(tmp_path, lora(**settings), **config)
-    assert not torch.allclose(expected, logits(base_model(**config)), atol=1e-3), "the adapter has learnt something"
+    assert not torch.allclose(expected, logits(base_model(**config)), atol=1e-3), (
+        "the adapter has learnt something"
+    )
     merged = load_model(tmp_path / "adapter")
     torch.testing.assert_close(logits(merged), expected, rtol=0, atol=1e-5)
     assert all(parameter.requires_grad for parameter in merged.parameters())
@@ -131,15 +143,21 @@ def keep(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, tor
 
 
 def without(part: str) -> Callable[[Path], None]:
-    return lambda folder: keep(folder, lambda all_of: {name: t for name, t in all_of.items() if part not in name})
+    return lambda folder: keep(
+        folder, lambda all_of: {name: t for name, t in all_of.items() if part not in name}
+    )
 
 
 def with_tensor(name: str) -> Callable[[Path], None]:
-    return lambda folder: keep(folder, lambda all_of: {**all_of, f"base_model.model.{name}": torch.ones(2, 32)})
+    return lambda folder: keep(
+        folder, lambda all_of: {**all_of, f"base_model.model.{name}": torch.ones(2, 32)}
+    )
 
 
 def as_type(dtype: torch.dtype) -> Callable[[Path], None]:
-    return lambda folder: keep(folder, lambda all_of: {name: tensor.to(dtype) for name, tensor in all_of.items()})
+    return lambda folder: keep(
+        folder, lambda all_of: {name: tensor.to(dtype) for name, tensor in all_of.items()}
+    )
 
 
 def set_to(**changes: Any) -> Callable[[Path], None]:
@@ -150,12 +168,24 @@ SEEN_BY_LOADING: list[tuple[str, Callable[[Path], None], str]] = [
     ("no tensors", lambda folder: keep(folder, lambda _: {}), r"lack 8 tensors .*layers.0.*lora_A"),
     ("half of them", without("lora_B"), r"lack 4 tensors .*lora_B"),
     ("one layer less", without("layers.1.mlp"), r"lack 2 tensors .*layers.1.mlp.down_proj.lora_A"),
-    ("a module more", with_tensor("model.layers.0.self_attn.k_proj.lora_A.weight"), r"1 tensors .*no place.*k_proj.lora_A"),
-    ("a layer more", with_tensor("model.layers.7.self_attn.q_proj.lora_A.weight"), r"1 tensors .*no place.*layers.7"),
+    (
+        "a module more",
+        with_tensor("model.layers.0.self_attn.k_proj.lora_A.weight"),
+        r"1 tensors .*no place.*k_proj.lora_A",
+    ),
+    (
+        "a layer more",
+        with_tensor("model.layers.7.self_attn.q_proj.lora_A.weight"),
+        r"1 tensors .*no place.*layers.7",
+    ),
     ("another tensor", with_tensor("extra.weight"), r"1 tensors .*no place.*extra.weight"),
     ("no biases", set_to(bias="all"), r"lack 8 tensors .*k_proj.bias"),
     ("another rank", set_to(r=3), r"size mismatch"),
-    ("not numbers", lambda folder: keep(folder, lambda all_of: {n: t * torch.nan for n, t in all_of.items()}), r"NaN"),
+    (
+        "not numbers",
+        lambda folder: keep(folder, lambda all_of: {n: t * torch.nan for n, t in all_of.items()}),
+        r"NaN",
+    ),
     ("modules that aren't there", set_to(target_modules=["wq"]), r"Target modules .*wq.* not found"),
 ]
 SEEN_BY_CONFIG: list[tuple[str, Callable[[Path], None], str]] = [
@@ -166,11 +196,19 @@ SEEN_BY_CONFIG: list[tuple[str, Callable[[Path], None], str]] = [
         set_to(init_lora_weights="pissa_niter_4"),
         r"is .pissa_niter_4., .*base model",
     ),
-    ("a base changed by QR", set_to(init_lora_weights="olora"), r"init_lora_weights is 'olora', .*base model"),
+    (
+        "a base changed by QR",
+        set_to(init_lora_weights="olora"),
+        r"init_lora_weights is 'olora', .*base model",
+    ),
     ("a scale in words", set_to(lora_alpha="x"), r"lora_alpha is 'x'; .*above 0"),
     ("no scale", set_to(lora_alpha=float("nan")), r"lora_alpha is nan; .*above 0"),
     ("no bias", set_to(bias="some"), r"bias is 'some'; .*none, all, lora_only"),
-    ("replicated layers", set_to(layer_replication=[[0, 2]]), r"sets layer_replication, .*can't be merged exactly.*with peft"),
+    (
+        "replicated layers",
+        set_to(layer_replication=[[0, 2]]),
+        r"sets layer_replication, .*can't be merged exactly.*with peft",
+    ),
     ("activated LoRA", set_to(alora_invocation_tokens=[1]), r"sets alora_invocation_tokens"),
     ("a setting of tomorrow", set_to(new_scale=0.5), r"sets new_scale"),
     ("no kind", set_to(peft_type=None), r"peft_type is None, and only LoRA"),
@@ -187,7 +225,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "break_it", "expected"), SEEN_BY_LOADING, ids=[name for name, *_ in SEEN_BY_LOADING])
+@pytest.mark.parametrize(
+    ("name", "break_it", "expected"), SEEN_BY_LOADING, ids=[name for name, *_ in SEEN_BY_LOADING]
+)
 def test_an_adapter_whose_tensors_do_not_fit_is_refused(
     name: str, break_it: Callable[[Path], None], expected: str, trained: Path, tmp_path: Path
 ) -> None:
@@ -197,7 +237,9 @@ def test_an_adapter_whose_tensors_do_not_fit_is_refused(
         load_model(folder)
 
 
-@pytest.mark.parametrize(("name", "break_it", "expected"), SEEN_BY_CONFIG, ids=[name for name, *_ in SEEN_BY_CONFIG])
+@pytest.mark.parametrize(
+    ("name", "break_it", "expected"), SEEN_BY_CONFIG, ids=[name for name, *_ in SEEN_BY_CONFIG]
+)
 def test_config_knows_which_adapters_are_not_merged(
     name: str, break_it: Callable[[Path], None], expected: str, trained: Path, tmp_path: Path
 ) -> None:
@@ -224,7 +266,11 @@ def test_another_kind_of_adapter_is_refused_by_name(kind: str, settings: Any, tm
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_an_extended_vocabulary_is_refused_with_the_way_to_extend_the_base(is_tied: bool, tmp_path: Path) -> None:
+def test_an_extended_vocabulary_is_refused_with_the_way_to_extend_the_base(
+    is_tied: bool, tmp_path: Path
+) -> None:
     make_adapter(tmp_path, lora(), num_rows=270, tie_word_embeddings=is_tied)
-    with pytest.raises(ModelError, match=r"270 rows .* 260 in the base model.*resize_token_embeddings\(270\).*tokenizer"):
+    with pytest.raises(
+        ModelError, match=r"270 rows .* 260 in the base model.*resize_token_embeddings\(270\).*tokenizer"
+    ):
         load_model(tmp_path / "adapter")

@@ -39,11 +39,15 @@ def folder(tmp_path: Path) -> Path:
 def test_weights_of_another_architecture_are_refused_by_name(folder: Path) -> None:
     as_config(folder, model_type="llama", architectures=["LlamaForCausalLM"])
     for load in (load_model, load_value_model):
-        with pytest.raises(ModelError, match=r"4 tensors that the model doesn't have .*0.self_attn.k_norm.weight.*1 more"):
+        with pytest.raises(
+            ModelError, match=r"4 tensors that the model doesn't have .*0.self_attn.k_norm.weight.*1 more"
+        ):
             load(folder)
 
 
-def test_a_score_head_is_not_dropped_from_a_policy_and_a_text_head_makes_room_in_a_critic(folder: Path, tmp_path: Path) -> None:
+def test_a_score_head_is_not_dropped_from_a_policy_and_a_text_head_makes_room_in_a_critic(
+    folder: Path, tmp_path: Path
+) -> None:
     save_model(toy_value_model(), None, tmp_path / "reward")
     with pytest.raises(ModelError, match=r"doesn't have \(score\."):
         load_model(tmp_path / "reward")
@@ -53,9 +57,14 @@ def test_a_score_head_is_not_dropped_from_a_policy_and_a_text_head_makes_room_in
         load_value_model(with_tensors(folder, {"v_head.summary.weight": torch.ones(1, 32)}))
 
 
-def test_what_transformers_lists_as_no_weight_is_left_out_and_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_transformers_lists_as_no_weight_is_left_out_and_said(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = load_model(folder).state_dict()
-    old = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(4, dtype=torch.int32) for layer in (0, 1)}
+    old = {
+        f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(4, dtype=torch.int32)
+        for layer in (0, 1)
+    }
     with caplog.at_level(logging.INFO):
         loaded = load_model(with_tensors(folder, old)).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())

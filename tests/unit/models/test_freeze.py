@@ -17,7 +17,9 @@ def test_parameters_whose_names_start_with_a_prefix_are_not_trained() -> None:
     model = toy_model(tie_word_embeddings=False)
     everything = trained(model)
     freeze(model, ["model.layers.0.", "model.embed"])
-    assert everything - trained(model) == {n for n in everything if n.startswith(("model.layers.0.", "model.embed"))}
+    assert everything - trained(model) == {
+        n for n in everything if n.startswith(("model.layers.0.", "model.embed"))
+    }
     freeze(model, [])
     assert "model.layers.1.mlp.up_proj.weight" in trained(model)
 

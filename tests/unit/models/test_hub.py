@@ -1,4 +1,5 @@
-"""Models named on the hub, against a stand-in that speaks its protocol. Every download is made by a process of its own."""
+"""Models named on the hub, against a stand-in that speaks its protocol. Every download is made by a process
+of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ MODEL = "somebody/tiny"
 
 
 class Hub(ThreadingHTTPServer):
-    """`somebody/tiny` and what happens to it: `cuts` connections for the weights are closed half-way, `stalls` wait there, and
-    of a gated repository nobody gets a file."""
+    """`somebody/tiny` and what happens to it: `cuts` connections for the weights are closed half-way,
+    `stalls` wait there, and of a gated repository nobody gets a file."""
 
     daemon_threads = True
 
@@ -63,11 +64,19 @@ class Handler(BaseHTTPRequestHandler):
         if not path.startswith((f"/api/models/{MODEL}", f"/{MODEL}/resolve/")):
             self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif "/tree/" in path:
-            tree = [{"type": "file", "path": name, "size": len(data), "oid": etag(data)} for name, data in files.items()]
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": etag(data)}
+                for name, data in files.items()
+            ]
             self._send(200, json.dumps(tree).encode())
         elif path.startswith("/api/"):
             siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
-            self._send(200, json.dumps({"id": MODEL, "sha": SHA, "siblings": siblings, "tags": [], "downloads": 0}).encode())
+            self._send(
+                200,
+                json.dumps(
+                    {"id": MODEL, "sha": SHA, "siblings": siblings, "tags": [], "downloads": 0}
+                ).encode(),
+            )
         elif self.server.is_gated:
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
         else:
@@ -95,9 +104,15 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send(206 if wanted else 200, body, headers)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, num_sent: int | None = None) -> None:
+    def _send(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, num_sent: int | None = None
+    ) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
@@ -113,7 +128,8 @@ def etag(data: bytes) -> str:
 def hub(tiny_model: Path) -> Iterator[Hub]:
     files = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
     files |= dict.fromkeys(
-        ("README.md", "pytorch_model.bin", "own.py", "onnx/model.onnx", "old/model.safetensors"), b"not wanted"
+        ("README.md", "pytorch_model.bin", "own.py", "onnx/model.onnx", "old/model.safetensors"),
+        b"not wanted",
     )
     server = Hub(files)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -135,7 +151,9 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
 
 def start(environment: dict[str, str], folder: Path, *words: str) -> forked.Popen:
     pipe = subprocess.PIPE
-    return forked.Popen(words, module="fresh_hub", env=environment, cwd=folder / "work", stdout=pipe, stderr=pipe)
+    return forked.Popen(
+        words, module="fresh_hub", env=environment, cwd=folder / "work", stdout=pipe, stderr=pipe
+    )
 
 
 def run(environment: dict[str, str], folder: Path, *words: str) -> tuple[int, str, str]:
@@ -143,7 +161,13 @@ def run(environment: dict[str, str], folder: Path, *words: str) -> tuple[int, st
     return done.returncode, done.stdout, done.stderr
 
 
-WANTED = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+WANTED = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
 
 
 def test_a_name_is_downloaded_once_with_its_progress_and_comes_from_the_cache_then(
@@ -159,26 +183,38 @@ def test_a_name_is_downloaded_once_with_its_progress_and_comes_from_the_cache_th
     status, output, errors = run(environment, tmp_path, "export", "--model", MODEL, "--out", "a")
     assert status == 0, errors
     assert hub.names == WANTED, "only what is needed"
-    assert f"{MODEL}: no folder here, so 5 files" in errors and environment["HF_ENDPOINT"] in errors and "100%" in errors
+    assert (
+        f"{MODEL}: no folder here, so 5 files" in errors
+        and environment["HF_ENDPOINT"] in errors
+        and "100%" in errors
+    )
     for file in ("tokenizer.json", "model.safetensors"):
         assert (tmp_path / "work" / "a" / file).read_bytes() == (tiny_model / file).read_bytes()
 
     num_requests = hub.num_requests
     status, output, errors = run(environment, tmp_path, "folder", MODEL)
     assert status == 0 and hub.num_requests == num_requests, "the second time nobody is asked"
-    assert (Path(output.strip()) / "model.safetensors").read_bytes() == (tiny_model / "model.safetensors").read_bytes()
+    assert (Path(output.strip()) / "model.safetensors").read_bytes() == (
+        tiny_model / "model.safetensors"
+    ).read_bytes()
     status, output, errors = run(environment | {"HF_HUB_OFFLINE": "1"}, tmp_path, "config", "lake.yaml")
     assert status == 0 and f"{MODEL}: qwen3" in output, "the cache tells config the size"
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(
+    hub: Hub, environment: dict[str, str], tmp_path: Path
+) -> None:
     # huggingface_hub writes parts of 10 MB.
     weights = hub.files["model.safetensors"] = os.urandom(30_000_000)
     hub.cuts = 1
     status, output, errors = run(environment, tmp_path, "folder", MODEL)
     assert status == 0, errors
     ranges = [wanted for name, wanted in hub.gets if name == "model.safetensors"]
-    assert len(ranges) == 2 and ranges[0] is None and int(ranges[1].removeprefix("bytes=").rstrip("-")) >= 10_000_000
+    assert (
+        len(ranges) == 2
+        and ranges[0] is None
+        and int(ranges[1].removeprefix("bytes=").rstrip("-")) >= 10_000_000
+    )
     assert (Path(output.strip()) / "model.safetensors").read_bytes() == weights
 
 
@@ -188,7 +224,9 @@ def test_a_killed_download_goes_on_with_the_files_that_are_missing(
     hub.stalls = 1
     process = start(environment, tmp_path, "folder", MODEL)
     assert hub.has_stalled.wait(120)
-    while set(hub.names) != set(WANTED) or not glob(f"{tmp_path}/cache/**/snapshots/*/config.json", recursive=True):
+    while set(hub.names) != set(WANTED) or not glob(
+        f"{tmp_path}/cache/**/snapshots/*/config.json", recursive=True
+    ):
         threading.Event().wait(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -218,8 +256,15 @@ def test_two_processes_download_a_file_once(hub: Hub, environment: dict[str, str
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        ("offline", "HF_HUB_OFFLINE is set; on a machine with network run `hf download somebody/tiny --local-dir tiny`"),
-        ("no network", "without network, on a machine with network run `hf download somebody/tiny --local-dir tiny`"),
+        (
+            "offline",
+            "HF_HUB_OFFLINE is set; on a machine with network run `hf download somebody/tiny --local-dir "
+            "tiny`",
+        ),
+        (
+            "no network",
+            "without network, on a machine with network run `hf download somebody/tiny --local-dir tiny`",
+        ),
         ("unknown", "nobody/none: there is no such folder here and no such model on the hub"),
         ("gated", "its owners ask for an agreement first; accept it at"),
         ("pickled", "has no safetensors weights on the hub"),
@@ -231,13 +276,16 @@ def test_what_the_hub_does_not_give_is_one_sentence(
     hub.is_gated = case == "gated"
     if case == "pickled":
         del hub.files["model.safetensors"]
-    environment |= {"offline": {"HF_HUB_OFFLINE": "1"}, "no network": {"HF_ENDPOINT": "http://127.0.0.1:9"}}.get(case, {})
+    environment |= {
+        "offline": {"HF_HUB_OFFLINE": "1"},
+        "no network": {"HF_ENDPOINT": "http://127.0.0.1:9"},
+    }.get(case, {})
     name = "nobody/none" if case == "unknown" else MODEL
     status, _, errors = run(environment, tmp_path, "folder", name)
     assert status == 2 and expected in errors and "Traceback" not in errors, errors
-    assert ("isn't on this machine" in errors) == (case in ("offline", "no network")) and "is incomplete on" not in errors, (
-        errors
-    )
+    assert ("isn't on this machine" in errors) == (
+        case in ("offline", "no network")
+    ) and "is incomplete on" not in errors, errors
     assert not any(".safetensors" in name for name in hub.names)
 
 

@@ -10,7 +10,14 @@ from safetensors.torch import load_file, save_file
 from toy_model import toy_model
 
 from turnwise.errors import ModelError
-from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model, stop_token_ids, written_whole
+from turnwise.models.load import (
+    load_model,
+    load_tokenizer,
+    parse_dtype,
+    save_model,
+    stop_token_ids,
+    written_whole,
+)
 from turnwise.models.packed_attention import PACKED_ATTENTION
 
 
@@ -73,7 +80,9 @@ def test_views_of_one_tensor_are_saved_as_own_tensors(tmp_path: Path, is_tied: b
     attention = model.model.layers[0].self_attn
     rows = [p.weight.shape[0] for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
     fused = torch.cat([p.weight.detach() for p in (attention.q_proj, attention.k_proj, attention.v_proj)])
-    for projection, view in zip((attention.q_proj, attention.k_proj, attention.v_proj), fused.split(rows), strict=True):
+    for projection, view in zip(
+        (attention.q_proj, attention.k_proj, attention.v_proj), fused.split(rows), strict=True
+    ):
         projection.weight = torch.nn.Parameter(view)
     save_model(model, None, tmp_path / "m")
     save_model(model, None, tmp_path / "m")
@@ -84,7 +93,9 @@ def test_views_of_one_tensor_are_saved_as_own_tensors(tmp_path: Path, is_tied: b
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "m"
     with written_whole(folder) as partial:
         (partial / "a").write_text("old")
@@ -94,7 +105,9 @@ def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(tmp_path: Path,
     assert (folder / "a").read_text() == "old"
     rename = Path.rename
     with monkeypatch.context() as patched, pytest.raises(FileNotFoundError):
-        patched.setattr(Path, "rename", lambda path, to: rename(path / "gone" if path.suffix == ".partial" else path, to))
+        patched.setattr(
+            Path, "rename", lambda path, to: rename(path / "gone" if path.suffix == ".partial" else path, to)
+        )
         with written_whole(folder) as partial:
             (partial / "a").write_text("new")
     assert (folder / "a").read_text() == "old"
@@ -106,7 +119,9 @@ def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(7, (7,)), ([2, 0], (2, 0)), (None, ())])
-def test_stop_tokens_are_those_of_the_generation_config(eos: int | list[int] | None, expected: tuple[int, ...]) -> None:
+def test_stop_tokens_are_those_of_the_generation_config(
+    eos: int | list[int] | None, expected: tuple[int, ...]
+) -> None:
     model = toy_model()
     model.generation_config.eos_token_id = eos
     assert stop_token_ids(model.generation_config) == expected

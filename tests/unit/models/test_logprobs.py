@@ -7,12 +7,16 @@ from turnwise.models import logprobs as module
 from turnwise.models.logprobs import RaggedIds, logprobs_of, token_logprobs
 
 
-def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+def plain(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, ...]:
     log_p = torch.log_softmax(hidden @ weight.T / temperature, -1)
     return log_p.gather(-1, targets[:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
 
-def inputs(num_rows: int, vocab_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(
+    num_rows: int, vocab_size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(num_rows, 6, dtype=dtype, generator=generator).requires_grad_()
     weight = torch.randn(vocab_size, 6, dtype=dtype, generator=generator).requires_grad_()
@@ -64,7 +68,8 @@ def test_bf16_products_are_reduced_in_fp32() -> None:
 
 
 def some_kept_ids(targets: torch.Tensor, vocab_size: int) -> tuple[RaggedIds, torch.Tensor]:
-    """The target and some others of each row, nothing of every third, and the same as a mask [N, V]; those without are full."""
+    """The target and some others of each row, nothing of every third, and the same as a mask [N, V]; those
+    without are full."""
     mask = torch.rand(len(targets), vocab_size, generator=torch.Generator().manual_seed(1)) < 0.4
     mask[torch.arange(len(targets)), targets] = True
     mask[::3] = False

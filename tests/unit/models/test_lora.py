@@ -1,4 +1,5 @@
-"""LoRA adapters: what they train, what is left without them, what they merge to, and what lies in their folder."""
+"""LoRA adapters: what they train, what is left without them, what they merge to, and what lies in their
+folder."""
 
 from __future__ import annotations
 
@@ -59,9 +60,19 @@ def test_the_adapters_alone_are_trained() -> None:
     adapters = Adapters(toy_model(), SETTINGS)
     trainable = {name: p.numel() for name, p in adapters.model.named_parameters() if p.requires_grad}
     assert all(".lora_" in name for name in trainable)
-    ends = {"q_proj": 64, "k_proj": 48, "v_proj": 48, "o_proj": 64, "gate_proj": 80, "up_proj": 80, "down_proj": 80}
+    ends = {
+        "q_proj": 64,
+        "k_proj": 48,
+        "v_proj": 48,
+        "o_proj": 64,
+        "gate_proj": 80,
+        "up_proj": 80,
+        "down_proj": 80,
+    }
     assert sum(trainable.values()) == 2 * SETTINGS.rank * sum(ends.values())
-    assert adapters.describe() == f"LoRA of rank 2, alpha 6, dropout 0, in 14 modules: {', '.join(sorted(ends))}"
+    assert (
+        adapters.describe() == f"LoRA of rank 2, alpha 6, dropout 0, in 14 modules: {', '.join(sorted(ends))}"
+    )
 
 
 def test_new_adapters_change_nothing_and_the_base_is_left_without_them() -> None:
@@ -81,7 +92,9 @@ def test_merged_weights_have_the_plain_names_and_compute_the_same() -> None:
     plain = toy_model()
     merged = dict(adapters.merged_weights())
     assert list(merged) == [name for name, _ in plain.named_parameters()]
-    changed = {name for name, parameter in plain.named_parameters() if not torch.equal(parameter, merged[name])}
+    changed = {
+        name for name, parameter in plain.named_parameters() if not torch.equal(parameter, merged[name])
+    }
     assert changed == {name for name in merged if name.endswith("_proj.weight")}
     plain.load_state_dict(merged, strict=False)
     torch.testing.assert_close(logits(plain), logits(adapters.model), rtol=1e-4, atol=1e-4)
@@ -99,16 +112,26 @@ def test_merging_again_and_again_adds_nothing_up() -> None:
 
 @pytest.mark.parametrize(
     ("targets", "expected"),
-    [(("q_proj",), 2), (("self_attn.q_proj", "mlp.up_proj"), 4), (("model.layers.1.self_attn.v_proj",), 1), (("all",), 14)],
+    [
+        (("q_proj",), 2),
+        (("self_attn.q_proj", "mlp.up_proj"), 4),
+        (("model.layers.1.self_attn.v_proj",), 1),
+        (("all",), 14),
+    ],
 )
 def test_targets_are_names_or_their_ends(targets: tuple[str, ...], expected: int) -> None:
     adapters = Adapters(toy_model(), LoRASettings(2, 4, targets=targets))
-    assert sum(name.endswith("lora_A.default.weight") for name, _ in adapters.model.named_parameters()) == expected
+    assert (
+        sum(name.endswith("lora_A.default.weight") for name, _ in adapters.model.named_parameters())
+        == expected
+    )
 
 
 @pytest.mark.parametrize("target", ["q_prj", "lm_head", "embed_tokens", "self_attn", "proj"])
 def test_a_target_that_cannot_get_adapters_is_refused_with_those_that_can(target: str) -> None:
-    with pytest.raises(ConfigError, match=f"lora_target: '{target}'.*down_proj, gate_proj, k_proj.*or all") as caught:
+    with pytest.raises(
+        ConfigError, match=f"lora_target: '{target}'.*down_proj, gate_proj, k_proj.*or all"
+    ) as caught:
         Adapters(toy_model(tie_word_embeddings=False), LoRASettings(2, 4, targets=("v_proj", target)))
     assert ("Did you mean 'q_proj'" in str(caught.value)) is (target == "q_prj")
 
@@ -125,7 +148,11 @@ def test_frozen_modules_get_no_adapters() -> None:
 def test_a_seed_draws_the_adapters_and_nothing_else() -> None:
     before = torch.get_rng_state()
     first, same, other = (
-        [p for p in Adapters(toy_model(), LoRASettings(2, 4, seed=seed)).model.parameters() if p.requires_grad]
+        [
+            p
+            for p in Adapters(toy_model(), LoRASettings(2, 4, seed=seed)).model.parameters()
+            if p.requires_grad
+        ]
         for seed in (1, 1, 2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
@@ -162,7 +189,11 @@ def test_peft_loads_and_merges_the_folder_to_the_engine_s_weights(base: Path, tm
     adapters = trained(Adapters(load_model(base), LoRASettings(2, 6, dropout=0.1), base=str(base)))
     adapters.save(tmp_path)
     assert json.loads((tmp_path / ADAPTER_CONFIG).read_text())["base_model_name_or_path"] == str(base)
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path).merge_and_unload().state_dict()
+    theirs = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path)
+        .merge_and_unload()
+        .state_dict()
+    )
     for name, tensor in adapters.merged_weights():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-6)
 
@@ -243,7 +274,9 @@ def test_faults_of_adapter_folders(adapter: Path, base: Path, tmp_path: Path) ->
     other = toy_model(intermediate_size=64, vocab_size=260)
     shutil.rmtree(base)
     for load in (load_model, load_tokenizer, load_value_model):
-        with pytest.raises(ModelError, match=rf"its base model {base} isn't there.*base_model_name_or_path of"):
+        with pytest.raises(
+            ModelError, match=rf"its base model {base} isn't there.*base_model_name_or_path of"
+        ):
             load(adapter)
     save_model(other, byte_tokenizer(), base)
     (adapter / BASE_FINGERPRINT).unlink()
@@ -253,7 +286,9 @@ def test_faults_of_adapter_folders(adapter: Path, base: Path, tmp_path: Path) ->
 
 def test_an_adapter_is_not_merged_into_a_base_that_was_replaced(adapter: Path, base: Path) -> None:
     save_model(toy_model(seed=5, vocab_size=260), byte_tokenizer(), base)
-    with pytest.raises(ModelError, match=r"aren't those that the adapter was trained on.*base_model_name_or_path"):
+    with pytest.raises(
+        ModelError, match=r"aren't those that the adapter was trained on.*base_model_name_or_path"
+    ):
         load_model(adapter)
     save_model(toy_model(vocab_size=260), byte_tokenizer(), base)
     (adapter / BASE_FINGERPRINT).unlink()

@@ -30,7 +30,9 @@ def test_the_folder_loads_and_has_about_a_million_parameters(folder: Path) -> No
     model = load_model(folder)
     assert 0.7e6 < model.num_parameters() < 1.3e6
     assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
-    assert model.generation_config.eos_token_id == load_tokenizer(folder).convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert model.generation_config.eos_token_id == load_tokenizer(folder).convert_tokens_to_ids(
+        ["<|im_end|>", "<|endoftext|>"]
+    )
 
 
 @pytest.mark.parametrize("symbol", list("_OPXG√") + list("129"))
@@ -64,12 +66,16 @@ def test_the_template_is_append_only_chatml(folder: Path) -> None:
     assert "chat_template" in json.loads((folder / "tokenizer_config.json").read_text())
 
 
-def test_equal_arguments_give_equal_bytes_and_another_seed_other_weights(folder: Path, tmp_path: Path) -> None:
+def test_equal_arguments_give_equal_bytes_and_another_seed_other_weights(
+    folder: Path, tmp_path: Path
+) -> None:
     make_model("tiny", tmp_path / "again", CORPUS, seed=3, vocab_size=400)
     make_model("tiny", tmp_path / "other", CORPUS, seed=4, vocab_size=400)
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
-    assert (tmp_path / "other" / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != (
+        folder / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.usefixtures("quick")
@@ -106,7 +112,9 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
     ids = sorted(tokenizer.get_vocab().values())
     assert ids == list(range(summary.vocab_size)) and summary.vocab_size == changes.get("vocab_size", 151_936)
     assert all(tokenizer.batch_decode([[number] for number in ids[-300:]]))
-    small = make_model("tiny", tmp_path / "small", CORPUS, vocab_size=400, overrides=overrides | {"vocab_size": 400})
+    small = make_model(
+        "tiny", tmp_path / "small", CORPUS, vocab_size=400, overrides=overrides | {"vocab_size": 400}
+    )
     text = "the ab goal is <answer>Right</answer> ab"
     own, plain = tokenizer.encode(text), load_tokenizer(small.folder).encode(text)
     assert tokenizer.decode(own) == text and len(own) <= len(plain), "what fills up is never encoded"
@@ -117,13 +125,22 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
     ("words", "expected"),
     [
         (["--set", "hidden_size=-4"], "hidden_size is -4; it must be a whole number of at least 1"),
-        (["--set", "num_attention_heads=0"], "num_attention_heads is 0; it must be a whole number of at least 1"),
+        (
+            ["--set", "num_attention_heads=0"],
+            "num_attention_heads is 0; it must be a whole number of at least 1",
+        ),
         (["--set", "vocab_size=abc"], "vocab_size is 'abc'; it must be a whole number of at least 1"),
-        (["--set", "num_hidden_layers=9999999"], "num_hidden_layers is 9999999; it must be a whole number from 1 to 10,000"),
+        (
+            ["--set", "num_hidden_layers=9999999"],
+            "num_hidden_layers is 9999999; it must be a whole number from 1 to 10,000",
+        ),
         (["--set", "attention_dropout=3"], "attention_dropout is 3; it must be a number from 0 to 1"),
         (["--set", "attention_dropout=nan"], "attention_dropout is 'nan'; it must be a number from 0 to 1"),
         (["--set", "sliding_window=-1"], "sliding_window is -1; it must be a whole number of at least 1"),
-        (["--set", "max_window_layers=-1"], "max_window_layers is -1; it must be a whole number of at least 0"),
+        (
+            ["--set", "max_window_layers=-1"],
+            "max_window_layers is -1; it must be a whole number of at least 0",
+        ),
         (["--set", "rms_norm_eps=-1.0"], "rms_norm_eps is -1.0; it must be a number from 0 to 1"),
         (["--set", "initializer_range=NaN"], "initializer_range is nan; it must be a number from 0 to 1,000"),
         (
@@ -132,7 +149,10 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
         ),
         (["--set", "output_attentions=true"], "--set output_attentions would have no effect"),
         (["--set", "rope_parameters=3"], "Field 'rope_parameters'"),
-        (["--set", "vocab_size=99999999999"], "vocab_size is 99999999999; a byte-level tokenizer has 263 to 1,000,000 tokens"),
+        (
+            ["--set", "vocab_size=99999999999"],
+            "vocab_size is 99999999999; a byte-level tokenizer has 263 to 1,000,000 tokens",
+        ),
         (["--set", "hidden_act=nope"], "makes no model: 'nope' is unknown"),
         (["--set", "dtype=float16"], "--set dtype would have no effect"),
         (["--set", "architectures=[Other]"], "--set architectures would have no effect"),

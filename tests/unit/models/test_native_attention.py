@@ -1,4 +1,5 @@
-"""Attention over branches and their paths: numbers and gradients of scaled_dot_product_attention, sequence by sequence."""
+"""Attention over branches and their paths: numbers and gradients of scaled_dot_product_attention, sequence by
+sequence."""
 
 from __future__ import annotations
 
@@ -22,18 +23,27 @@ def shared_prefixes() -> PackedSequences:
     """Siblings that part at several places, and one by itself."""
     rng = np.random.default_rng(0)
     prompt, other = rng.integers(0, 9, 20), rng.integers(0, 9, 7)
-    siblings = [np.concatenate((prompt[:n], rng.integers(10, 20, m))) for n, m in ((20, 9), (20, 1), (13, 17), (20, 30))]
+    siblings = [
+        np.concatenate((prompt[:n], rng.integers(10, 20, m)))
+        for n, m in ((20, 9), (20, 1), (13, 17), (20, 30))
+    ]
     sequences = [*siblings, other]
     tree = merge_prefixes(torch.from_numpy(np.concatenate(sequences)), [len(s) for s in sequences])
     assert tree is not None
     return PackedSequences.along(tree)
 
 
-LAYOUTS = {"tree": shared_prefixes(), "sequences": PackedSequences.of([5, 1, 16, 33], CPU), "one": PackedSequences.of([1], CPU)}
+LAYOUTS = {
+    "tree": shared_prefixes(),
+    "sequences": PackedSequences.of([5, 1, 16, 33], CPU),
+    "one": PackedSequences.of([1], CPU),
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 8), (3, 1, 32), (2, 2, 64), (2, 1, 128), (5, 1, 24)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(4, 2, 8), (3, 1, 32), (2, 2, 64), (2, 1, 128), (5, 1, 24)]
+)
 def test_numbers_and_gradients(layout: str, heads: int, kv_heads: int, size: int) -> None:
     sequences, num_tokens = LAYOUTS[layout], sum(LAYOUTS[layout].lengths)
     generator = torch.Generator().manual_seed(0)
@@ -44,7 +54,9 @@ def test_numbers_and_gradients(layout: str, heads: int, kv_heads: int, size: int
     inputs = normal(heads), normal(kv_heads), normal(kv_heads)
     slopes = torch.randn(num_tokens, heads, size, generator=generator)
     own = BranchAttention.apply(*inputs, sequences.branches, 0.4, kernels)
-    right = packed_attention._each_sequence(*(x.transpose(0, 1)[None] for x in inputs), sequences, 0.0, 0.4, None)[0]
+    right = packed_attention._each_sequence(
+        *(x.transpose(0, 1)[None] for x in inputs), sequences, 0.0, 0.4, None
+    )[0]
     torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
     gradients = (torch.autograd.grad(output, inputs, slopes) for output in (own, right))
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)

@@ -63,7 +63,9 @@ def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.base_model.named_parameters() if p.grad is not None}
 
 
-def assert_same_states(kind: str, change: Callable[[PreTrainedModel], None], rtol: float = 1e-4, atol: float = 1e-5) -> None:
+def assert_same_states(
+    kind: str, change: Callable[[PreTrainedModel], None], rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
     """Changed in this way, the model gives the same states on own kernels as on transformers'."""
     model, own = make_model(kind), make_model(kind)
     for changed in (model, own):
@@ -80,7 +82,9 @@ def test_states_and_gradients_are_those_of_transformers(kind: str) -> None:
     right = gradients(model)
     assert len(right) > 10
     for name, gradient in gradients(own).items():
-        torch.testing.assert_close(gradient, right[name], rtol=1e-3, atol=1e-4 * float(right[name].abs().max()))
+        torch.testing.assert_close(
+            gradient, right[name], rtol=1e-3, atol=1e-4 * float(right[name].abs().max())
+        )
 
 
 def test_the_kernels_did_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +92,9 @@ def test_the_kernels_did_it(monkeypatch: pytest.MonkeyPatch) -> None:
     use_native_layers(own)
     for function in (RMSNorm, SplitHeads, SwiGLU):
         apply = function.apply
-        monkeypatch.setattr(function, "apply", lambda *a, f=apply, n=function.__name__: calls.append(n) or f(*a))
+        monkeypatch.setattr(
+            function, "apply", lambda *a, f=apply, n=function.__name__: calls.append(n) or f(*a)
+        )
     states(own)
     assert [calls.count(name) for name in ("RMSNorm", "SplitHeads", "SwiGLU")] == [2 * 2 + 1, 2, 2]
 
@@ -107,7 +113,10 @@ class Doubled(torch.nn.Module):
 def test_adapters_are_asked() -> None:
     def adapt(model: PreTrainedModel) -> None:
         layer = model.base_model.layers[1]
-        layer.self_attn.k_proj, layer.mlp.up_proj = Doubled(layer.self_attn.k_proj), Doubled(layer.mlp.up_proj)
+        layer.self_attn.k_proj, layer.mlp.up_proj = (
+            Doubled(layer.self_attn.k_proj),
+            Doubled(layer.mlp.up_proj),
+        )
 
     assert_same_states("llama", adapt)
 
@@ -173,7 +182,13 @@ def test_hooks_still_fire() -> None:
     own, called = make_model("qwen3"), []
     use_native_layers(own)
     attention, mlp = own.base_model.layers[0].self_attn, own.base_model.layers[0].mlp
-    watched = (attention.q_proj, attention.k_norm, attention.o_proj, mlp.gate_proj, own.base_model.layers[1].mlp.act_fn)
+    watched = (
+        attention.q_proj,
+        attention.k_norm,
+        attention.o_proj,
+        mlp.gate_proj,
+        own.base_model.layers[1].mlp.act_fn,
+    )
     expected = states(own)
     for module in watched:
         module.register_forward_hook(lambda module, *_: called.append(module))

@@ -11,7 +11,9 @@ from turnwise.models.packed_attention import PackedSequences, packed_attention, 
 LENGTHS = (5, 17, 1, 9, 9)
 
 
-def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+def reference(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+) -> torch.Tensor:
     """Dense softmax over an explicit block mask."""
     sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     position = torch.arange(sum(LENGTHS))
@@ -29,7 +31,9 @@ def test_packed_attention_equals_dense_attention_with_a_block_mask(window: int |
     shapes = [(1, 4, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 8)]
     tensors = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     sequences = PackedSequences.of(LENGTHS, torch.device("cpu"))
-    got, _ = packed_attention(torch.nn.Identity(), *tensors, None, scaling=8**-0.5, sliding_window=window, sequences=sequences)
+    got, _ = packed_attention(
+        torch.nn.Identity(), *tensors, None, scaling=8**-0.5, sliding_window=window, sequences=sequences
+    )
     expected = reference(*tensors, window)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     probe = torch.randn(expected.shape, generator=generator)
@@ -40,10 +44,13 @@ def test_packed_attention_equals_dense_attention_with_a_block_mask(window: int |
 @pytest.mark.parametrize("has_groups", [True, False])
 @pytest.mark.parametrize("window", [None, 4])
 def test_autocast_takes_the_kernels_of_a_gpu(monkeypatch, window: int | None, has_groups: bool) -> None:
-    """Torch's varlen attention, here a stand-in with its signature: all in 16 bits, keys repeated where it needs that."""
+    """Torch's varlen attention, here a stand-in with its signature: all in 16 bits, keys repeated where it
+    needs that."""
     calls = []
 
-    def varlen_attn(q, k, v, starts, same_starts, longest, same_longest, *, scale, window_size, enable_gqa=False):
+    def varlen_attn(
+        q, k, v, starts, same_starts, longest, same_longest, *, scale, window_size, enable_gqa=False
+    ):
         assert starts is same_starts and longest == same_longest == max(LENGTHS)
         assert {tensor.dtype for tensor in (q, k, v)} == {torch.bfloat16}
         assert enable_gqa == has_groups and q.shape[1] == k.shape[1] * (2 if has_groups else 1)
@@ -62,7 +69,14 @@ def test_autocast_takes_the_kernels_of_a_gpu(monkeypatch, window: int | None, ha
     sequences = PackedSequences.of(LENGTHS, torch.device("cpu"))
     with torch.autocast("cpu", torch.bfloat16):
         got, _ = packed_attention(
-            torch.nn.Identity(), query, key, value, None, scaling=8**-0.5, sliding_window=window, sequences=sequences
+            torch.nn.Identity(),
+            query,
+            key,
+            value,
+            None,
+            scaling=8**-0.5,
+            sliding_window=window,
+            sequences=sequences,
         )
     assert calls == [8**-0.5]
     torch.testing.assert_close(got.float(), reference(query, key, value.float(), window), rtol=0.1, atol=0.05)

@@ -33,7 +33,9 @@ def one_by_one(model: Any, temperature: float) -> tuple[torch.Tensor, torch.Tens
     for sample in SAMPLES:
         ids, mask = torch.tensor(sample.token_ids), torch.tensor(sample.response_mask)
         log_p = torch.log_softmax(model(ids[None]).logits[0, :-1] / temperature, -1)
-        logprobs.append(torch.cat([torch.zeros(1), log_p.gather(-1, ids[1:, None]).squeeze(-1)]).where(mask, 0))
+        logprobs.append(
+            torch.cat([torch.zeros(1), log_p.gather(-1, ids[1:, None]).squeeze(-1)]).where(mask, 0)
+        )
         entropies.append(torch.cat([torch.zeros(1), -(log_p.exp() * log_p).sum(-1)]).where(mask, 0))
     return torch.cat(logprobs), torch.cat(entropies)
 
@@ -77,5 +79,7 @@ def test_heads_that_change_their_logits_are_found() -> None:
 
 
 def test_values_come_from_a_value_head_alone() -> None:
-    with pytest.raises(NotAvailableError, match=r"gives entropy and full_logprobs and logprobs, but no values.*critic"):
+    with pytest.raises(
+        NotAvailableError, match=r"gives entropy and full_logprobs and logprobs, but no values.*critic"
+    ):
         make_forward(toy_model())(toy_batches(SAMPLES)[0].map(torch.as_tensor), frozenset({"values"}))

@@ -25,7 +25,9 @@ def family() -> list[Sample]:
         samples.append(original)
         for shared in (3, 8, original.num_tokens - 1, original.num_tokens):
             other = rng.integers(0, VOCAB_SIZE, original.num_tokens - shared)
-            samples.append(replace(original, token_ids=np.concatenate([original.token_ids[:shared], other]), weight=0.5))
+            samples.append(
+                replace(original, token_ids=np.concatenate([original.token_ids[:shared], other]), weight=0.5)
+            )
     return [samples[i] for i in np.random.default_rng(9).permutation(len(samples))]
 
 
@@ -62,7 +64,9 @@ def test_every_distinct_prefix_is_one_node_and_paths_lead_from_the_root(sequence
         (4097, 4097, False),
     ],
 )
-def test_prefixes_are_merged_only_where_that_saves_time_and_memory(length: int, num_shared: int, is_merged: bool) -> None:
+def test_prefixes_are_merged_only_where_that_saves_time_and_memory(
+    length: int, num_shared: int, is_merged: bool
+) -> None:
     sequences = torch.arange(2 * length).view(2, length)
     sequences[1, :num_shared] = sequences[0, :num_shared]
     tree = merge_prefixes(sequences.flatten(), [length, length])
@@ -71,7 +75,8 @@ def test_prefixes_are_merged_only_where_that_saves_time_and_memory(length: int, 
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"model_type": "qwen2"}, {"model_type": "mistral", "sliding_window": 6}, {"model_type": "cohere"}]
+    "settings",
+    [{}, {"model_type": "qwen2"}, {"model_type": "mistral", "sliding_window": 6}, {"model_type": "cohere"}],
 )
 def test_merged_prefixes_change_neither_outputs_nor_gradients(settings: dict[str, Any]) -> None:
     batch = toy_batches(family())[0].map(torch.as_tensor)
@@ -81,7 +86,9 @@ def test_merged_prefixes_change_neither_outputs_nor_gradients(settings: dict[str
         outputs = make_forward(model, temperature=0.8)(batch, OUTPUTS)
         probe = torch.randn(2, batch.num_tokens, generator=torch.Generator().manual_seed(0))
         (probe * torch.stack([outputs.logprobs, outputs.entropy])).sum().backward()
-        results.append((outputs.logprobs.detach(), outputs.entropy.detach(), [p.grad for p in model.parameters()]))
+        results.append(
+            (outputs.logprobs.detach(), outputs.entropy.detach(), [p.grad for p in model.parameters()])
+        )
     (expected, expected_entropy, expected_gradients), (logprobs, entropy, gradients) = results
     for value, reference in ((logprobs, expected), (entropy, expected_entropy)):
         assert (value - reference).abs().mean() <= 1e-6 and (value - reference).abs().max() <= 1e-4
@@ -89,13 +96,19 @@ def test_merged_prefixes_change_neither_outputs_nor_gradients(settings: dict[str
         torch.testing.assert_close(value, reference, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("media", "num_seen"), [((), "distinct"), ((Media("image", np.zeros((1, 1, 3), np.uint8)),), "all")])
-def test_the_model_sees_each_prefix_once_but_never_merges_images(media: tuple[Media, ...], num_seen: str) -> None:
+@pytest.mark.parametrize(
+    ("media", "num_seen"), [((), "distinct"), ((Media("image", np.zeros((1, 1, 3), np.uint8)),), "all")]
+)
+def test_the_model_sees_each_prefix_once_but_never_merges_images(
+    media: tuple[Media, ...], num_seen: str
+) -> None:
     batch = replace(toy_batches(family())[0].map(torch.as_tensor), media=media)
     tree = merge_prefixes(batch.token_ids, batch.lengths, reads_last=False)
     assert tree is not None and len(tree.tokens) < 0.6 * batch.num_tokens
     model, seen = toy_model(), []
-    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].numel()))
+    model.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0].numel())
+    )
     forward = make_forward(model)
     assert forward.has_plain_head
     seen.clear()

@@ -32,20 +32,28 @@ def step_mode_samples() -> list[Sample]:
     """Two siblings of each of two tasks: one answers well, the other badly at its second turn."""
     template = ChatTemplate(byte_tokenizer())
     settings = EnvAgentSettings(
-        "Letters", max_tokens_per_step=4, turn_template=RULES + "{history}{observation}", action_pattern=None, mode="step"
+        "Letters",
+        max_tokens_per_step=4,
+        turn_template=RULES + "{history}{observation}",
+        action_pattern=None,
+        mode="step",
     )
     agent = EnvAgent(lambda task: IdentityEnv(num_turns=NUM_TURNS), settings)
     samples = []
     for seed, sibling in itertools.product(range(2), range(2)):
         answers = ["a", "b" if sibling else "a", "a"]
-        contexts = TokenContexts(template, ScriptedServer([template.respond(a) for a in answers]), 512, f"{seed}/{sibling}")
+        contexts = TokenContexts(
+            template, ScriptedServer([template.respond(a) for a in answers]), 512, f"{seed}/{sibling}"
+        )
         task = Task(f"train/Letters/{seed}", "Letters", "train", seed)
         [trajectory] = asyncio.run(agent.run(task, sibling, contexts, SamplingParams(4)))
         samples += build_samples(trajectory)
     rng = np.random.default_rng(0)
     for sample in samples:
         sample.advantages = np.where(sample.response_mask, rng.standard_normal(), 0).astype(np.float32)
-        sample.old_logprobs = sample.rollout_logprobs = np.where(sample.response_mask, -1.0, 0).astype(np.float32)
+        sample.old_logprobs = sample.rollout_logprobs = np.where(sample.response_mask, -1.0, 0).astype(
+            np.float32
+        )
     return samples
 
 

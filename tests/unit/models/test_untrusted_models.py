@@ -30,7 +30,8 @@ sequence_length: 500
 rollout_batch_size: 2
 custom_envs:
   Lake:
-    {env_type: frozen_lake, max_steps: 1, max_tokens_per_step: 2, agent_system_template: "", agent_template: "{observation}"}
+    {env_type: frozen_lake, max_steps: 1, max_tokens_per_step: 2, agent_system_template: "",
+     agent_template: "{observation}"}
 train_env_manager: {num_env_groups: 1, group_size: 2}
 """
 
@@ -80,7 +81,9 @@ def turnwise(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return forked.run(words, input="y\n" * 5, env=environment, cwd=place)
 
 
-def test_code_of_a_folder_runs_only_where_a_setting_says_so(folder: Path, marker: Path, tmp_path: Path) -> None:
+def test_code_of_a_folder_runs_only_where_a_setting_says_so(
+    folder: Path, marker: Path, tmp_path: Path
+) -> None:
     with_own_code(folder, marker)
     (tmp_path / "lake.yaml").write_text(ROLLOUT)
     words = ("rollout", "lake.yaml", "--out", "out.jsonl")
@@ -89,7 +92,9 @@ def test_code_of_a_folder_runs_only_where_a_setting_says_so(folder: Path, marker
     assert "model_args.trust_remote_code: true" in refused.stderr and "Traceback" not in refused.stderr
     trusted = turnwise(tmp_path, *words, "actor_train.model_args.trust_remote_code=true")
     assert marker.exists() and trusted.returncode == 0, trusted.stderr
-    assert "its own Python code runs here (trust_remote_code: true): own.py" in trusted.stdout + trusted.stderr
+    assert (
+        "its own Python code runs here (trust_remote_code: true): own.py" in trusted.stdout + trusted.stderr
+    )
 
     train = ("train", "lake.yaml", "actor_train.model_args.trust_remote_code=true")
     begun = turnwise(tmp_path, *train, "max_steps=1")
@@ -98,7 +103,9 @@ def test_code_of_a_folder_runs_only_where_a_setting_says_so(folder: Path, marker
     assert went_on.returncode == 0 and "step 2/2" in went_on.stdout, went_on.stderr
 
 
-def test_pickled_weights_are_read_where_a_setting_says_so_and_never_run(folder: Path, marker: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_read_where_a_setting_says_so_and_never_run(
+    folder: Path, marker: Path, tmp_path: Path
+) -> None:
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
@@ -107,12 +114,16 @@ def test_pickled_weights_are_read_where_a_setting_says_so_and_never_run(folder: 
     values: dict[str, Any] = {"pretrain": str(folder), "custom_envs": LAKE}
     with pytest.raises(ConfigError, match=r"pretrain: .*allow_pickle: true"):
         parse_config(values)
-    trust = parse_config(values | {"actor_train": {"model_args": {"allow_pickle": True}}})[0].actor_train.model_args.trust
+    trust = parse_config(values | {"actor_train": {"model_args": {"allow_pickle": True}}})[
+        0
+    ].actor_train.model_args.trust
     loaded = load_model(folder, trust=trust).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
 
     torch.save({**weights, "evil": Evil(marker)}, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="their pickle asks for other objects or code, which is never run") as raised:
+    with pytest.raises(
+        ModelError, match="their pickle asks for other objects or code, which is never run"
+    ) as raised:
         load_model(folder, trust=trust)
     assert not marker.exists() and "weights_only" not in str(raised.value)
 
@@ -121,12 +132,16 @@ def test_training_states_and_adapters_are_never_run(marker: Path, tmp_path: Path
     strategy = TorchStrategy(toy_model())
     strategy.save(tmp_path / "state")
     torch.save(Evil(marker), tmp_path / "state" / "trainer_state.pt")
-    with pytest.raises(ModelError, match=r"trainer_state.pt isn't a training state that turnwise wrote") as raised:
+    with pytest.raises(
+        ModelError, match=r"trainer_state.pt isn't a training state that turnwise wrote"
+    ) as raised:
         strategy.load(tmp_path / "state")
     assert "weights_only" not in str(raised.value)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)})
+    )
     (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Evil(marker)))
     with pytest.raises(ModelError, match=r"adapter_model.bin is a pickle, which isn't read"):
         load_model(adapter)
@@ -195,12 +210,18 @@ def piped(name: str) -> Callable[[Path], None]:
 
 KNOWN_TO_CONFIG = [
     (config_of(num_hidden_layers=-1), r"config.json: num_hidden_layers is -1"),
-    (config_of(num_hidden_layers=99), r"config.json: num_hidden_layers is 99, and the weights beside it have 2"),
+    (
+        config_of(num_hidden_layers=99),
+        r"config.json: num_hidden_layers is 99, and the weights beside it have 2",
+    ),
     (config_of(num_hidden_layers=10**9), r"config.json: num_hidden_layers is 1000000000"),
     (config_of(num_attention_heads=0), r"config.json: num_attention_heads is 0"),
     (config_of(num_attention_heads=3, num_key_value_heads=2), r"can't share 2 key-value heads"),
     (config_of(hidden_size="32"), r"config.json: hidden_size is '32'"),
-    (config_of(hidden_size=64), r"config.json: hidden_size is 64, and model.embed_tokens.weight beside it is .*set it to 32"),
+    (
+        config_of(hidden_size=64),
+        r"config.json: hidden_size is 64, and model.embed_tokens.weight beside it is .*set it to 32",
+    ),
     (config_of(vocab_size=300), r"config.json: vocab_size is 300"),
     (cut("model.safetensors", 1000), r"model.safetensors is cut"),
     (cut("model.safetensors", -1), r"model.safetensors is cut"),
@@ -214,11 +235,17 @@ KNOWN_TO_CONFIG = [
     (lambda folder: (folder / "config.json").unlink(), r"has no config.json"),
     (config_of(eos_token_id=9999), r"config.json: eos_token_id is 9999; .*vocab_size"),
     (config_of(eos_token_id=[0, "1"]), r"config.json: eos_token_id is \[0, '1'\]"),
-    (text("generation_config.json", b'{"eos_token_id": [0, 9999]}'), r"generation_config.json: eos_token_id is \[0, 9999\]"),
+    (
+        text("generation_config.json", b'{"eos_token_id": [0, 9999]}'),
+        r"generation_config.json: eos_token_id is \[0, 9999\]",
+    ),
     (config_of(rope_parameters={}), r"config.json: rope_parameters is \{\} and names no rope_theta"),
     (config_of(rope_parameters={"rope_type": "default"}), r"rope_parameters is .* names no rope_theta"),
     (config_of(rope_parameters="x"), r"config.json: rope_parameters is 'x'"),
-    (text("tokenizer_config.json", b'{"model_max_length": "x"}'), r"tokenizer_config.json: model_max_length is 'x'"),
+    (
+        text("tokenizer_config.json", b'{"model_max_length": "x"}'),
+        r"tokenizer_config.json: model_max_length is 'x'",
+    ),
     (indexed("../other/model.safetensors"), r"index.json names '../other/model.safetensors', .*outside"),
     (indexed("/model.safetensors"), r"index.json names '/model.safetensors', .*outside"),
     (typed(torch.int32), r"up_proj.weight \(I32\).*real numbers"),
@@ -227,7 +254,9 @@ KNOWN_TO_CONFIG = [
 ]
 
 
-@pytest.mark.parametrize(("break_it", "expected"), KNOWN_TO_CONFIG, ids=[expected for _, expected in KNOWN_TO_CONFIG])
+@pytest.mark.parametrize(
+    ("break_it", "expected"), KNOWN_TO_CONFIG, ids=[expected for _, expected in KNOWN_TO_CONFIG]
+)
 def test_config_knows_without_loading(break_it: Callable[[Path], None], expected: str, folder: Path) -> None:
     break_it(folder)
     with pytest.raises(ConfigError, match=f"pretrain: .*{expected}"):
@@ -241,7 +270,9 @@ def test_shapes_that_only_loading_finds(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(3, 5)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"mlp.up_proj.weight is 3 × 5 in the weights and 64 × 32 by config.json") as raised:
+    with pytest.raises(
+        ModelError, match=r"mlp.up_proj.weight is 3 × 5 in the weights and 64 × 32 by config.json"
+    ) as raised:
         load_model(folder)
     assert "ignore_mismatched_sizes" not in str(raised.value)
 
@@ -283,7 +314,21 @@ def test_a_vocabulary_smaller_than_the_tokenizer_and_a_much_larger_one(
         load_tokenizer(folder)
 
 
-STRANGE: tuple[Any, ...] = (None, -1, 0, 10**12, 1.5, "x", "\ud800", True, [], [1], {}, {"a": 1}, "../../etc/passwd")
+STRANGE: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    10**12,
+    1.5,
+    "x",
+    "\ud800",
+    True,
+    [],
+    [1],
+    {},
+    {"a": 1},
+    "../../etc/passwd",
+)
 MUTANTS: list[tuple[str, tuple[str, ...], Any]] = [
     ("config.json", ("head_dim",), "x"),
     ("config.json", ("max_position_embeddings",), []),
@@ -310,7 +355,11 @@ def test_no_mutation_of_a_folder_ends_in_another_exception(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
-    uses = (lambda model: parse_config({"pretrain": str(model), "custom_envs": LAKE}), load_tokenizer, load_model)
+    uses = (
+        lambda model: parse_config({"pretrain": str(model), "custom_envs": LAKE}),
+        load_tokenizer,
+        load_model,
+    )
     num_refused = 0
     for name, path, value in mutants(tiny_model):
         folder = tmp_path / "mutant"

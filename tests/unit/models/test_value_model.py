@@ -24,13 +24,21 @@ MODELS: list[dict[str, Any]] = [
     {"model_type": "qwen2", "tie_word_embeddings": False},
     {"model_type": "mistral", "sliding_window": 6, "attn_implementation": "eager"},
     {"attn_implementation": "sdpa"},
-    {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "attn_implementation": "eager"},
+    {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 64,
+        "attn_implementation": "eager",
+    },
 ]
 
 
 @torch.no_grad()
 def one_by_one(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """transformers' own logits for each sample alone: at the position before each trained token, and at the token itself."""
+    """transformers' own logits for each sample alone: at the position before each trained token, and at the
+    token itself."""
     before, after = [], []
     for sample in SAMPLES:
         mask = torch.tensor(sample.response_mask)
@@ -61,12 +69,16 @@ def test_values_say_nothing_of_what_comes_later() -> None:
 
 
 def test_a_critic_has_no_log_probs() -> None:
-    with pytest.raises(NotAvailableError, match="Qwen3ForTokenClassification gives next_values and values, but no logprobs"):
+    with pytest.raises(
+        NotAvailableError, match="Qwen3ForTokenClassification gives next_values and values, but no logprobs"
+    ):
         TorchStrategy(toy_value_model()).forward(toy_batches(SAMPLES), frozenset({"logprobs"}))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "olmo2"])
-def test_a_language_model_gets_a_head_that_is_zero(model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_language_model_gets_a_head_that_is_zero(
+    model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """olmo2 has no token classification in transformers."""
     policy = toy_model(model_type=model_type)
     save_model(policy, None, tmp_path / "policy")

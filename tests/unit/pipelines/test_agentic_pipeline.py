@@ -52,9 +52,18 @@ def test_a_run_writes_what_it_promises(letters):
     assert all(row["actor/backward_steps"] == 2 for row in rows[:2])
     assert "val/env/Letters/success" in rows[0] and "val/env/Letters/success" not in rows[1]
     assert set(rows[2]) >= {"val/score/mean", "val/env/Letters/success"}
-    for name in ("rollout/score/mean", "actor/pg_loss", "actor_train/grad_norm", "actor/lr", "critic/score/mean", "system/tps"):
+    for name in (
+        "rollout/score/mean",
+        "actor/pg_loss",
+        "actor_train/grad_norm",
+        "actor/lr",
+        "critic/score/mean",
+        "system/tps",
+    ):
         assert all(name in row for row in rows[:2]), name
-    assert json.loads((letters.path / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    assert (
+        json.loads((letters.path / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    )
     assert "exp_name: letters" in letters.config.read_text()
     assert list(letters.tensorboard.iterdir())
     assert [log for log in letters.path.glob("*.log") if "best trajectory" in log.read_text()]
@@ -73,7 +82,9 @@ def test_checkpoints_are_model_folders_that_transformers_loads(letters):
 def test_the_saved_model_scores_what_training_measured(letters, tiny_model, tmp_path):
     checkpoint = letters.path / "checkpoints" / "checkpoint-2"
     evaluation = evaluate_model(examine(make_config(tiny_model, tmp_path)), str(checkpoint))
-    assert evaluation.overall.mean_score == pytest.approx(read_metrics(letters.metrics)[-1]["val/score/mean"], abs=1e-12)
+    assert evaluation.overall.mean_score == pytest.approx(
+        read_metrics(letters.metrics)[-1]["val/score/mean"], abs=1e-12
+    )
     assert evaluation.overall.num_episodes == 6 and evaluation.num_failed == 0
 
 
@@ -90,7 +101,10 @@ def test_rollouts_are_those_that_were_trained_on(letters):
 
 @pytest.mark.parametrize(
     ("sampler", "least", "most"),
-    [({"strategy_args": {"strategy_name": "hf"}}, 0.0, 1e-6), ({"model_args": {"dtype": "bf16"}}, 1e-5, 0.05)],
+    [
+        ({"strategy_args": {"strategy_name": "hf"}}, 0.0, 1e-6),
+        ({"model_args": {"dtype": "bf16"}}, 1e-5, 0.05),
+    ],
     ids=["hf", "bf16"],
 )
 def test_sampler_and_trainer_agree_as_far_as_their_dtypes_do(tiny_model, tmp_path, sampler, least, most):

@@ -45,7 +45,11 @@ def test_defaults_of_the_losses(name):
 def test_the_library_has_the_defaults_of_the_config():
     settings = AlgorithmSettings()
     of_library = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    for section in ("pg_args", "reward_normalization", "train_infer_correction"):  # have other types there, empty by default
+    for section in (
+        "pg_args",
+        "reward_normalization",
+        "train_infer_correction",
+    ):  # have other types there, empty by default
         del of_library[section]
     assert of_library == {name: AlgorithmKeys.model_fields[name].default for name in of_library}
 
@@ -54,7 +58,12 @@ def test_defaults_of_everything_else():
     settings = algorithm_settings(config_of())
     assert (settings.gamma, settings.lambd, settings.step_reward_gamma) == (1.0, 1.0, 0.95)
     assert (settings.episode_reward_weight, settings.step_reward_weight) == (1.0, 1.0)
-    assert (settings.kl_penalty, settings.kl_loss_type, settings.kl_loss_coef, settings.kl_horizon) == ("k1", "k3", 0.001, 1e4)
+    assert (settings.kl_penalty, settings.kl_loss_type, settings.kl_loss_coef, settings.kl_horizon) == (
+        "k1",
+        "k3",
+        0.001,
+        1e4,
+    )
     assert settings.bootstrap_on_truncation and not settings.whiten_rewards and not settings.whiten_advantages
     bounds = (settings.value_clip, settings.reward_clip, settings.advantage_clip, settings.target_kl)
     assert bounds == (None, None, None, None)
@@ -65,11 +74,22 @@ def test_defaults_of_everything_else():
     ("asked", "expected"),
     [
         (None, Correction()),
-        ({"is_weight": {}, "filters": [{}]}, Correction(ImportanceWeight("token", 2.0), (RatioBand("token", 0.5, 2.0),))),
-        ({"is_weight": {"weight_type": "sequence", "upper_bound": 3}}, Correction(ImportanceWeight("sequence", 3.0))),
+        (
+            {"is_weight": {}, "filters": [{}]},
+            Correction(ImportanceWeight("token", 2.0), (RatioBand("token", 0.5, 2.0),)),
+        ),
+        (
+            {"is_weight": {"weight_type": "sequence", "upper_bound": 3}},
+            Correction(ImportanceWeight("sequence", 3.0)),
+        ),
         ({"is_weight": {"enabled": False}, "filters": [{"enabled": False}]}, Correction()),
         (
-            {"filters": [{"agg_type": "geometric", "ratio_low": 0.9, "ratio_high": 1.1}, {"agg_type": "segment"}]},
+            {
+                "filters": [
+                    {"agg_type": "geometric", "ratio_low": 0.9, "ratio_high": 1.1},
+                    {"agg_type": "segment"},
+                ]
+            },
             Correction(filters=(RatioBand("geometric", 0.9, 1.1), RatioBand("segment", 0.5, 2.0))),
         ),
     ],
@@ -85,7 +105,11 @@ class Own(ScoreEstimator):
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
-    [({}, ("tags", "mean_std")), ({"method": "mean"}, ("tags", "mean")), ({"grouping": "batch"}, ("batch", "mean_std"))],
+    [
+        ({}, ("tags", "mean_std")),
+        ({"method": "mean"}, ("tags", "mean")),
+        ({"grouping": "batch"}, ("batch", "mean_std")),
+    ],
     ids=str,
 )
 def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected):

@@ -50,7 +50,11 @@ def make_config(tiny_model, tmp_path):
 
 
 def staleness(pipeline):
-    return [row["actor/staleness_max"] for row in read_metrics(pipeline.folder.metrics) if "actor/staleness_max" in row]
+    return [
+        row["actor/staleness_max"]
+        for row in read_metrics(pipeline.folder.metrics)
+        if "actor/staleness_max" in row
+    ]
 
 
 def assert_trained_on_once(pipeline):
@@ -65,7 +69,9 @@ def num_parts(pipeline):
     return [len(event.get("parts", [0])) for event in events if "batch" in event]
 
 
-HESITANT = {"Letters": LETTERS | {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
+HESITANT = {
+    "Letters": LETTERS | {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}
+}
 
 
 class Uneven(LettersEnv):
@@ -105,7 +111,9 @@ def test_episodes_that_are_given_up_leave_nothing_in_the_engine(make_config, cha
         server._engine.abort = counted
         pipeline.run()
     assert_trained_on_once(pipeline)
-    assert aborted or "stale_groups" in changes, "slower siblings were being sampled when the others had ended"
+    assert aborted or "stale_groups" in changes, (
+        "slower siblings were being sampled when the others had ended"
+    )
     # The parity gate asks under the same few names again and again.
     left = [name for name in server._engine._scheduler.slots if not name.startswith("parity/")]
     assert not left and not server._futures and not server._engine.num_running
@@ -122,7 +130,8 @@ def test_the_table_says_how_the_threads_are_split(make_config):
 
 @pytest.fixture
 def slow_engine(monkeypatch):
-    """Steps that take longer than the trainer does, so that something is in flight whenever weights change."""
+    """Steps that take longer than the trainer does, so that something is in flight whenever weights
+    change."""
     step = Engine.step
 
     def slow_step(self):
@@ -167,12 +176,21 @@ def without_times(pipeline):
 @pytest.mark.parametrize(
     ("how", "ratio", "is_streamed"), [("finish", 1, True), ("abort_continue", 2, True), ("keep", 2, False)]
 )
-def test_steps_train_within_the_bound_and_are_repeated_bit_by_bit(make_config, slow_engine, how, ratio, is_streamed):
+def test_steps_train_within_the_bound_and_are_repeated_bit_by_bit(
+    make_config, slow_engine, how, ratio, is_streamed
+):
     """Validation plays beside the episodes that go on."""
-    changes = {"async_generation_ratio": ratio, "on_weight_update": how, "eval_steps": 2, "stream_training": is_streamed}
+    changes = {
+        "async_generation_ratio": ratio,
+        "on_weight_update": how,
+        "eval_steps": 2,
+        "stream_training": is_streamed,
+    }
     config = make_config(custom_envs=HESITANT, **changes)
     first = run_small(config)
-    for _ in range(5 if is_streamed else 0):  # on a loaded machine a trainer may find all groups of a batch ended
+    for _ in range(
+        5 if is_streamed else 0
+    ):  # on a loaded machine a trainer may find all groups of a batch ended
         first = first if max(num_parts(first)) > 1 else run_small(config)
     assert max(staleness(first)) in range(1, ratio + 1)
     assert (max(num_parts(first)) > 1) == is_streamed
@@ -185,13 +203,17 @@ def test_steps_train_within_the_bound_and_are_repeated_bit_by_bit(make_config, s
     assert without_times(again) == without_times(first)
     assert_same_weights(again.checkpoints.newest, first.checkpoints.newest)
     others = (without_times(run_small(config)) for _ in range(5))
-    assert how != "finish" or any(other != without_times(first) for other in others), "time decides where no record does"
+    assert how != "finish" or any(other != without_times(first) for other in others), (
+        "time decides where no record does"
+    )
 
 
 def test_refills_for_groups_that_a_filter_rejects_are_repeated(make_config):
     config = make_config(group_filter="non_zero_variance", max_refill_factor=3.0, async_generation_ratio=2)
     first = run_small(config)
-    assert {row["rejected"] for row in played(first.folder)} >= {None, "filtered"}, "the filter had something to do"
+    assert {row["rejected"] for row in played(first.folder)} >= {None, "filtered"}, (
+        "the filter had something to do"
+    )
     assert without_times(run_small(config, replay=first.folder.path)) == without_times(first)
 
 
@@ -233,7 +255,9 @@ def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
 def processes():
     """Ids of the trainers' processes that there are."""
     fork_server = prepare_processes()._process.pid
-    return [int(child) for child in Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()]
+    return [
+        int(child) for child in Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()
+    ]
 
 
 def signal_trainer(number):
@@ -247,12 +271,29 @@ SILENT = r"(?s:.*)the trainer's process:\n    it doesn't say"
 @pytest.mark.parametrize(
     ("phase", "number", "error", "message"),
     [
-        ("old_log_probs_values", signal.SIGSTOP, DeadlineError, rf"3 s for actor_train.\w+; raise deadlines.train_s{SILENT}"),
-        ("model_update", signal.SIGSTOP, DeadlineError, rf"2 s for the weights of version 2 .*deadlines.weights_s{SILENT}"),
-        ("train", signal.SIGKILL, WorkerError, r"actor_train.\w+: the trainer's process has ended: something killed it"),
+        (
+            "old_log_probs_values",
+            signal.SIGSTOP,
+            DeadlineError,
+            rf"3 s for actor_train.\w+; raise deadlines.train_s{SILENT}",
+        ),
+        (
+            "model_update",
+            signal.SIGSTOP,
+            DeadlineError,
+            rf"2 s for the weights of version 2 .*deadlines.weights_s{SILENT}",
+        ),
+        (
+            "train",
+            signal.SIGKILL,
+            WorkerError,
+            r"actor_train.\w+: the trainer's process has ended: something killed it",
+        ),
     ],
 )
-def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, monkeypatch, phase, number, error, message):
+def test_a_trainer_that_does_not_answer_ends_the_run_by_name(
+    make_config, monkeypatch, phase, number, error, message
+):
     monkeypatch.setattr("turnwise.cluster.process_life._STACK_S", 0.1)  # what stands still never says where
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
     fork_server = prepare_processes(["turnwise.assemble.roles"])
@@ -264,7 +305,10 @@ def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, monkey
 
 def test_steps_that_a_lost_trainer_had_are_said_to_be_lost(make_config, capfd):
     interrupted(make_config(), "old_log_probs_values", WorkerError, partial(signal_trainer, signal.SIGKILL))
-    assert "the last steps could not be saved: actor_train.save: the trainer's process has ended" in capfd.readouterr().err
+    assert (
+        "the last steps could not be saved: actor_train.save: the trainer's process has ended"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

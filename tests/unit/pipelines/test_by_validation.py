@@ -43,7 +43,10 @@ def test_a_value_is_the_best_in_its_direction_and_by_enough():
         ("max", 0.05, [True, False, False, True]),
     ):
         best = BestValue("val/a", mode, delta)
-        assert [best.see(step, {"val/a": value}) for step, value in enumerate(seen)] == expected, (mode, delta)
+        assert [best.see(step, {"val/a": value}) for step, value in enumerate(seen)] == expected, (
+            mode,
+            delta,
+        )
     again = BestValue("val/a", "max", 0.05)
     again.load_state_dict(json.loads(json.dumps(best.state_dict())))
     assert (again.value, again.step, again.num_since) == (0.5, 3, 0)
@@ -62,7 +65,10 @@ def test_a_run_whose_validations_are_no_numbers_ends_early(tmp_path, make_config
     for step in range(2):
         metrics = [Metric("val/score/mean", math.nan)]
         assert by_validation.see(step, metrics, checkpoints) == metrics
-    assert checkpoints.has_ended and "val/score/mean was never a number: the run ends after 1 of 9 steps" in caplog.text
+    assert (
+        checkpoints.has_ended
+        and "val/score/mean was never a number: the run ends after 1 of 9 steps" in caplog.text
+    )
 
 
 class FakeCheckpoints:
@@ -87,7 +93,9 @@ def test_the_best_model_is_kept_and_scores_what_was_measured(make_config):
 
 def test_an_adapter_is_kept_as_one(make_config):
     training = {"model_args": {"lora_rank": 2}, "training_args": {"learning_rate": 1e-2}}
-    assert (run(make_config(save_best={}, actor_train=training, max_steps=1)).best / "adapter_config.json").exists()
+    assert (
+        run(make_config(save_best={}, actor_train=training, max_steps=1)).best / "adapter_config.json"
+    ).exists()
 
 
 def test_a_run_ends_early_with_its_checkpoint_and_goes_on_to_nothing_more(make_config, capfd):
@@ -95,7 +103,10 @@ def test_a_run_ends_early_with_its_checkpoint_and_goes_on_to_nothing_more(make_c
     folder = run(make_config(early_stopping=stopping, save_steps=0))
     assert [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2]
     assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["checkpoint-2"]
-    assert "val/score/mean was best after 0 steps" in (said := capfd.readouterr().err) and "after 2 of 4 steps" in said
+    assert (
+        "val/score/mean was best after 0 steps" in (said := capfd.readouterr().err)
+        and "after 2 of 4 steps" in said
+    )
     again = run(make_config(early_stopping=stopping, save_steps=0, resume_from_checkpoint=True))
     assert again.path == folder.path and [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2]
 
@@ -108,7 +119,9 @@ def test_a_resumed_run_remembers_the_best(make_config, capfd):
                 break
     resumed = run(make_config(save_best={}, resume_from_checkpoint=True))
     assert resumed.path == pipeline.folder.path
-    assert [r["val/best"] for r in read_metrics(resumed.metrics)] == [r["val/best"] for r in read_metrics(whole.metrics)]
+    assert [r["val/best"] for r in read_metrics(resumed.metrics)] == [
+        r["val/best"] for r in read_metrics(whole.metrics)
+    ]
     assert (resumed.best / "best.json").read_text() == (whole.best / "best.json").read_text()
     assert_same_weights(resumed.best, whole.best)
 
@@ -124,9 +137,12 @@ def test_a_best_model_that_is_not_there_is_forgotten(make_config, tmp_path, capl
 @pytest.mark.parametrize("changed", [{"metric": "val/num_episodes"}, {"mode": "min"}])
 def test_the_best_value_of_another_metric_or_mode_is_forgotten(make_config, tmp_path, changed):
     (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "best.json").write_text(json.dumps({"step": 3, "metric": "val/score/mean", "value": 0.5}))
+    (tmp_path / "best" / "best.json").write_text(
+        json.dumps({"step": 3, "metric": "val/score/mean", "value": 0.5})
+    )
     before, same, other = (
-        ByValidation(make_config(save_best=own, early_stopping=own), tmp_path / "best") for own in ({}, {}, changed)
+        ByValidation(make_config(save_best=own, early_stopping=own), tmp_path / "best")
+        for own in ({}, {}, changed)
     )
     for part in (before.best, before.stopping):
         part.see(3, {"val/score/mean": 0.5})
@@ -157,17 +173,23 @@ def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config
 
 
 def test_a_metric_that_nothing_measures_is_named_with_those_there_are(make_config):
-    with pytest.raises(ConfigError, match=r"'val/score/men' .* which measure .*Did you mean 'val/score/mean'"):
+    with pytest.raises(
+        ConfigError, match=r"'val/score/men' .* which measure .*Did you mean 'val/score/mean'"
+    ):
         run(make_config(early_stopping={"metric": "val/score/men"}))
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"save_best": {}, "eval_steps": 0}, "save_best: metric, mode say what the validations decide, and eval_steps is 0"),
+        (
+            {"save_best": {}, "eval_steps": 0},
+            "save_best: metric, mode say what the validations decide, and eval_steps is 0",
+        ),
         (
             {"early_stopping": {}, "eval_steps": 0},
-            "early_stopping: metric, mode, patience, min_delta say what the validations decide, and eval_steps is 0",
+            "early_stopping: metric, mode, patience, min_delta say what the validations decide, and "
+            "eval_steps is 0",
         ),
         ({"save_best": {"metric": "score/mean"}}, "save_best.metric: 'score/mean' isn't a validation metric"),
         (

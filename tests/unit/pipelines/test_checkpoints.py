@@ -60,7 +60,9 @@ def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, n
         parts=parts or {},
         num_bytes=num_bytes,
     )
-    return Checkpoints(path, **{"save_steps": 1, "max_to_keep": 0, "num_steps": 9} | limits, contents=contents)
+    return Checkpoints(
+        path, **{"save_steps": 1, "max_to_keep": 0, "num_steps": 9} | limits, contents=contents
+    )
 
 
 def save(saver, num_done):
@@ -113,7 +115,9 @@ def test_what_was_saved_comes_back(tmp_path):
 
 def test_a_full_disk_leaves_the_older_ones_and_no_half_one(tmp_path):
     save(checkpoints(tmp_path), 1)
-    with pytest.raises(CheckpointError, match=r"No space left.*the last good one is .*checkpoint-1\b.*resume_from_checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"No space left.*the last good one is .*checkpoint-1\b.*resume_from_checkpoint"
+    ):
         save(checkpoints(tmp_path, FullDisk(), max_to_keep=1), 2)
     assert [f.name for f in tmp_path.iterdir()] == ["checkpoint-1"]
     verify(tmp_path / "checkpoint-1")

@@ -59,9 +59,20 @@ def test_the_critic_has_its_own_plan_and_optimiser(warmed_up, tiny_model, tmp_pa
     rows = measured(warmed_up)
     assert [row["critic/backward_steps"] for row in rows] == [8, 8] and rows[1]["actor/backward_steps"] == 4
     assert (rows[1]["critic/lr"], rows[1]["actor/lr"]) == (1e-2, 1e-3)
-    for name in ("loss", "value", "vpred", "error", "grad_norm", "values/mean", "returns/mean", "explained_variance"):
+    for name in (
+        "loss",
+        "value",
+        "vpred",
+        "error",
+        "grad_norm",
+        "values/mean",
+        "returns/mean",
+        "explained_variance",
+    ):
         assert all(f"critic/{name}" in row for row in rows), name
-    assert rows[0]["critic/values/max"] == 0.0 and rows[1]["critic/values/max"] != 0.0, "a new head starts at 0"
+    assert rows[0]["critic/values/max"] == 0.0 and rows[1]["critic/values/max"] != 0.0, (
+        "a new head starts at 0"
+    )
     config = make_config(tiny_model, tmp_path, critic_warmup=1)
     assert config.num_training_steps("actor_train") == 1 and config.num_training_steps("critic") == 2
 
@@ -77,7 +88,9 @@ def test_the_critic_starts_from_reward_pretrain(tiny_model, tmp_path):
     start = load_value_model(tiny_model)
     torch.nn.init.constant_(value_head(start).bias, 7.0)
     save_model(start, None, tmp_path / "values")
-    [row] = measured(run(make_config(tiny_model, tmp_path, max_steps=1, reward_pretrain=str(tmp_path / "values"))))
+    [row] = measured(
+        run(make_config(tiny_model, tmp_path, max_steps=1, reward_pretrain=str(tmp_path / "values")))
+    )
     assert row["critic/values/max"] == row["critic/values/min"] == pytest.approx(7.0)
 
 
@@ -94,7 +107,9 @@ class Untrained(PPO):
 def test_an_estimator_of_one_s_own_that_needs_values_gets_a_critic_and_must_train_it(tiny_model, tmp_path):
     [row] = measured(run(make_config(tiny_model, tmp_path, max_steps=1, adv_estimator=f"{__name__}:Mine")))
     assert row["critic/backward_steps"] == 4
-    with pytest.raises(ConfigError, match="needs values, and its value_loss is None; a critic gives the values"):
+    with pytest.raises(
+        ConfigError, match="needs values, and its value_loss is None; a critic gives the values"
+    ):
         run(make_config(tiny_model, tmp_path, max_steps=1, adv_estimator=f"{__name__}:Untrained"))
 
 
@@ -102,12 +117,16 @@ def test_values_before_and_after_tokens_come_from_one_pass_and_go_back_to_their_
     class Worker:
         def forward(self, batches, outputs):
             assert outputs == {"values", "next_values"}
-            return [{"values": batch.token_ids + 0.5, "next_values": batch.token_ids + 100.0} for batch in batches]
+            return [
+                {"values": batch.token_ids + 0.5, "next_values": batch.token_ids + 100.0} for batch in batches
+            ]
 
         def info(self):
             return StrategyInfo(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "fp32")
 
-    role = ModelRole("critic", LocalCluster().spawn("critic", lambda _: Worker()), BatchPlan(4, 64, 0, max_tokens_infer=60))
+    role = ModelRole(
+        "critic", LocalCluster().spawn("critic", lambda _: Worker()), BatchPlan(4, 64, 0, max_tokens_infer=60)
+    )
     samples = toy_samples(5)
     role.compute_values(samples)
     for sample in samples:

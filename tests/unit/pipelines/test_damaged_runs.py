@@ -1,4 +1,5 @@
-"""Whatever is damaged in a run folder: a whole checkpoint in it is found, and what was wrong with newer ones is said."""
+"""Whatever is damaged in a run folder: a whole checkpoint in it is found, and what was wrong with newer ones
+is said."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def make_config(model, output_dir, **changes):
 def finished(tiny_model, tmp_path_factory):
     """A run with checkpoints of one step and of two, that nobody changes."""
     pipeline = run_small(make_config(tiny_model, tmp_path_factory.mktemp("finished")))
-    assert [folder.name for folder in all_checkpoints(pipeline.folder.path / "checkpoints")] == ["checkpoint-1", "checkpoint-2"]
+    assert [folder.name for folder in all_checkpoints(pipeline.folder.path / "checkpoints")] == [
+        "checkpoint-1",
+        "checkpoint-2",
+    ]
     return pipeline.folder.path
 
 
@@ -74,7 +78,9 @@ DAMAGE = {
     "empty": lambda file: file.write_bytes(b""),
     "garbage": lambda file: file.write_bytes(GARBAGE),
     "longer": lambda file: file.write_bytes(file.read_bytes() + b"\n"),
-    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-2] + bytes([file.read_bytes()[-2] ^ 1]) + b"\n"),
+    "one bit": lambda file: file.write_bytes(
+        file.read_bytes()[:-2] + bytes([file.read_bytes()[-2] ^ 1]) + b"\n"
+    ),
     "other JSON": lambda file: file.write_text("[[1]]"),
     "empty JSON": lambda file: file.write_text("{}"),
     "deep JSON": lambda file: file.write_text("[" * 100_000),
@@ -105,7 +111,9 @@ def test_every_damaged_file_leads_to_the_checkpoint_before(copied, damage):
             assert checkpoint == "checkpoint-2", "a line more says nothing else"
             continue
         assert (checkpoint, path) == ("checkpoint-1", run), name
-        assert "going back to the one before" in said and (name in said or damage in ("a pipe", "empty JSON")), said
+        assert "going back to the one before" in said and (
+            name in said or damage in ("a pipe", "empty JSON")
+        ), said
 
 
 FOLDERS = {
@@ -146,7 +154,9 @@ def test_a_state_that_is_no_state_leads_to_the_one_before_though_its_hash_agrees
     config, run = copied
     forge(run / "checkpoints" / "checkpoint-2" / "trainer_state.pt", content)
     checkpoint, _, said = resumed(config)
-    assert checkpoint == "checkpoint-1" and "trainer_state.pt" in said and "going back to the one before" in said
+    assert (
+        checkpoint == "checkpoint-1" and "trainer_state.pt" in said and "going back to the one before" in said
+    )
     assert "weights_only" not in said and "this was run" not in capfd.readouterr().out
 
 
@@ -247,7 +257,10 @@ def test_permissions_hide_no_checkpoint(owned, name, mode, expected):
         assert "going back to the one before" in said
     elif name in ("checkpoints", "run.lock", "metrics.jsonl", "rollouts.jsonl", ""):
         assert path != run and "continues in a new folder" in said
-        assert name in ("", "metrics.jsonl") or (path / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+        assert (
+            name in ("", "metrics.jsonl")
+            or (path / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+        )
     else:
         assert path == run
 

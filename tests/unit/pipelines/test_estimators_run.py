@@ -26,7 +26,8 @@ def run(model, tmp_path, **changes):
 
 
 def read_groups(path):
-    """The groups of a file of rollouts with their samples, and the advantage that the file has of each turn."""
+    """The groups of a file of rollouts with their samples, and the advantage that the file has of each
+    turn."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     groups, advantages = [], []
     for _, of_group in itertools.groupby(rows, key=lambda row: row["group"]):
@@ -49,9 +50,15 @@ def read_groups(path):
     [*((name, "trajectory") for name in ESTIMATORS), ("step_reinforce", "step"), ("gigpo", "step")],
 )
 def test_a_run_credits_as_its_rollouts_say(name, mode, tiny_model, tmp_path):
-    config, folder = run(tiny_model, tmp_path, adv_estimator=name, mode=mode, gamma=0.9 if ESTIMATORS[name].discounts else 1.0)
+    config, folder = run(
+        tiny_model, tmp_path, adv_estimator=name, mode=mode, gamma=0.9 if ESTIMATORS[name].discounts else 1.0
+    )
     [row] = read_metrics(folder.metrics)
-    assert row["actor/backward_steps"] > 0 and np.isfinite(row["actor/pg_loss"]) and row["critic/advantages/max"] > 0
+    assert (
+        row["actor/backward_steps"] > 0
+        and np.isfinite(row["actor/pg_loss"])
+        and row["critic/advantages/max"] > 0
+    )
     groups, saved = read_groups(folder.rollouts)
     assert [len(group.trajectories) for group in groups] == [4, 4]
     if "values" in ESTIMATORS[name].needs:

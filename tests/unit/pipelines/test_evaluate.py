@@ -1,4 +1,5 @@
-"""Success rates counted by hand, pass@k against every choice of samples, and intervals against what they promise."""
+"""Success rates counted by hand, pass@k against every choice of samples, and intervals against what they
+promise."""
 
 from __future__ import annotations
 
@@ -18,14 +19,22 @@ from turnwise.types import Group, Task, Trajectory, Turn
 
 def group(tag, successes, failed=0):
     task = Task(id=tag, tag=tag, split="val", seed=0)
-    trajectories = [Trajectory(task=task, sibling=i, metrics={"success": float(s)}) for i, s in enumerate(successes)]
-    trajectories += [Trajectory(task=task, sibling=9 + i, status="failed", error="boom") for i in range(failed)]
+    trajectories = [
+        Trajectory(task=task, sibling=i, metrics={"success": float(s)}) for i, s in enumerate(successes)
+    ]
+    trajectories += [
+        Trajectory(task=task, sibling=9 + i, status="failed", error="boom") for i in range(failed)
+    ]
     return Group(task=task, trajectories=trajectories)
 
 
 def test_overall_and_by_tag():
     evaluation = evaluate([group("A", [1, 1, 0]), group("B", [0], failed=2)])
-    assert (evaluation.overall.num_successes, evaluation.overall.num_episodes, evaluation.num_failed) == (2, 4, 2)
+    assert (evaluation.overall.num_successes, evaluation.overall.num_episodes, evaluation.num_failed) == (
+        2,
+        4,
+        2,
+    )
     assert evaluation.by_tag["A"].success == 2 / 3 and evaluation.by_tag["B"].success == 0
     assert evaluation.overall.low < 0.5 < evaluation.overall.high
     assert evaluation.to_json()["by_tag"]["A"]["num_successes"] == 2
@@ -43,7 +52,10 @@ def test_a_task_of_which_all_episodes_failed_is_not_scored():
 def test_without_a_success_metric_a_positive_score_counts():
     task = Task(id="t", tag="A", split="val", seed=0)
     turns = [Turn(prompt_ids=[], response_ids=[1, 2], logprobs=[], reward=0.5)]
-    won, lost = Trajectory(task=task, sibling=0, turns=turns), Trajectory(task=task, sibling=1, status="truncated")
+    won, lost = (
+        Trajectory(task=task, sibling=0, turns=turns),
+        Trajectory(task=task, sibling=1, status="truncated"),
+    )
     overall = evaluate([Group(task=task, trajectories=[won, lost])]).overall
     assert (overall.success, overall.mean_score) == (0.5, 0.25)
     assert (overall.mean_turns, overall.mean_tokens, overall.truncated) == (0.5, 1.0, 0.5)
@@ -63,9 +75,15 @@ def test_an_episode_of_several_trajectories_is_one_episode(tmp_path):
     whole, failed = group("A", [1, 0]), group("A", [], failed=1)
     turn = Turn(np.array([0]), np.array([1, 2]), np.zeros(2, np.float32))
     for each in (whole, failed):
-        each.trajectories = [replace(part, weight=1 / 3, turns=[turn]) for part in each.trajectories for _ in range(3)]
+        each.trajectories = [
+            replace(part, weight=1 / 3, turns=[turn]) for part in each.trajectories for _ in range(3)
+        ]
     evaluation = evaluate([whole, failed])
-    assert (evaluation.overall.num_episodes, evaluation.overall.mean_turns, evaluation.num_failed) == (2, 3.0, 1)
+    assert (evaluation.overall.num_episodes, evaluation.overall.mean_turns, evaluation.num_failed) == (
+        2,
+        3.0,
+        1,
+    )
     assert list(evaluation.overall.pass_at) == [1, 2]
     assert {m.name: m.value for m in validation_metrics([whole, failed])}["val/num_episodes"] == 2
     failures = Failures()
@@ -79,7 +97,11 @@ def test_an_episode_of_several_trajectories_is_one_episode(tmp_path):
     collection = Collection(tmp_path / "rollouts.jsonl")
     collection.play(Played([whole], [lost]), num_batches=1, num_trajectories=2)
     summary = collection.summary()
-    assert (summary["num_failed"], summary["failures"], summary["limits"]) == (1, {"boom": 1}, {"max_steps": 2})
+    assert (summary["num_failed"], summary["failures"], summary["limits"]) == (
+        1,
+        {"boom": 1},
+        {"max_steps": 2},
+    )
 
 
 def test_table_has_a_row_a_player():
@@ -89,7 +111,10 @@ def test_table_has_a_row_a_player():
 
 
 def test_a_table_of_scores_leaves_out_what_a_row_has_not():
-    rows = [("sampled", evaluate([group("A", [1, 0, 0])]).overall), ("greedy", evaluate([group("A", [1])]).overall)]
+    rows = [
+        ("sampled", evaluate([group("A", [1, 0, 0])]).overall),
+        ("greedy", evaluate([group("A", [1])]).overall),
+    ]
     header, rule, first, second = score_table(rows).splitlines()
     assert "pass@2   pass@3" in header and len(rule) == len(header) == len(first) == len(second)
     assert "0.667    1.000" in first and "1.000" in second and "0.667" not in second
@@ -108,7 +133,9 @@ def test_pass_at_k_is_a_mean_over_tasks_for_powers_of_two_and_all_samples():
     overall = evaluate(groups).overall
     assert list(overall.pass_at) == [1, 2, 4, 6]
     assert overall.pass_at[1] == pytest.approx((1 / 6 + 0 + 1) / 3)
-    assert overall.pass_at[4] == pytest.approx((pass_at_k(6, 1, 4) + 0) / 2), "three samples can't say what four would do"
+    assert overall.pass_at[4] == pytest.approx((pass_at_k(6, 1, 4) + 0) / 2), (
+        "three samples can't say what four would do"
+    )
     assert evaluate([group("A", [1]), group("A", [0])]).overall.pass_at == {}
 
 
@@ -127,7 +154,8 @@ def test_one_episode_a_task_has_the_wilson_interval():
 
 
 def test_the_interval_covers_the_truth_where_samples_of_a_task_are_alike():
-    """600 evaluations of 60 tasks × 8 samples whose tasks differ a lot: counting samples as independent covers far less."""
+    """600 evaluations of 60 tasks × 8 samples whose tasks differ a lot: counting samples as independent
+    covers far less."""
     rng = np.random.default_rng(0)
     covered = naive = 0
     for _ in range(600):

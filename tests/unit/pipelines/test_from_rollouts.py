@@ -1,4 +1,5 @@
-"""Training from a file of rollouts: the same step as with episodes, its end, going on, and files that don't fit."""
+"""Training from a file of rollouts: the same step as with episodes, its end, going on, and files that don't
+fit."""
 
 from __future__ import annotations
 
@@ -67,9 +68,13 @@ def test_training_from_the_rollouts_of_a_run_is_that_run_bit_by_bit(played, agai
         assert_same_weights(checkpoint(played, step + 1), checkpoint(again, step + 1))
         assert measured(played, step) == measured(again, step)
         assert "actor/staleness_max" in read_metrics(played.metrics)[step]
-        assert "actor/staleness_max" not in read_metrics(again.metrics)[step], "versions of another run are no age in this one"
+        assert "actor/staleness_max" not in read_metrics(again.metrics)[step], (
+            "versions of another run are no age in this one"
+        )
     first, second = (read_journal(folder.rollouts) for folder in (played, again))
-    assert [(s, t.task, t.sibling, t.score) for s, t in first] == [(s, t.task, t.sibling, t.score) for s, t in second]
+    assert [(s, t.task, t.sibling, t.score) for s, t in first] == [
+        (s, t.task, t.sibling, t.score) for s, t in second
+    ]
     other = run(make_config(tiny_model, tmp_path, adv_estimator="gae"), rollouts=played.rollouts)
     with pytest.raises(AssertionError):  # the algorithm is this config's
         assert_same_weights(checkpoint(other, 1), checkpoint(again, 1))
@@ -87,9 +92,16 @@ def test_greedy_siblings_are_in_the_file(played, tiny_model, tmp_path):
     first = run(config)
     rows = [json.loads(line) for line in first.rollouts.read_text().splitlines()]
     assert [(row["sibling"], row["is_baseline"]) for row in rows[:5]] == [(i, i == 4) for i in range(5)]
-    assert all("advantage" not in turn and turn["is_greedy"] for row in rows if row["is_baseline"] for turn in row["turns"])
+    assert all(
+        "advantage" not in turn and turn["is_greedy"]
+        for row in rows
+        if row["is_baseline"]
+        for turn in row["turns"]
+    )
     assert_same_weights(checkpoint(first, 1), checkpoint(run(config, rollouts=first.rollouts), 1))
-    with pytest.raises(DataError, match="train/Letters/0 has no greedy sibling, which adv_estimator remax needs"):
+    with pytest.raises(
+        DataError, match="train/Letters/0 has no greedy sibling, which adv_estimator remax needs"
+    ):
         run(config, rollouts=played.rollouts)
 
 
@@ -100,8 +112,14 @@ def test_training_ends_with_the_file_and_keeps_its_schedule(played, tiny_model, 
     rows = read_metrics(folder.metrics)
     assert [row["step"] for row in rows] == [0, 1, 2] and "val/score/mean" in rows[2], "the end is validated"
     assert rows[1]["actor/lr"] == measured(played, 1)["actor/lr"]
-    assert [f.name for f in sorted((folder.path / "checkpoints").iterdir())] == ["checkpoint-1", "checkpoint-2"]
-    assert "1 of 20 lines can't be read" in caplog.text and "train/Letters/4 (3 of 4 trajectories)" in caplog.text
+    assert [f.name for f in sorted((folder.path / "checkpoints").iterdir())] == [
+        "checkpoint-1",
+        "checkpoint-2",
+    ]
+    assert (
+        "1 of 20 lines can't be read" in caplog.text
+        and "train/Letters/4 (3 of 4 trajectories)" in caplog.text
+    )
     assert "holds 2 batches: training ends before its 3 steps" in caplog.text
 
 
@@ -134,7 +152,9 @@ def test_a_filter_of_this_config_is_applied(altered, tiny_model, tmp_path, caplo
                 turn["reward"] = 0.0
             record["score"] = 0.0
 
-    folder = run(make_config(tiny_model, tmp_path, group_filter="non_zero_variance"), rollouts=altered(change))
+    folder = run(
+        make_config(tiny_model, tmp_path, group_filter="non_zero_variance"), rollouts=altered(change)
+    )
     assert "train/Letters/1" not in {trajectory.task.id for _, trajectory in read_journal(folder.rollouts)}
     assert re.search(r"[1-5] by group_filter", caplog.text)
 
@@ -151,7 +171,10 @@ def put(value, *keys):
     return change
 
 
-SHORT = {"Letters": LETTERS | {"max_tokens_per_step": 1, "agent_template": "{turn_idx}", "agent_system_template": ""}}
+SHORT = {
+    "Letters": LETTERS
+    | {"max_tokens_per_step": 1, "agent_template": "{turn_idx}", "agent_system_template": ""}
+}
 
 
 @pytest.mark.parametrize(
@@ -163,8 +186,16 @@ SHORT = {"Letters": LETTERS | {"max_tokens_per_step": 1, "agent_template": "{tur
             "have 4 siblings .*train_env_manager.group_size=4",
         ),
         ({"rollout_batch_size": 32}, None, r"has 6 groups to train on .* rollout_batch_size 32 has 8"),
-        ({"sequence_length": 16, "custom_envs": SHORT}, None, r"longest context has \d+ tokens, more than sequence_length 16"),
-        ({"adv_estimator": "gae", "max_steps": 9, "critic_warmup": 3}, None, "has 3 batches, and the first critic_warmup 3"),
+        (
+            {"sequence_length": 16, "custom_envs": SHORT},
+            None,
+            r"longest context has \d+ tokens, more than sequence_length 16",
+        ),
+        (
+            {"adv_estimator": "gae", "max_steps": 9, "critic_warmup": 3},
+            None,
+            "has 3 batches, and the first critic_warmup 3",
+        ),
         ({}, put("failed", "status"), "has 0 groups to train on"),
         ({}, put("val", "task", "split"), "train/Letters/0 is a task of validation"),
         ({}, put(10**6, "turns", 0, "prompt_ids", 0), "has token 1000000, and the model knows"),
@@ -172,7 +203,9 @@ SHORT = {"Letters": LETTERS | {"max_tokens_per_step": 1, "agent_template": "{tur
         ({}, put("Maze", "task", "tag"), r"is of tag 'Maze', which custom_envs \(Letters\) doesn't have"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_with_the_reason(played, altered, tiny_model, tmp_path, changes, alter, said):
+def test_a_file_that_does_not_fit_is_refused_with_the_reason(
+    played, altered, tiny_model, tmp_path, changes, alter, said
+):
     rollouts = altered(alter) if alter else played.rollouts
     with pytest.raises(DataError, match=said):
         run(make_config(tiny_model, tmp_path, **changes), rollouts=rollouts)
@@ -186,14 +219,18 @@ def test_a_file_that_does_not_fit_is_refused_with_the_reason(played, altered, ti
         (put(lambda score: score + 1.0, "score"), "and the rewards add up to"),
         (put([], "turns"), "turns: it has none, and its status is"),
         (put("{}\ud800".format, "turns", 0, "text"), "invalid JSON"),
-        (put(1e300, "turns", 0, "reward"), r"turns\[0\].reward: it is 1e\+300, and must be at most 1e\+30 in size"),
+        (
+            put(1e300, "turns", 0, "reward"),
+            r"turns\[0\].reward: it is 1e\+300, and must be at most 1e\+30 in size",
+        ),
         (put(-(10**400), "turns", 0, "reward"), r"turns\[0\].reward: input should be a finite number"),
         (put(float("inf"), "turns", 0, "reward"), r"turns\[0\].reward: input should be a finite number"),
     ],
 )
 def test_a_line_that_is_no_trajectory_is_named(altered, tiny_model, tmp_path, change, message):
     said = (
-        rf"altered.jsonl holds no complete group .*: 24 of 24 lines can't be read \(.*{message}.*\): 1, 2, 3 and 21 more lines"
+        rf"altered.jsonl holds no complete group .*: 24 of 24 lines can't be read \(.*{message}.*\): 1, "
+        rf"2, 3 and 21 more lines"
     )
     with pytest.raises(DataError, match=said):
         run(make_config(tiny_model, tmp_path), rollouts=altered(change))
@@ -203,5 +240,7 @@ def test_a_sibling_that_is_there_twice_is_refused(played, tiny_model, tmp_path):
     lines = played.rollouts.read_text().splitlines(keepends=True)
     path = tmp_path / "twice.jsonl"
     path.write_text("".join([*lines[:3], lines[2], *lines[4:]]))
-    with pytest.raises(DataError, match=r"sibling \d of .* is there more than once: its lines weigh 2 together"):
+    with pytest.raises(
+        DataError, match=r"sibling \d of .* is there more than once: its lines weigh 2 together"
+    ):
         run(make_config(tiny_model, tmp_path), rollouts=path)

@@ -53,8 +53,8 @@ class Worker:
 
 
 class Counting:
-    """A pipeline of numbered steps; `during` is called in the middle of each, `between` after it, `closing` at the end. In step
-    `changed` the weights have been changed before `during`."""
+    """A pipeline of numbered steps; `during` is called in the middle of each, `between` after it, `closing`
+    at the end. In step `changed` the weights have been changed before `during`."""
 
     def __init__(self, path, num_steps=3, changed=None, **calls):
         self.worker, self.cluster = Worker(), LocalCluster()
@@ -169,15 +169,24 @@ def test_half_an_update_is_not_saved(tmp_path, capsys):
     assert "middle of a weight update, after 1 finished step" in said and "no checkpoint yet" in said
 
 
-@pytest.mark.parametrize("fault", [KeyboardInterrupt(), WorkerError("a rank has ended"), DeadlineError("waited 2 s")])
+@pytest.mark.parametrize(
+    "fault", [KeyboardInterrupt(), WorkerError("a rank has ended"), DeadlineError("waited 2 s")]
+)
 def test_an_update_that_has_not_reached_the_weights_costs_no_step(tmp_path, fault):
     assert end(tmp_path, type(fault), during=fail_with(fault, at=1)).saved == ["checkpoint-1"]
 
 
 def test_ctrl_c_while_saving_waits_and_a_second_one_is_said(tmp_path, capsys):
     interrupted = {"before": press(signal.SIGINT, at=2)}
-    assert end(tmp_path, KeyboardInterrupt, **interrupted, saving=press(signal.SIGTERM, at=2)).saved == ["checkpoint-2"]
-    assert end(tmp_path / "b", KeyboardInterrupt, **interrupted, saving=press(signal.SIGINT, at=2, times=2)).saved == []
+    assert end(tmp_path, KeyboardInterrupt, **interrupted, saving=press(signal.SIGTERM, at=2)).saved == [
+        "checkpoint-2"
+    ]
+    assert (
+        end(
+            tmp_path / "b", KeyboardInterrupt, **interrupted, saving=press(signal.SIGINT, at=2, times=2)
+        ).saved
+        == []
+    )
     assert "the last steps are not saved; there is no checkpoint yet" in capsys.readouterr().err
 
 
@@ -189,7 +198,9 @@ def fail_with(fault, at):
     return call
 
 
-@pytest.mark.parametrize("fault", [RolloutError("too many failures"), ValueError("a user's own code"), BrokenPipeError()])
+@pytest.mark.parametrize(
+    "fault", [RolloutError("too many failures"), ValueError("a user's own code"), BrokenPipeError()]
+)
 @pytest.mark.parametrize(("moment", "at"), [("before", 2), ("measuring", 1)])
 def test_an_error_of_any_kind_saves_too(tmp_path, fault, moment, at):
     assert end(tmp_path, type(fault), **{moment: fail_with(fault, at)}).saved == ["checkpoint-2"]
@@ -204,7 +215,12 @@ def test_an_error_before_the_first_step_saves_nothing(tmp_path):
 
 
 def test_an_error_in_closing_does_not_hide_the_first(tmp_path, caplog):
-    end(tmp_path, KeyboardInterrupt, before=press(signal.SIGINT, at=2), closing=fail_with(OSError("disk"), at=0))
+    end(
+        tmp_path,
+        KeyboardInterrupt,
+        before=press(signal.SIGINT, at=2),
+        closing=fail_with(OSError("disk"), at=0),
+    )
     assert "closing the run failed as well: disk" in caplog.text
     pipeline = Counting(tmp_path / "b", closing=fail_with(OSError("disk"), at=0))
     with pytest.raises(OSError, match="disk"):

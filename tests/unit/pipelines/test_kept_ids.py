@@ -63,13 +63,16 @@ def probabilities(model: torch.nn.Module) -> np.ndarray:
 
 
 def every_kept_token(model: torch.nn.Module) -> tuple[list[Sample], np.ndarray]:
-    """A sample for each token that the server may draw, weighed by its probability, and the ids of these tokens."""
+    """A sample for each token that the server may draw, weighed by its probability, and the ids of these
+    tokens."""
     completion = asyncio.run(EmbeddedServer(model, max_length=MAX_LENGTH).generate(PROMPT, SAMPLING, "a"))
     kept = completion.kept_ids
     assert len(kept) > 3 and completion.kept_offsets.tolist() == [0, len(kept)]
     probs = probabilities(model)[kept]
     probs /= probs.sum()
-    return [sample_of(kept, int(token), float(np.log(p)), float(p)) for token, p in zip(kept, probs, strict=True)], kept
+    return [
+        sample_of(kept, int(token), float(np.log(p)), float(p)) for token, p in zip(kept, probs, strict=True)
+    ], kept
 
 
 def tensors_of(samples: list[Sample]) -> Batch:
@@ -92,12 +95,15 @@ def test_the_mean_ratio_is_1_over_kept_ids_and_the_kept_mass_without() -> None:
     assert abs(kept_mass - 0.7) > 0.05, "the trainer has drifted"
     assert mean_ratio(outputs.logprobs) == pytest.approx(1.0, abs=1e-5)
     assert mean_ratio(outputs.full_logprobs) == pytest.approx(kept_mass, abs=1e-5)
-    assert {m.name for m in token_mismatch(outputs.logprobs, batch.rollout_logprobs, mask)} >= {"actor/train_infer_kl"}
+    assert {m.name for m in token_mismatch(outputs.logprobs, batch.rollout_logprobs, mask)} >= {
+        "actor/train_infer_kl"
+    }
 
 
 @pytest.mark.parametrize("is_fresh", [True, False])
 def test_the_expected_policy_gradient_of_a_constant_advantage_is_0_over_kept_ids(is_fresh: bool) -> None:
-    """Σ p ∇log p = 0 over what can be drawn, if the gradient goes through the normaliser; so it is where the ratio is 1."""
+    """Σ p ∇log p = 0 over what can be drawn, if the gradient goes through the normaliser; so it is where the
+    ratio is 1."""
     model = toy_model(0)
     samples, _ = every_kept_token(model)
     for sample in samples:
@@ -132,7 +138,9 @@ def test_kl_uses_the_whole_vocabulary_and_the_ratio_the_kept_ids() -> None:
 
 def test_the_kl_of_the_reward_is_over_the_whole_vocabulary_too() -> None:
     task = Task(id="t", tag="T", split="train", seed=0)
-    trajectory = Trajectory(task, 0, turns=[Turn(np.array(PROMPT), np.array([7]), np.full(1, -0.5, np.float32))])
+    trajectory = Trajectory(
+        task, 0, turns=[Turn(np.array(PROMPT), np.array([7]), np.full(1, -0.5, np.float32))]
+    )
     trajectory.samples = build_samples(trajectory)
     [sample] = trajectory.samples
     for name, value in (("old_logprobs", -0.5), ("old_full_logprobs", -1.5), ("ref_logprobs", -2.5)):
@@ -148,7 +156,9 @@ def test_packing_keeps_each_token_s_ids_beside_samples_without() -> None:
     plain = replace(samples[1], kept_ids=None, kept_offsets=None)
     mixed = [plain, samples[0], blank(samples[0]), samples[2]]
     batch = tensors_of(mixed)
-    assert batch.kept_offsets.diff().nonzero().flatten().tolist() == [11, 19] and len(batch.kept_ids) == 2 * len(kept)
+    assert batch.kept_offsets.diff().nonzero().flatten().tolist() == [11, 19] and len(
+        batch.kept_ids
+    ) == 2 * len(kept)
     forward = make_forward(model, SAMPLING.temperature)
     with torch.no_grad():
         together = forward(batch, frozenset({"logprobs"}))
@@ -180,7 +190,9 @@ def test_a_response_that_a_weight_update_cut_keeps_the_ids_of_all_its_tokens() -
 CUT = {"actor_infer": {"generating_args": {"top_p": 0.99, "top_k": 100, "temperature": 0.99}}}
 
 
-def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(tiny_model, tmp_path, caplog) -> None:
+def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(
+    tiny_model, tmp_path, caplog
+) -> None:
     server = ScriptedServer([]).info()
     with pytest.raises(NotAvailableError, match="doesn't say which tokens top_k, top_p and min_p left"):
         require_abilities(small_config(tiny_model, tmp_path, async_generation_ratio=1, **CUT), server)
@@ -192,35 +204,59 @@ def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(tiny
 @pytest.mark.parametrize(
     ("lacks", "said"),
     [
-        ({"suspensions": frozenset({"finish", "abort"})}, r"the server \(embedded, .*\) can't pause running responses"),
-        ({"weight_versions": False}, "can't say which weights sampled which token; take finish or abort_continue"),
+        (
+            {"suspensions": frozenset({"finish", "abort"})},
+            r"the server \(embedded, .*\) can't pause running responses",
+        ),
+        (
+            {"weight_versions": False},
+            "can't say which weights sampled which token; take finish or abort_continue",
+        ),
     ],
 )
-def test_a_server_that_can_not_keep_responses_is_refused_before_the_run(tiny_model, tmp_path, monkeypatch, lacks, said) -> None:
+def test_a_server_that_can_not_keep_responses_is_refused_before_the_run(
+    tiny_model, tmp_path, monkeypatch, lacks, said
+) -> None:
     info = EmbeddedServer.info
     monkeypatch.setattr(EmbeddedServer, "info", lambda self: replace(info(self), **lacks))
-    with pytest.raises(NotAvailableError, match=f"on_weight_update is keep, and {said}" if "server" in said else said):
+    with pytest.raises(
+        NotAvailableError, match=f"on_weight_update is keep, and {said}" if "server" in said else said
+    ):
         run_small(small_config(tiny_model, tmp_path, async_generation_ratio=1, on_weight_update="keep"))
 
 
 def test_asynchronous_runs_train_under_the_published_cut(tiny_model, tmp_path) -> None:
-    """They sample with top_p 0.99 and top_k 100. Sampler and trainer agree about tokens of the same weights."""
-    changes = {"exp_name": "cut", "max_steps": 3, "async_generation_ratio": 1, "actor_train": training(batch_size=8), **CUT}
+    """They sample with top_p 0.99 and top_k 100. Sampler and trainer agree about tokens of the same
+    weights."""
+    changes = {
+        "exp_name": "cut",
+        "max_steps": 3,
+        "async_generation_ratio": 1,
+        "actor_train": training(batch_size=8),
+        **CUT,
+    }
     changes |= {"add_token_level_kl": True, "init_kl_coef": 0.01, "train_infer_correction": {"is_weight": {}}}
     pipeline = run_small(small_config(tiny_model, tmp_path / "runs", **changes))
-    rows = [row for row in read_metrics(pipeline.folder.metrics) if "actor/train_infer_diff_token_mean" in row]
+    rows = [
+        row for row in read_metrics(pipeline.folder.metrics) if "actor/train_infer_diff_token_mean" in row
+    ]
     assert len(rows) == 3
-    assert rows[0]["actor/train_infer_diff_token_mean"] < 1e-6 and rows[0]["actor/train_infer_diff_token_max"] < 1e-4
+    assert (
+        rows[0]["actor/train_infer_diff_token_mean"] < 1e-6
+        and rows[0]["actor/train_infer_diff_token_max"] < 1e-4
+    )
     assert rows[0]["critic/kl"] == pytest.approx(0.0, abs=1e-6), "old and reference are the same weights"
     assert all(row["actor/train_infer_ratio_token_mean"] == pytest.approx(1.0, abs=0.05) for row in rows)
-    again = small_config(tiny_model, tmp_path / "again", **changes | {"async_generation_ratio": 0, "save_steps": 0})
+    again = small_config(
+        tiny_model, tmp_path / "again", **changes | {"async_generation_ratio": 0, "save_steps": 0}
+    )
     first = next(iter(read_metrics(run_small(again, rollouts=pipeline.folder.rollouts).folder.metrics)))
     assert first["actor/train_infer_diff_token_mean"] < 1e-6
 
 
 def test_what_a_checkpoint_holds_is_trained_on_over_its_kept_ids(tiny_model, tmp_path) -> None:
-    """Before each checkpoint all groups that may be ahead are played to their end: it then holds the whole next batch, and the
-    run that goes on makes of it what the uninterrupted one makes, bit by bit."""
+    """Before each checkpoint all groups that may be ahead are played to their end: it then holds the whole
+    next batch, and the run that goes on makes of it what the uninterrupted one makes, bit by bit."""
 
     def plays_to_the_end(pipeline: AgenticPipeline) -> None:
         source = pipeline.train_rollout_scheduler
@@ -236,15 +272,26 @@ def test_what_a_checkpoint_holds_is_trained_on_over_its_kept_ids(tiny_model, tmp
 
         source.state_dict = of_ended
 
-    changes = {"max_steps": 2, "async_generation_ratio": 1, "stream_training": False, "actor_train": training(batch_size=8)}
+    changes = {
+        "max_steps": 2,
+        "async_generation_ratio": 1,
+        "stream_training": False,
+        "actor_train": training(batch_size=8),
+    }
     changes |= CUT | {"train_infer_correction": {"is_weight": {}}}
     whole = run_small(small_config(tiny_model, tmp_path / "whole", **changes), plays_to_the_end)
     first, last = all_checkpoints(whole.checkpoints.path)
-    resumed = run_small(small_config(tiny_model, tmp_path / "resumed", resume_from_checkpoint=str(first), **changes))
+    resumed = run_small(
+        small_config(tiny_model, tmp_path / "resumed", resume_from_checkpoint=str(first), **changes)
+    )
     rows = [row for row in played(whole.folder) if row["step"] == 1]
-    assert len(rows) == 8 and all(len(ids) > 1 for row in rows for turn in row["turns"] for ids in turn["kept_ids"])
+    assert len(rows) == 8 and all(
+        len(ids) > 1 for row in rows for turn in row["turns"] for ids in turn["kept_ids"]
+    )
     assert [row for row in played(resumed.folder) if row["step"] == 1] == rows
-    ours, theirs = ([row for row in measured(run.folder) if "actor/pg_loss" in row][-1] for run in (resumed, whole))
+    ours, theirs = (
+        [row for row in measured(run.folder) if "actor/pg_loss" in row][-1] for run in (resumed, whole)
+    )
     assert theirs["actor/staleness_max"] == 1 and abs(theirs["actor/train_infer_ratio_token_mean"] - 1) < 0.05
     assert all(ours[name] == theirs[name] for name in theirs if name.startswith("actor/"))
     assert_same_weights(resumed.checkpoints.newest, last)

@@ -1,4 +1,5 @@
-"""LoRA in whole runs: the reference without a second model, the engine's merged copy, adapter folders in and out."""
+"""LoRA in whole runs: the reference without a second model, the engine's merged copy, adapter folders in and
+out."""
 
 from __future__ import annotations
 
@@ -120,7 +121,9 @@ def test_the_servers_sample_from_the_merged_policy_after_every_update(build, tmp
     for name, tensor in server.model.named_parameters():
         torch.testing.assert_close(tensor.float(), merged.get_parameter(name), rtol=rounding, atol=1e-6)
     moved = server.model.get_parameter("model.layers.0.self_attn.q_proj.weight").float()
-    start = load_model(pipeline.pipeline_config.pretrain).get_parameter("model.layers.0.self_attn.q_proj.weight")
+    start = load_model(pipeline.pipeline_config.pretrain).get_parameter(
+        "model.layers.0.self_attn.q_proj.weight"
+    )
     assert (moved - start).abs().max() > 1e-3
     evaluation = evaluate_model(examine(pipeline.pipeline_config), model_path=str(adapter))
     assert evaluation.overall.mean_score == pytest.approx(metrics[-1]["val/score/mean"], abs=1e-9)
@@ -128,8 +131,13 @@ def test_the_servers_sample_from_the_merged_policy_after_every_update(build, tmp
 
 def test_the_table_says_what_is_trained(build):
     said = rows(build({"lora_dropout": 0.1, "lora_target": "q_proj"}))
-    assert "adapters" in said and said["adapters"] == "LoRA of rank 4, alpha 8, dropout 0.1, in 2 modules: q_proj"
-    total, trainable = (int(word.replace(",", "")) for word in said["model"].split(": ")[1].split() if word[0].isdigit())
+    assert (
+        "adapters" in said
+        and said["adapters"] == "LoRA of rank 4, alpha 8, dropout 0.1, in 2 modules: q_proj"
+    )
+    total, trainable = (
+        int(word.replace(",", "")) for word in said["model"].split(": ")[1].split() if word[0].isdigit()
+    )
     assert trainable == 2 * 4 * (32 + 32) and said["model"].endswith(f"trainable ({trainable / total:.2%})")
     assert said["reference"] == "the policy's own weights with the adapter off"
     assert "a copy with the adapters merged" in said["actor_infer"]
@@ -142,15 +150,27 @@ def test_a_checkpoint_is_a_peft_folder_with_a_tokenizer(trained):
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "trainer_state.pt"} < names
     assert "model.safetensors" not in names and "config.json" not in names
     settings = json.loads((folder / "adapter_config.json").read_text())
-    assert Path(settings["base_model_name_or_path"]).is_absolute() and settings["r"] == 4 and settings["lora_alpha"] == 8
+    assert (
+        Path(settings["base_model_name_or_path"]).is_absolute()
+        and settings["r"] == 4
+        and settings["lora_alpha"] == 8
+    )
     weights = load_file(folder / "adapter_model.safetensors")
-    assert sum(t.numel() for t in weights.values()) == strategy_of(trained.actor_train).info().model.num_trainable
+    assert (
+        sum(t.numel() for t in weights.values())
+        == strategy_of(trained.actor_train).info().model.num_trainable
+    )
 
 
 def test_all_linear_trains_every_linear_module_but_the_head(build, trained):
     """So does no target."""
-    folders = [finished(build({"lora_target": "all-linear"}, max_steps=1)).checkpoints.newest, trained.checkpoints.newest]
-    first, second = (set(json.loads((f / "adapter_config.json").read_text())["target_modules"]) for f in folders)
+    folders = [
+        finished(build({"lora_target": "all-linear"}, max_steps=1)).checkpoints.newest,
+        trained.checkpoints.newest,
+    ]
+    first, second = (
+        set(json.loads((f / "adapter_config.json").read_text())["target_modules"]) for f in folders
+    )
     assert first == second >= {"q_proj", "down_proj"} and "lm_head" not in first
 
 
@@ -171,7 +191,9 @@ def test_the_reference_is_the_policy_without_its_adapter(build, tiny_model):
 
 def test_a_reference_of_its_own_is_loaded(build, make_config, tiny_model, tmp_path):
     """Where another model is asked for, or the policy has no adapter that could be off."""
-    others = [{"reference": {"model_args": own}} for own in ({"dtype": "bf16"}, {"attn_implementation": "sdpa"})]
+    others = [
+        {"reference": {"model_args": own}} for own in ({"dtype": "bf16"}, {"attn_implementation": "sdpa"})
+    ]
     assert not any(make_config(**own).is_reference_in_policy for own in (*others, {"actor_train": TRAINING}))
     (tmp_path / "other").symlink_to(tiny_model)
     pipeline = build(reference={"model_args": {"model_name_or_path": str(tmp_path / "other")}})
@@ -185,14 +207,23 @@ def test_a_reference_of_its_own_is_loaded(build, make_config, tiny_model, tmp_pa
 def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(build):
     lora = {"lora_dropout": 0.2}
     whole = finished(build(lora, max_steps=4))
-    resumed = finished(build(lora, max_steps=4, resume_from_checkpoint=str(whole.checkpoints.path / "checkpoint-2")))
+    resumed = finished(
+        build(lora, max_steps=4, resume_from_checkpoint=str(whole.checkpoints.path / "checkpoint-2"))
+    )
     assert len(measured(whole.folder)) == 4 and measured(resumed.folder) == measured(whole.folder)
     assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest, "adapter_model.safetensors")
 
 
-def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config, trained, tiny_model, tmp_path):
+def test_what_an_adapter_cannot_be_continued_with_is_refused(
+    build, make_config, trained, tiny_model, tmp_path
+):
     checkpoint = str(shutil.copytree(trained.checkpoints.newest, tmp_path / "checkpoint-1"))
-    refused = {"lora_rank": 8, "lora_alpha": 3.0, "lora_target": "q_proj", "freeze_module_prefix": "model.layers.0"}
+    refused = {
+        "lora_rank": 8,
+        "lora_alpha": 3.0,
+        "lora_target": "q_proj",
+        "freeze_module_prefix": "model.layers.0",
+    }
     for name, value in refused.items():
         with pytest.raises(CheckpointError, match=rf"{name}: .*other parameters would be trained"):
             start_run(make_config({name: value}, resume_from_checkpoint=checkpoint))
@@ -214,7 +245,9 @@ def test_training_starts_from_an_adapter_folder_merged(build, trained):
     start = trained.checkpoints.newest
     expected = dict(load_model(start).named_parameters())
     full = build(pretrain=str(start), actor_train=TRAINING, max_steps=1, adv_estimator="gae")
-    assert rows(full)["model"].startswith(f"{start}, an adapter merged into ") and "adapters" not in rows(full)
+    assert rows(full)["model"].startswith(f"{start}, an adapter merged into ") and "adapters" not in rows(
+        full
+    )
     assert strategy_of(full.reference).model is not strategy_of(full.actor_train).model
     for role in (full.actor_train, full.reference):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in strategy_of(role).weights())
@@ -222,7 +255,9 @@ def test_training_starts_from_an_adapter_folder_merged(build, trained):
 
     again = build(pretrain=str(start), max_steps=1)
     assert again.reference.is_base
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in strategy_of(again.actor_train).weights())
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in strategy_of(again.actor_train).weights()
+    )
     folder = finished(again).checkpoints.newest
     base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert base == str(again.folder.path.resolve() / "base_model")
@@ -232,7 +267,10 @@ def test_training_starts_from_an_adapter_folder_merged(build, trained):
 
 
 def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with(build, tiny_model):
-    keys = {"adv_estimator": "gae", "critic": {"model_args": {"lora_rank": 2, "lora_dropout": 0.1}, **TRAINING}}
+    keys = {
+        "adv_estimator": "gae",
+        "critic": {"model_args": {"lora_rank": 2, "lora_dropout": 0.1}, **TRAINING},
+    }
     pipeline = build(**keys)
     assert rows(pipeline)["its adapters"] == (
         "LoRA of rank 2, alpha 4, dropout 0.1, in 14 modules: "
@@ -243,8 +281,13 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
     assert torch.equal(start, critic.base_model.embed_tokens.weight) and critic.score.weight.abs().max() > 0
     first, last = (pipeline.checkpoints.path / f"checkpoint-{step}" / "critic" for step in (1, 2))
     saved = load_file(last / "adapter_model.safetensors")
-    assert torch.equal(saved["base_model.model.score.weight"], critic.score.weight.cpu()) and len(saved) == 2 * 14 + 2
-    assert all(tensor.any() for name, tensor in saved.items() if "lora_B" in name), "adapters learn once the head isn't 0"
+    assert (
+        torch.equal(saved["base_model.model.score.weight"], critic.score.weight.cpu())
+        and len(saved) == 2 * 14 + 2
+    )
+    assert all(tensor.any() for name, tensor in saved.items() if "lora_B" in name), (
+        "adapters learn once the head isn't 0"
+    )
 
     samples = toy_samples(5)
     values = pipeline.critic.forward(samples, "values")
@@ -258,15 +301,21 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
     theirs = AutoModelForTokenClassification.from_pretrained(tiny_model, num_labels=1)
     theirs = PeftModel.from_pretrained(theirs, last).merge_and_unload()
     torch.testing.assert_close(theirs.state_dict(), load_value_model(last).state_dict(), rtol=0, atol=1e-6)
-    with pytest.raises(ModelError, match="is the adapter of a critic, which has a value head and writes no text"):
+    with pytest.raises(
+        ModelError, match="is the adapter of a critic, which has a value head and writes no text"
+    ):
         load_model(last)
     keys["critic"]["model_args"]["freeze_module_prefix"] = ["score"]
-    assert rows(build(**keys, reward_pretrain=str(last), max_steps=1))["its adapters"].endswith("v_proj"), "the head is frozen"
+    assert rows(build(**keys, reward_pretrain=str(last), max_steps=1))["its adapters"].endswith("v_proj"), (
+        "the head is frozen"
+    )
 
 
 def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):
     lora = {"lora_rank": 8, "lora_dropout": 0.1}
-    config = sft_config(tiny_model, tmp_path, exp_name="sft", num_epochs=4, model_args=lora, **training(3e-2, 8))
+    config = sft_config(
+        tiny_model, tmp_path, exp_name="sft", num_epochs=4, model_args=lora, **training(3e-2, 8)
+    )
     pipeline = build_sft(examine(config), start_run(config))
     assert rows(pipeline)["adapters"].startswith("LoRA of rank 8, alpha 16, dropout 0.1, in 14 modules")
     finished(pipeline)
@@ -305,5 +354,7 @@ def test_names_that_are_not_in_the_model_are_refused_at_the_start(build):
     with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'nothing'"):
         build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["nothing"]}})
     for lora in ({}, {"lora_rank": 2}):
-        with pytest.raises(ConfigError, match="freeze_module_prefix: score freeze the value head, which is 0 everywhere"):
+        with pytest.raises(
+            ConfigError, match="freeze_module_prefix: score freeze the value head, which is 0 everywhere"
+        ):
             build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["score"], **lora}})

@@ -14,7 +14,13 @@ TOYS = "toy_envs:"
 PLAIN = {"agent_system_template": "", "agent_template": "{observation}", "action_pattern": None}
 LETTERS = {"env_type": f"{TOYS}LettersEnv", "max_steps": 3, "max_tokens_per_step": 4, **PLAIN}
 BANDIT = {"env_type": f"{TOYS}BanditEnv", "max_steps": 1, "max_tokens_per_step": 2, **PLAIN}
-IDENTITY = {"env_type": f"{TOYS}IdentityEnv", "env_config": {"num_turns": 5}, "max_steps": 2, "max_tokens_per_step": 1, **PLAIN}
+IDENTITY = {
+    "env_type": f"{TOYS}IdentityEnv",
+    "env_config": {"num_turns": 5},
+    "max_steps": 2,
+    "max_tokens_per_step": 1,
+    **PLAIN,
+}
 
 
 def run(tiny_model, folder, envs, partition, **changes):
@@ -25,12 +31,18 @@ def run(tiny_model, folder, envs, partition, **changes):
         "rollout_batch_size": 2 * sum(partition),
         "val_batch_size": sum(partition),
         "actor_train": {"training_args": {"per_device_train_batch_size": 32}},
-        "train_env_manager": {"num_env_groups": sum(partition), "group_size": 2, "num_groups_partition": partition},
+        "train_env_manager": {
+            "num_env_groups": sum(partition),
+            "group_size": 2,
+            "num_groups_partition": partition,
+        },
         "val_env_manager": {"num_env_groups": sum(partition), "num_groups_partition": partition},
         "custom_envs": envs,
     }
     run_folder = run_small(small_config(tiny_model, folder, **own | changes)).folder
-    return read_metrics(run_folder.metrics), [json.loads(line) for line in run_folder.rollouts.read_text().splitlines()]
+    return read_metrics(run_folder.metrics), [
+        json.loads(line) for line in run_folder.rollouts.read_text().splitlines()
+    ]
 
 
 def of_tag(rows, tag, step=0):
@@ -68,7 +80,10 @@ def test_three_environments_keep_their_own_limits(tiny_model, tmp_path):
     check_tags(metrics, rows, {"Letters": 2, "Bandit": 1, "Identity": 3})
     ends = {tag: {(len(row["turns"]), row["limit"]) for row in of_tag(rows, tag)} for tag in envs}
     assert ends == {"Letters": {(2, None)}, "Bandit": {(1, None)}, "Identity": {(2, "max_steps")}}
-    most = {tag: max(len(turn["response_ids"]) for row in of_tag(rows, tag) for turn in row["turns"]) for tag in envs}
+    most = {
+        tag: max(len(turn["response_ids"]) for row in of_tag(rows, tag) for turn in row["turns"])
+        for tag in envs
+    }
     assert most == {"Letters": 4, "Bandit": 2, "Identity": 1}
 
 
@@ -82,15 +97,21 @@ def test_scores_can_be_compared_within_an_environment(tiny_model, tmp_path, grou
     is_over_tag = []
     for mine in by_tag.values():
         mean = sum(scores(mine)) / len(mine)
-        is_over_tag += [row["turns"][0]["advantage"] == pytest.approx(row["score"] - mean, abs=1e-6) for row in mine]
+        is_over_tag += [
+            row["turns"][0]["advantage"] == pytest.approx(row["score"] - mean, abs=1e-6) for row in mine
+        ]
     assert all(is_over_tag) is (grouping == "tags")
 
 
 def test_a_filter_works_across_environments(tiny_model, tmp_path):
     """No answer of a bandit is right here, so that its groups are replaced by what comes next."""
-    metrics, rows = run(tiny_model, tmp_path, {"Letters": LETTERS, "Bandit": BANDIT}, [2, 2], group_filter="non_zero_variance")
+    metrics, rows = run(
+        tiny_model, tmp_path, {"Letters": LETTERS, "Bandit": BANDIT}, [2, 2], group_filter="non_zero_variance"
+    )
     trained = [row for row in rows if not row["rejected"]]
-    assert {row["task"]["tag"] for row in trained} == {"Letters"} and "rollout/Bandit/score/mean" not in metrics[0]
+    assert {row["task"]["tag"] for row in trained} == {
+        "Letters"
+    } and "rollout/Bandit/score/mean" not in metrics[0]
     assert len([row for row in trained if row["step"] == 0]) == 8
     filtered = [row for row in rows if row["rejected"] == "filtered" and row["step"] == 0]
     assert metrics[0]["rollout/filtered"] == len(filtered) > 0
@@ -106,4 +127,7 @@ def test_a_step_that_the_filter_leaves_nothing_trains_on_nothing(tiny_model, tmp
     assert [row.get("actor/backward_steps") for row in metrics[:2]] == [None, None]
     assert [row["rollout/filtered"] for row in metrics[:2]] == [8, 8] and len(rows) == 16
     assert [row["system/samples"] for row in metrics[:2]] == [0, 0]
-    assert metrics[0]["val/score/mean"] == metrics[2]["val/score/mean"] and "rollout/score/mean" not in metrics[0]
+    assert (
+        metrics[0]["val/score/mean"] == metrics[2]["val/score/mean"]
+        and "rollout/score/mean" not in metrics[0]
+    )

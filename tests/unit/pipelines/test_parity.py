@@ -1,4 +1,5 @@
-"""The parity gate: servers that agree pass, and each fault that can make them disagree is provoked once and named."""
+"""The parity gate: servers that agree pass, and each fault that can make them disagree is provoked once and
+named."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from turnwise.types import Completion, SamplingParams, VersionRun
 TOKENIZER = byte_tokenizer(bos_token="<|endoftext|>")
 TEMPLATE = ChatTemplate(TOKENIZER)
 PROMPTS = [
-    [{"role": "system", "content": "Walk to G."}, {"role": "user", "content": f"You are at {place}."}] for place in (3, 8)
+    [{"role": "system", "content": "Walk to G."}, {"role": "user", "content": f"You are at {place}."}]
+    for place in (3, 8)
 ]
 MAX_LENGTH = 512
 
@@ -62,10 +64,12 @@ def loop():
 
 
 class Run:
-    """Trainer, server and gate of a run. A class of servers serves the trainer's own model. `update` is a weight update, in
-    which the server hears of its new version only."""
+    """Trainer, server and gate of a run. A class of servers serves the trainer's own model. `update` is a
+    weight update, in which the server hears of its new version only."""
 
-    def __init__(self, loop, server=EmbeddedServer, model=None, temperature=1.0, prompts=PROMPTS, cut=None, **suspects):
+    def __init__(
+        self, loop, server=EmbeddedServer, model=None, temperature=1.0, prompts=PROMPTS, cut=None, **suspects
+    ):
         model = model or make_model()
         server = server(model, max_length=MAX_LENGTH) if isinstance(server, type) else server
         self.loop, self.server, self.model = loop, server, model
@@ -95,7 +99,11 @@ class Run:
         self.loop.run(self.server.resume(version))
 
     def check(self, version=0):
-        return {metric.name: metric.value for metric in self.gate.check(version) if not metric.name.startswith("time/")}
+        return {
+            metric.name: metric.value
+            for metric in self.gate.check(version)
+            if not metric.name.startswith("time/")
+        }
 
     def complaint(self, version=0):
         with pytest.raises(ParityError) as caught:
@@ -181,7 +189,8 @@ class Sloppy(EmbeddedServer):
 
 
 class Sessions(HFServer):
-    """Keeps a conversation's keys and values for requests that extend exactly what is cached, over weight updates too."""
+    """Keeps a conversation's keys and values for requests that extend exactly what is cached, over weight
+    updates too."""
 
     def __init__(self, model, **options):
         super().__init__(model, **options)
@@ -264,23 +273,39 @@ def folders(tmp_path_factory):
 
 
 def test_a_resumed_run_whose_server_starts_over(loop, folders):
-    run = Run(loop, EmbeddedServer(make_model(), max_length=MAX_LENGTH), folders={str(folders / "right"): "pretrain"})
+    run = Run(
+        loop,
+        EmbeddedServer(make_model(), max_length=MAX_LENGTH),
+        folders={str(folders / "right"): "pretrain"},
+    )
     run.update(4)
     message = cause(run.complaint(4))
-    assert message.startswith("weights not transferred, still those of pretrain") and str(folders / "right") in message
+    assert (
+        message.startswith("weights not transferred, still those of pretrain")
+        and str(folders / "right") in message
+    )
 
 
 def test_a_server_of_the_wrong_folder(loop, folders):
-    named = {str(folders / "right"): "actor_train.model_args.model_name_or_path", str(folders / "wrong"): "pretrain"}
+    named = {
+        str(folders / "right"): "actor_train.model_args.model_name_or_path",
+        str(folders / "wrong"): "pretrain",
+    }
     run = Run(loop, EmbeddedServer(make_model(seed=5), max_length=MAX_LENGTH), folders=named)
     message = cause(run.complaint())
-    assert message.startswith(f"wrong folder, pretrain {folders / 'wrong'}") and str(folders / "right") in message
+    assert (
+        message.startswith(f"wrong folder, pretrain {folders / 'wrong'}")
+        and str(folders / "right") in message
+    )
 
 
 def test_one_replica_of_the_wrong_folder(loop, folders):
     model = make_model()
     servers = [EmbeddedServer(m, max_length=MAX_LENGTH) for m in (model, make_model(seed=5))]
-    named = {str(folders / "right"): "pretrain", str(folders / "wrong"): "reference.model_args.model_name_or_path"}
+    named = {
+        str(folders / "right"): "pretrain",
+        str(folders / "wrong"): "reference.model_args.model_name_or_path",
+    }
     run = Run(loop, LLMServerManager(servers), model, folders=named)
     assert cause(run.complaint()).startswith("wrong folder, reference.model_args.model_name_or_path")
 
@@ -291,10 +316,18 @@ def test_a_server_without_the_adapter(loop, folders):
     with torch.no_grad():
         for layer in model.model.layers:
             weight = layer.self_attn.q_proj.weight
-            low_rank = (torch.randn(size, generator=generator) for size in ((len(weight), 2), (2, weight.shape[1])))
+            low_rank = (
+                torch.randn(size, generator=generator) for size in ((len(weight), 2), (2, weight.shape[1]))
+            )
             weight += 0.5 * torch.matmul(*low_rank)
     named = {str(folders / "right"): "pretrain"}
-    run = Run(loop, EmbeddedServer(base, max_length=MAX_LENGTH), model, folders=named, without_adapter=scorer(make_model()))
+    run = Run(
+        loop,
+        EmbeddedServer(base, max_length=MAX_LENGTH),
+        model,
+        folders=named,
+        without_adapter=scorer(make_model()),
+    )
     assert cause(run.complaint()).startswith("adapter not loaded")
 
 

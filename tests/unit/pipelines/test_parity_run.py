@@ -1,4 +1,5 @@
-"""The parity gate in a whole run: what it logs, that its bound holds, and that it leaves the run as it would be without it."""
+"""The parity gate in a whole run: what it logs, that its bound holds, and that it leaves the run as it would
+be without it."""
 
 from __future__ import annotations
 

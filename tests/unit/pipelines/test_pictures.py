@@ -34,7 +34,9 @@ def build(make_env):
 
 
 def play(agent, texts, task=TASK, sibling=0):
-    opened = agent.run(task, sibling, lambda *_, **__: ScriptedConversation(texts), SamplingParams(max_new_tokens=8))
+    opened = agent.run(
+        task, sibling, lambda *_, **__: ScriptedConversation(texts), SamplingParams(max_new_tokens=8)
+    )
     return Group(task, asyncio.run(opened), index=3)
 
 
@@ -62,7 +64,12 @@ def test_a_frame_has_the_text_of_its_turn():
     [trajectory] = group.trajectories
     start, first, last = frames(trajectory, pictures._recordings[TASK.id].views)
     assert start.caption == () and "before turn 1 of 2" in start.title
-    assert first.caption == (("saw", "P _\n_ G"), ("said", "Right"), ("did", "Right"), ("reward", "0, 0 so far"))
+    assert first.caption == (
+        ("saw", "P _\n_ G"),
+        ("said", "Right"),
+        ("did", "Right"),
+        ("reward", "0, 0 so far"),
+    )
     assert last.caption == (("saw", "_ P\n_ G"), ("said", "Down"), ("did", "Down"), ("reward", "1, 1 so far"))
     assert "turn 2 of 2: finished" in last.title
     goal = FrozenLakeEnv(map_rows=["SF", "FG"], is_slippery=False)
@@ -94,9 +101,12 @@ class TwoEnvs:
 
 
 @pytest.mark.parametrize(
-    ("place", "make_agent", "said"), [("free", TwoEnvs, "isn't played turn by turn"), ("file", build, "render_save_dir")]
+    ("place", "make_agent", "said"),
+    [("free", TwoEnvs, "isn't played turn by turn"), ("file", build, "render_save_dir")],
 )
-def test_an_agent_that_plays_otherwise_or_no_place_to_write_costs_the_pictures_only(tmp_path, caplog, place, make_agent, said):
+def test_an_agent_that_plays_otherwise_or_no_place_to_write_costs_the_pictures_only(
+    tmp_path, caplog, place, make_agent, said
+):
     (tmp_path / "file").write_text("in the way")
     pictures, group = record(tmp_path / place, ["Right"], make_agent)
     with caplog.at_level(logging.WARNING):
@@ -128,12 +138,16 @@ def config_of(tiny_model, tmp_path, name, **changes):
 
 def validated(config):
     folder = run_small(config).folder
-    return folder, [{k: v for k, v in row.items() if k.startswith("val/")} for row in read_metrics(folder.metrics)]
+    return folder, [
+        {k: v for k, v in row.items() if k.startswith("val/")} for row in read_metrics(folder.metrics)
+    ]
 
 
 def test_a_run_writes_them_at_each_validation_and_measures_the_same(tiny_model, tmp_path):
     _, plain = validated(config_of(tiny_model, tmp_path, "plain"))
-    folder, recorded = validated(config_of(tiny_model, tmp_path, "recorded", render_save_dir=str(tmp_path / "pictures")))
+    folder, recorded = validated(
+        config_of(tiny_model, tmp_path, "recorded", render_save_dir=str(tmp_path / "pictures"))
+    )
     assert recorded == plain
     for step in (0, 1):
         paths = sorted((tmp_path / "pictures" / "recorded" / folder.path.name / f"step-{step}").iterdir())
@@ -145,6 +159,11 @@ def test_a_run_writes_them_at_each_validation_and_measures_the_same(tiny_model, 
 
 def test_an_evaluation_writes_them_too_and_measures_the_same(tiny_model, tmp_path):
     plain = evaluate_model(examine(config_of(tiny_model, tmp_path, "plain")))
-    recorded = evaluate_model(examine(config_of(tiny_model, tmp_path, "seen", render_save_dir=str(tmp_path / "pictures"))))
+    recorded = evaluate_model(
+        examine(config_of(tiny_model, tmp_path, "seen", render_save_dir=str(tmp_path / "pictures")))
+    )
     assert recorded == plain
-    assert len(list((tmp_path / "pictures" / "seen" / "eval" / tiny_model.name).glob("Lake-*.gif"))) == NUM_RECORDED
+    assert (
+        len(list((tmp_path / "pictures" / "seen" / "eval" / tiny_model.name).glob("Lake-*.gif")))
+        == NUM_RECORDED
+    )

@@ -1,4 +1,5 @@
-"""An episode that is told: the ledger is training's own, the words are the players', and outcomes come with their turns."""
+"""An episode that is told: the ledger is training's own, the words are the players', and outcomes come with
+their turns."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ class Notes(SilentObserver):
 
 def config_of(tiny_model, **changes):
     env = LAKE | {"agent_system_template": "Walk.", "agent_template": "{observation}"} | changes
-    return parse_config({"pretrain": str(tiny_model), "sequence_length": 256, "custom_envs": {"Lake": env}})[0]
+    return parse_config({"pretrain": str(tiny_model), "sequence_length": 256, "custom_envs": {"Lake": env}})[
+        0
+    ]
 
 
 def played(config, choices):
@@ -83,7 +86,9 @@ def test_a_scripted_episode_is_won_and_told_in_order(tiny_model, tokens, mode):
     told = [[f"prompt {n}", f"response {n}", f"outcome {n}"] for n in range(1, len(turns) + 1)]
     assert notes.order == list(itertools.chain(*told)) and len(turns) >= 4
     assert notes.outcomes[-1][1:] == (1.0, turns[-1].metrics) and notes.outcomes[-1][2]["success"] == 1.0
-    assert [place.context for place in notes.places] == [number if mode == "step" else 0 for number in range(len(turns))]
+    assert [place.context for place in notes.places] == [
+        number if mode == "step" else 0 for number in range(len(turns))
+    ]
     assert notes.end == ([result.trajectory], None)
     for place, prompt, turn in zip(notes.places, notes.prompts, turns, strict=True):
         assert list(prompt.added_ids) == turn.prompt_ids.tolist(), "what is told is what the turn holds"
@@ -91,7 +96,9 @@ def test_a_scripted_episode_is_won_and_told_in_order(tiny_model, tokens, mode):
         assert turn.starts_context == (mode == "step" or place.number == 0) == (prompt.num_before == 0)
     assert len(build_samples(result.trajectory)) == (len(turns) if mode == "step" else 1)
     first = load_tokenizer(tiny_model).decode(notes.prompts[0].added_ids)
-    assert first.startswith("<|im_start|>system\nWalk.<|im_end|>") and first.endswith("<|im_start|>assistant\n")
+    assert first.startswith("<|im_start|>system\nWalk.<|im_end|>") and first.endswith(
+        "<|im_start|>assistant\n"
+    )
 
 
 def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
@@ -127,7 +134,9 @@ def test_an_answer_is_cut_at_the_budget_as_a_models_would_be(tiny_model, tokens)
 
 
 def test_a_context_without_room_ends_the_episode(tiny_model, tokens):
-    config, _ = parse_config({"pretrain": str(tiny_model), "sequence_length": 40, "custom_envs": {"Lake": LAKE}})
+    config, _ = parse_config(
+        {"pretrain": str(tiny_model), "sequence_length": 40, "custom_envs": {"Lake": LAKE}}
+    )
     with pytest.raises(RolloutError, match="raise sequence_length"):
         played(config, Choices("random", **tokens))
 
@@ -165,7 +174,9 @@ def test_nobody_to_play_is_a_sentence(tiny_model, tokens):
 
 def test_an_environment_that_raises_ends_it_with_its_place(tiny_model, tokens):
     config = config_of(tiny_model, env_type="odd_envs:RaisingEnv", env_config={})
-    with pytest.raises(RolloutError, match=r"(?s)odd_envs.py:\d+ in step: raise .*RuntimeError: the toy is broken$"):
+    with pytest.raises(
+        RolloutError, match=r"(?s)odd_envs.py:\d+ in step: raise .*RuntimeError: the toy is broken$"
+    ):
         played(config, Choices("random", **tokens))
 
 
@@ -192,7 +203,9 @@ def test_the_examples_of_a_first_prompt_are_new_to_the_player():
 
     async def talk():
         conversation = TextContexts(complete, notes)(SamplingParams(max_new_tokens=4))
-        await conversation.generate([{"role": role, "content": "2"} for role in ("system", "user", "assistant", "user")])
+        await conversation.generate(
+            [{"role": role, "content": "2"} for role in ("system", "user", "assistant", "user")]
+        )
         await conversation.generate([{"role": "user", "content": "Sure?"}])
 
     notes = Notes()

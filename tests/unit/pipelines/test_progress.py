@@ -1,4 +1,5 @@
-"""Long phases say how far they are, a first estimate comes before the first step ends, and long steps come with advice."""
+"""Long phases say how far they are, a first estimate comes before the first step ends, and long steps come
+with advice."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def run(tiny_model, tmp_path, capsys, monkeypatch):
     write_demonstrations(tmp_path / "rows.jsonl", 16)
 
     def call(verb, values, *arguments):
-        (tmp_path / "toy.yaml").write_text(yaml.safe_dump({"pretrain": str(tiny_model), "sequence_length": 384, **values}))
+        (tmp_path / "toy.yaml").write_text(
+            yaml.safe_dump({"pretrain": str(tiny_model), "sequence_length": 384, **values})
+        )
         assert main([verb, "toy.yaml", *arguments]) == 0
         return capsys.readouterr()
 
@@ -54,12 +57,17 @@ def test_the_phases_of_training_say_how_far_they_are(run):
     assert re.search(r"step 1/2: rollout [\d.]+ s  \d/8 episodes", out)
     assert re.search(r"step 1/2: rollout .* tokens, [\d,]+/s", out)
     assert re.search(r"step 1/2: val [\d.]+ s  \d/4 episodes", out)
-    assert re.search(r"step \d/2: train [\d.]+ s  \d/8 micro-batches  [\d,]+ tokens", out), "two passes of four optimiser steps"
+    assert re.search(r"step \d/2: train [\d.]+ s  \d/8 micro-batches  [\d,]+ tokens", out), (
+        "two passes of four optimiser steps"
+    )
     assert re.search(r"step \d/2: old log probs values [\d.]+ s  \d/\d micro-batches", out)
 
 
 def test_a_trainer_in_its_own_process_says_so_too(run):
-    out = run("train", {**TRAIN, "async_generation_ratio": 1, "ppo_epochs": 1, "eval_steps": 0, "stream_training": False}).out
+    out = run(
+        "train",
+        {**TRAIN, "async_generation_ratio": 1, "ppo_epochs": 1, "eval_steps": 0, "stream_training": False},
+    ).out
     assert re.search(r"step \d/2: train [\d.]+ s  1/\d micro-batches", out)
 
 
@@ -74,7 +82,9 @@ def test_fine_tuning_says_how_far_its_steps_and_validations_are(run):
     }
     out = run("sft", sft).out
     assert re.search(r"step \d/2: train [\d.]+ s  \d/4 micro-batches", out)
-    assert re.search(r"step 1/2: val [\d.]+ s  \d/\d micro-batches|^  val [\d.]+ s  \d/\d micro-batches", out, re.MULTILINE)
+    assert re.search(
+        r"step 1/2: val [\d.]+ s  \d/\d micro-batches|^  val [\d.]+ s  \d/\d micro-batches", out, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize(("verb", "arguments"), [("rollout", []), ("eval", ["--sampled", "--samples", "2"])])
@@ -90,7 +100,11 @@ def test_steps_that_take_long_come_with_smaller_sizes_once(run, monkeypatch):
     monkeypatch.setattr("turnwise.tracking.pace.LONG_STEP_S", 0.0, raising=False)
     warned = [line for line in run("train", TRAIN).err.splitlines() if "smaller sizes to try" in line]
     assert len(warned) == 1
-    for change in ("rollout_batch_size=4", "custom_envs.Toy.max_steps=1", "custom_envs.Toy.max_tokens_per_step=8"):
+    for change in (
+        "rollout_batch_size=4",
+        "custom_envs.Toy.max_steps=1",
+        "custom_envs.Toy.max_tokens_per_step=8",
+    ):
         assert change in warned[0]
 
 
@@ -120,7 +134,9 @@ class TestFirstEstimate:
         screen.pace.begin_phase("rollout", 0.0)
         stopwatch.num_sampled = 100
         stopwatch.work = Work("episodes", 8, done=4)
-        assert "4/8 episodes" in plain(screen.render(10.0)) and "at most 0:10 more" in plain(screen.render(10.0))
+        assert "4/8 episodes" in plain(screen.render(10.0)) and "at most 0:10 more" in plain(
+            screen.render(10.0)
+        )
 
     def test_training_completes_the_estimate(self, parts):
         stopwatch, screen = parts

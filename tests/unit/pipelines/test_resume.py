@@ -76,7 +76,9 @@ def half(tiny_model, tmp_path_factory):
 @pytest.fixture
 def copied(tmp_path):
     """Copies a run to where `make_config` looks for it."""
-    return lambda run: RunFolder(shutil.copytree(run.folder.path, tmp_path / "runs" / "letters" / run.folder.path.name))
+    return lambda run: RunFolder(
+        shutil.copytree(run.folder.path, tmp_path / "runs" / "letters" / run.folder.path.name)
+    )
 
 
 @pytest.fixture
@@ -86,7 +88,8 @@ def stopped(half, copied):
 
 @pytest.mark.parametrize("phase", ["rollout", "adv", "train", "val"])
 def test_ctrl_c_in_any_phase_changes_no_bit(make_config, whole, phase):
-    """Ctrl-C is pressed in a later step than the first; a step that has begun to change weights is finished."""
+    """Ctrl-C is pressed in a later step than the first; a step that has begun to change weights is
+    finished."""
     interrupted(make_config(save_steps=0), phase, times=2 if phase == "val" else 3)
     assert_same_run(run(make_config(resume_from_checkpoint=True)), whole)
 
@@ -101,7 +104,9 @@ def test_a_critic_goes_on_bit_by_bit(make_config):
 
 
 def test_checkpoints_that_were_pointed_elsewhere_are_still_found(make_config, whole, stopped, tmp_path):
-    resumed = run(make_config(resume_from_checkpoint=True, checkpoint_config={"output_dir": str(tmp_path / "disk2")}))
+    resumed = run(
+        make_config(resume_from_checkpoint=True, checkpoint_config={"output_dir": str(tmp_path / "disk2")})
+    )
     assert resumed.folder.path == stopped.path
     assert_same_run(resumed, whole)
     again = run(make_config(resume_from_checkpoint=True, max_steps=5))
@@ -144,7 +149,9 @@ def test_a_renamed_or_linked_checkpoint_is_taken(make_config, stopped, tmp_path)
 def test_a_fixed_kl_coefficient_is_the_settings(make_config):
     fixed = {"target_kl": None, "reward_normalization": {}, "eval_steps": 0}
     run(make_config(max_steps=1, **fixed))
-    rows = measured(run(make_config(max_steps=2, resume_from_checkpoint=True, init_kl_coef=0.5, **fixed)).folder)
+    rows = measured(
+        run(make_config(max_steps=2, resume_from_checkpoint=True, init_kl_coef=0.5, **fixed)).folder
+    )
     assert (rows[0]["critic/kl_coef"], rows[1]["critic/kl_coef"]) == (0.1, 0.5)
 
 
@@ -164,7 +171,9 @@ def test_an_older_checkpoint_is_continued_in_a_folder_of_its_own(make_config, wh
 
 
 @pytest.mark.parametrize("kind", ["reinforcement", "imitation"])
-def test_a_run_without_a_step_of_its_own_saves_what_it_went_on_from(make_config, half, fine_tune, fine_tuned, tmp_path, kind):
+def test_a_run_without_a_step_of_its_own_saves_what_it_went_on_from(
+    make_config, half, fine_tune, fine_tuned, tmp_path, kind
+):
     first = fine_tuned if kind == "imitation" else half
     alone = shutil.copytree(first.checkpoints.newest, tmp_path / "elsewhere" / first.checkpoints.newest.name)
     keys = {"max_steps": first.checkpoints.num_steps, "resume_from_checkpoint": str(alone)}
@@ -198,10 +207,17 @@ def test_changed_settings_are_listed_and_incompatible_ones_refused(make_config, 
     resumed = run(make_config(max_steps=3, resume_from_checkpoint=True, actor_train=changed))
     assert "actor_train.training_args.learning_rate: 0.001 → 0.0005" in caplog.text
     assert "max_steps: 2 → 3" in caplog.text and "output_dir" not in caplog.text.partition("going on from")[2]
-    assert measured(resumed.folder)[2]["actor/lr"] == pytest.approx(5e-4), "the new rate, at the old place in the schedule"
-    for refused in ({"seed": 7}, {"train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": ["Sea"]}}):
+    assert measured(resumed.folder)[2]["actor/lr"] == pytest.approx(5e-4), (
+        "the new rate, at the old place in the schedule"
+    )
+    for refused in (
+        {"seed": 7},
+        {"train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": ["Sea"]}},
+    ):
         envs = {tag: make_config().custom_envs["Letters"].model_dump() for tag in ("Letters", "Sea")}
-        with pytest.raises(CheckpointError, match=r"can't be continued with this config:\n  - (seed|train_env_manager.tags)"):
+        with pytest.raises(
+            CheckpointError, match=r"can't be continued with this config:\n  - (seed|train_env_manager.tags)"
+        ):
             open_run(make_config(resume_from_checkpoint=True, custom_envs=envs, **refused))
 
 
@@ -216,13 +232,25 @@ def test_a_run_that_still_goes_on_is_refused(make_config, stopped):
 def fine_tune(tiny_model, tmp_path_factory):
     """Runs fine-tuning on twelve rows, four a step, in a folder and with the given changes."""
     file = tmp_path_factory.mktemp("rows") / "twelve.jsonl"
-    rows = [[{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": f"walk {i}"}] for i in range(12)]
+    rows = [
+        [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": f"walk {i}"}]
+        for i in range(12)
+    ]
     file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
-    own = {"exp_name": "sft", "train_files": [str(file)], "val_files": [str(file)], "eval_steps": 2, "num_epochs": 2}
+    own = {
+        "exp_name": "sft",
+        "train_files": [str(file)],
+        "val_files": [str(file)],
+        "eval_steps": 2,
+        "num_epochs": 2,
+    }
 
     def fine_tune(folder, **changes):
         return run(
-            sft_config(tiny_model, folder, **own | {"save_steps": 1, "max_ckpt_to_keep": 0} | training() | changes), build_sft
+            sft_config(
+                tiny_model, folder, **own | {"save_steps": 1, "max_ckpt_to_keep": 0} | training() | changes
+            ),
+            build_sft,
         )
 
     return fine_tune
@@ -240,12 +268,16 @@ def test_fine_tuning_goes_on_as_well(fine_tune, fine_tuned, tmp_path):
     assert_same_weights(resumed.checkpoints.newest, fine_tuned.checkpoints.newest)
 
 
-def test_fine_tuning_goes_on_with_another_number_of_devices_if_its_steps_keep_their_size(fine_tune, fine_tuned, tmp_path):
+def test_fine_tuning_goes_on_with_another_number_of_devices_if_its_steps_keep_their_size(
+    fine_tune, fine_tuned, tmp_path
+):
     def cut(size, num=1):
         return training(1e-3, size, gradient_accumulation_steps=num)
 
     fine_tune(tmp_path, max_steps=2, device_mapping=[0, 1], num_gpus_per_node=2, **cut(2))
-    with pytest.raises(CheckpointError, match=r"config:\n  - samples of an optimiser step: 4 → 2 \(per_device.*\)\nSet them"):
+    with pytest.raises(
+        CheckpointError, match=r"config:\n  - samples of an optimiser step: 4 → 2 \(per_device.*\)\nSet them"
+    ):
         fine_tune(tmp_path, max_steps=3, resume_from_checkpoint=True, **cut(2))
     fine_tune(tmp_path, max_steps=3, resume_from_checkpoint=True, **cut(2, 2))
     resumed = fine_tune(tmp_path, resume_from_checkpoint=True, **cut(4))

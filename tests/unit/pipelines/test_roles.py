@@ -32,7 +32,9 @@ class Recorder:
     def _count(self, batches):
         """As if one distinct token of a sample were padded to four."""
         for batch in batches:
-            self.stopwatch.did_tokens(TokenCounts(batch.num_tokens, len(batch.lengths), 4 * len(batch.lengths)))
+            self.stopwatch.did_tokens(
+                TokenCounts(batch.num_tokens, len(batch.lengths), 4 * len(batch.lengths))
+            )
 
     def forward(self, batches, outputs):
         self._count(batches)
@@ -118,7 +120,9 @@ class PreparedLoss:
         self.seen.append((len(step_batch.lengths), len(self.actor.workers.worker.steps)))
         self.seeds.append(seed)
         place = np.arange(step_batch.num_tokens)
-        annotations = TokenAnnotations(keep_mask=place % 2 == 1, importance=place.astype(np.float32), selected_mask=place < 5)
+        annotations = TokenAnnotations(
+            keep_mask=place % 2 == 1, importance=place.astype(np.float32), selected_mask=place < 5
+        )
         return annotations, [Metric("actor/masked", 0.5)]
 
 
@@ -153,7 +157,9 @@ def test_seeds_of_steps_repeat_with_the_run_s():
 def test_a_step_whose_tokens_are_all_taken_out_is_left_out_and_measured():
     class Nothing(PreparedLoss):
         def prepare(self, step_batch, seed):
-            return TokenAnnotations(keep_mask=np.zeros(step_batch.num_tokens, bool)), [Metric("actor/masked", 1.0)]
+            return TokenAnnotations(keep_mask=np.zeros(step_batch.num_tokens, bool)), [
+                Metric("actor/masked", 1.0)
+            ]
 
     actor = role()
     metrics = actor.train_step(samples(2), Nothing(actor), step=0)
@@ -176,7 +182,10 @@ class SummedLoss:
         return denominators.num_sequences
 
     def whole(self, metrics, denominators):
-        return [m._replace(value=m.value * denominators.num_tokens) if m.name == "actor/pg_loss" else m for m in metrics]
+        return [
+            m._replace(value=m.value * denominators.num_tokens) if m.name == "actor/pg_loss" else m
+            for m in metrics
+        ]
 
 
 class AdvantageLoss(SummedLoss):
@@ -206,7 +215,9 @@ def sizes(worker):
 
 
 class TestUpdate:
-    @pytest.mark.parametrize(("is_streamed", "parts"), [(False, [StepPart(0, 1.0)] * 2), (True, [StepPart(0, 6.0)])])
+    @pytest.mark.parametrize(
+        ("is_streamed", "parts"), [(False, [StepPart(0, 1.0)] * 2), (True, [StepPart(0, 6.0)])]
+    )
     def test_a_streamed_step_is_one_however_many_samples_come_and_in_how_many_parts(self, is_streamed, parts):
         update, worker = updating(is_streamed=is_streamed)
         metrics = update.train_on(samples(6), is_last=True)
@@ -224,7 +235,9 @@ class TestUpdate:
         metrics = update.train_on(chosen[5:], is_last=True)
         assert worker.parts == [StepPart(0, None), StepPart(1, None), StepPart(2, 6.0)]
         assert worker.positions == [2.0] * 3
-        assert {batch.denominators for batches in worker.steps for batch in batches} == {Denominators(1.0, 1.0, 64, 1.0)}
+        assert {batch.denominators for batches in worker.steps for batch in batches} == {
+            Denominators(1.0, 1.0, 64, 1.0)
+        }
         assert sum(sizes(worker)) == 6
         num_tokens = sum(sample.num_trained for sample in chosen)
         assert [m.value for m in metrics if m.name == "actor/pg_loss"] == [2.0 * num_tokens] * 3
@@ -248,7 +261,10 @@ class TestUpdate:
         update, worker = updating()
         update.train_on([], is_last=False)
         metrics = update.train_on([], is_last=True)
-        assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0), ("actor/updates_left_out", 0.0)]
+        assert [(m.name, m.value) for m in metrics] == [
+            ("actor/backward_steps", 0.0),
+            ("actor/updates_left_out", 0.0),
+        ]
         assert worker.steps == []
 
     @pytest.mark.parametrize(("is_streamed", "is_trained"), [(False, True), (True, True), (True, False)])
@@ -259,10 +275,16 @@ class TestUpdate:
             first[0].response_mask &= is_trained
             assert update.train_on(first, is_last=False) == []
         metrics = {m.name: m.value for m in update.train_on(credited(3, 0.0), is_last=True)}
-        assert metrics == {"actor_train/grad_norm": 0.0, "actor/backward_steps": 0.0, "actor/updates_left_out": 1.0}
+        assert metrics == {
+            "actor_train/grad_norm": 0.0,
+            "actor/backward_steps": 0.0,
+            "actor/updates_left_out": 1.0,
+        }
         assert worker.steps == []
 
-    @pytest.mark.parametrize(("advantages", "num_sent"), [((0.0, 0.0, 1.0), 1), ((0.0, 1.0, 0.0), 2), ((1.0, 0.0, 0.0), 2)])
+    @pytest.mark.parametrize(
+        ("advantages", "num_sent"), [((0.0, 0.0, 1.0), 1), ((0.0, 1.0, 0.0), 2), ((1.0, 0.0, 0.0), 2)]
+    )
     def test_parts_without_an_advantage_wait_and_no_sample_is_lost(self, advantages, num_sent):
         update, worker = updating(AdvantageLoss(), samples_per_step=8)
         for number, advantage in enumerate(advantages):
@@ -278,7 +300,10 @@ class TestUpdate:
         assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
 
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
-        with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
+        with pytest.raises(
+            NotAvailableError,
+            match="PreparedLoss must see all samples of a step at once; set stream_training",
+        ):
             updating(PreparedLoss(None))[0].train_on(samples(2), is_last=False)
 
 
@@ -296,6 +321,8 @@ def test_an_update_is_measured_on_a_few_of_its_tokens_in_the_first_two_steps():
 
 def test_an_update_is_measured_on_at_most_256_trained_tokens():
     own = role()
-    one = Sample(np.arange(10_000), np.arange(10_000) > 99, np.zeros(10_000, np.float32), (TurnSpan(0, 100, 10_000),))
+    one = Sample(
+        np.arange(10_000), np.arange(10_000) > 99, np.zeros(10_000, np.float32), (TurnSpan(0, 100, 10_000),)
+    )
     [metric] = log_prob_change(own, [one], step=0)
     assert metric.value == np.arange(100, 356).mean()

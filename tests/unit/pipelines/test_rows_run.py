@@ -36,7 +36,10 @@ WORDS = "one two three four five six seven"
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
     for name, lines in (("train", WORDS), ("val", "eight nine ten")):
-        rows = [{"prompt": word, "answer": word, "extra": {"number": number}} for number, word in enumerate(lines.split())]
+        rows = [
+            {"prompt": word, "answer": word, "extra": {"number": number}}
+            for number, word in enumerate(lines.split())
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(data: dict[str, Any] | None = None, **changes: Any) -> AgenticConfig:
@@ -51,7 +54,8 @@ def make_config(tiny_model, tmp_path):
             "actor_train": training(),
             "train_env_manager": {"num_env_groups": 2, "group_size": 2},
             "custom_envs": {},
-            "data": {"train_files": str(tmp_path / "train.jsonl"), "reward": "toy_rewards:length"} | (data or {}),
+            "data": {"train_files": str(tmp_path / "train.jsonl"), "reward": "toy_rewards:length"}
+            | (data or {}),
         }
         return small_config(tiny_model, tmp_path / "runs", **own | changes)
 
@@ -69,22 +73,30 @@ def test_every_row_is_played_once_an_epoch_and_the_run_ends_with_them(make_confi
     records = played(pipeline.folder)
     assert Counter(record["step"] for record in records) == {0: 10, 1: 10, 2: 8}, "the last batch is smaller"
     assert rows_of(records) == {(row, epoch): 2 for row in range(7) for epoch in range(2)}
-    assert [record["task"]["row"] for record in records[::2]] != sorted(record["task"]["row"] for record in records[::2])
+    assert [record["task"]["row"] for record in records[::2]] != sorted(
+        record["task"]["row"] for record in records[::2]
+    )
     metrics = read_metrics(pipeline.folder.metrics)
     trained = [row for row in metrics if "rollout/score/mean" in row]
     assert len(trained) == pipeline.checkpoints.num_steps == 3
     assert all(record["score"] == record["outcome_rewards"]["length"] > 0 for record in records)
     assert "rollout/reward/length" in trained[0]
     validated = [row for row in metrics if "val/score/mean" in row]
-    assert [row["val/num_episodes"] for row in validated] == [3, 3], "there are three rows, and places for eight"
+    assert [row["val/num_episodes"] for row in validated] == [3, 3], (
+        "there are three rows, and places for eight"
+    )
 
 
 def test_a_run_whose_rows_were_used_up_goes_on_to_nothing_more(make_config) -> None:
-    """The filter drops the three rows before the fourth, so there are fewer steps than the seven rows would make."""
+    """The filter drops the three rows before the fourth, so there are fewer steps than the seven rows would
+    make."""
     data = {"num_epochs": 1, "reward": "toy_rewards:half_from_four_on"}
     first = run(make_config(data, group_filter="non_zero_variance"))
     again = run(make_config(data, group_filter="non_zero_variance", resume_from_checkpoint=True))
-    assert again.folder.path == first.folder.path and again.checkpoints.num_done == first.checkpoints.num_done < 4
+    assert (
+        again.folder.path == first.folder.path
+        and again.checkpoints.num_done == first.checkpoints.num_done < 4
+    )
     assert len(read_metrics(again.folder.metrics)) == first.checkpoints.num_done
 
 
@@ -98,7 +110,13 @@ def test_a_run_that_goes_on_is_the_one_that_was_never_stopped(make_config) -> No
 
 
 def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> None:
-    config = {"data": {"num_epochs": 2}, "rollout_batch_size": 8, "async_generation_ratio": 1, "save_steps": 1, "max_steps": 50}
+    config = {
+        "data": {"num_epochs": 2},
+        "rollout_batch_size": 8,
+        "async_generation_ratio": 1,
+        "save_steps": 1,
+        "max_steps": 50,
+    }
     checkpoint = run(make_config(**config)).checkpoints.path / "checkpoint-2"
     state = json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]
     assert state["playing"] or state["finished"], "nothing was ahead of training"
@@ -111,7 +129,9 @@ def test_a_run_goes_on_with_the_same_rows_only(make_config, tmp_path: Path) -> N
     checkpoint = str(run(make_config(max_steps=1)).checkpoints.newest)
     file = tmp_path / "train.jsonl"
     file.write_text(file.read_text().replace("seven", "eleven"))
-    with pytest.raises(CheckpointError, match=r"the rows of data.train_files, or how they are chosen and ordered"):
+    with pytest.raises(
+        CheckpointError, match=r"the rows of data.train_files, or how they are chosen and ordered"
+    ):
         run(make_config(max_steps=2, resume_from_checkpoint=checkpoint))
 
 
@@ -132,19 +152,25 @@ def test_rewards_whose_names_end_alike_are_kept_apart(make_config) -> None:
 @pytest.mark.parametrize("ending", ["stop", "length"])
 def test_the_completions_of_rewards_have_no_special_tokens(make_config, tiny_model, ending: str) -> None:
     tokenizer = load_tokenizer(tiny_model)
-    words, special = (tokenizer.encode(text, add_special_tokens=False) for text in ("one two", tokenizer.eos_token))
+    words, special = (
+        tokenizer.encode(text, add_special_tokens=False) for text in ("one two", tokenizer.eos_token)
+    )
     ids = words + special + words + (special if ending == "stop" else [])
     turn = Turn(np.array([1]), np.array(ids), np.zeros(len(ids), np.float32), finish_reason=ending)
     turn.text = tokenizer.decode(words + special + words)
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
     group = Group(task, [Trajectory(task, 0, [turn])])
     with WatchedRunner() as runner:
-        manager = build_reward_manager(examine(make_config()), Placement("local"), ChatTemplate(tokenizer), runner)
+        manager = build_reward_manager(
+            examine(make_config()), Placement("local"), ChatTemplate(tokenizer), runner
+        )
         assert runner.run(manager(group)) == []
     assert group.trajectories[0].score == pytest.approx(len("one twoone two") / 10)
 
 
-def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, tiny_model, monkeypatch) -> None:
+def test_the_first_reward_that_is_named_decides_what_a_success_is(
+    make_config, tiny_model, monkeypatch
+) -> None:
     """Also where it is a model, which is made after the functions."""
 
     async def never_right(group: Group) -> RewardResult:
@@ -152,7 +178,10 @@ def test_the_first_reward_that_is_named_decides_what_a_success_is(make_config, t
 
     monkeypatch.setattr(build_rewards, "build_reward_model", lambda *_: never_right)
     task = Task("train/data/0", "data", "train", 1, payload={"prompt": "one"}, row=0)
-    group = Group(task, [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])])
+    group = Group(
+        task,
+        [Trajectory(task, 0, [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), text="a" * 99)])],
+    )
     config = make_config({"reward": ["reward_model", "toy_rewards:length"]}, reward_pretrain=str(tiny_model))
     with WatchedRunner() as runner:
         manager = build_rewards.build_reward_manager(examine(config), Placement("local"), None, runner)
@@ -181,15 +210,21 @@ def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
     recorded = run(make_config({"curriculum": True}, async_generation_ratio=1))
     schedule = [json.loads(line) for line in recorded.folder.replay_log.read_text().splitlines()]
     assert any(event.get("version") for event in schedule), "nothing was admitted after the first step"
-    again = run(make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"), replay=recorded.folder.path)
-    first, second = ({(r["group"], r["sibling"]): r["task"] for r in played(pipeline.folder)} for pipeline in (recorded, again))
+    again = run(
+        make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"),
+        replay=recorded.folder.path,
+    )
+    first, second = (
+        {(r["group"], r["sibling"]): r["task"] for r in played(pipeline.folder)}
+        for pipeline in (recorded, again)
+    )
     assert first == second
     assert_same_weights(again.checkpoints.newest, recorded.checkpoints.newest)
 
 
 def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admitted(make_config) -> None:
-    """Each by the version of the curriculum that admitted it, although the state has moved on since. With three siblings
-    instead of two, what was played ahead of training is played again."""
+    """Each by the version of the curriculum that admitted it, although the state has moved on since. With
+    three siblings instead of two, what was played ahead of training is played again."""
 
     def config(group_size: int, **changes: Any) -> AgenticConfig:
         manager = {"num_env_groups": 24, "group_size": group_size}
@@ -197,23 +232,40 @@ def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admit
         data = {"curriculum": True, "reward": "toy_rewards:half_from_four_on"}
         return make_config(data, async_generation_ratio=1, save_steps=1, **batch, **changes)
 
-    first = run(config(2))  # half of the siblings succeed from row 3 on, so the curriculum turns to these rows
+    first = run(
+        config(2)
+    )  # half of the siblings succeed from row 3 on, so the curriculum turns to these rows
     checkpoint = first.checkpoints.path / "checkpoint-1"
     admitted = dict(json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]["task_versions"])
     assert admitted and set(admitted.values()) == {0}, "nothing was ahead of training"
     resumed = run(config(3, resume_from_checkpoint=str(checkpoint)))
-    before, after = ({record["group"]: record["task"] for record in played(pipeline.folder)} for pipeline in (first, resumed))
+    before, after = (
+        {record["group"]: record["task"] for record in played(pipeline.folder)}
+        for pipeline in (first, resumed)
+    )
     num_played = Counter(record["group"] for record in played(resumed.folder) if record["group"] in admitted)
     assert num_played == dict.fromkeys(admitted, 3)
     assert {index: after[index] for index in admitted} == {index: before[index] for index in admitted}
     schedule = [json.loads(line) for line in resumed.folder.replay_log.read_text().splitlines()]
-    assert max(event.get("version", 0) for event in schedule) > 1, "the curriculum stood still after the resume"
+    assert max(event.get("version", 0) for event in schedule) > 1, (
+        "the curriculum stood still after the resume"
+    )
 
 
 def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
-    manager = {"num_env_groups": 3, "group_size": 2, "tags": ["Letters", "data"], "num_groups_partition": [1, 2]}
+    manager = {
+        "num_env_groups": 3,
+        "group_size": 2,
+        "tags": ["Letters", "data"],
+        "num_groups_partition": [1, 2],
+    }
     pipeline = run(
-        make_config(custom_envs={"Letters": LETTERS}, train_env_manager=manager, rollout_batch_size=6, sequence_length=256)
+        make_config(
+            custom_envs={"Letters": LETTERS},
+            train_env_manager=manager,
+            rollout_batch_size=6,
+            sequence_length=256,
+        )
     )
     records = played(pipeline.folder)
     assert Counter(record["task"]["tag"] for record in records) == {"Letters": 8, "data": 16}
@@ -226,8 +278,14 @@ def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"prompt_key": "question"}, "train.jsonl, line 1: there is no column 'question'; it has prompt, answer, extra"),
-        ({"reward": "toy_rewards:of_answer"}, "line 1: data.reward of_answer needs the column 'ground_truth'"),
+        (
+            {"prompt_key": "question"},
+            "train.jsonl, line 1: there is no column 'question'; it has prompt, answer, extra",
+        ),
+        (
+            {"reward": "toy_rewards:of_answer"},
+            "line 1: data.reward of_answer needs the column 'ground_truth'",
+        ),
         ({"agent_name_key": "answer"}, "line 1: agent 'one' isn't one of env_agent"),
         ({"train_files": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
         ({"reward": "toy_rewards:lenght"}, "toy_rewards has no object 'lenght'"),
@@ -241,7 +299,9 @@ def test_what_is_wrong_with_rows_is_found_before_a_model_is_loaded(make_config, 
 
 def test_a_fault_of_a_tool_file_is_said_once_although_rows_need_it_too(make_config, tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: calculatr}]")
-    [problem] = object_problems(examine(make_config(agent={"tool_config_path": str(tmp_path / "tools.yaml")})))
+    [problem] = object_problems(
+        examine(make_config(agent={"tool_config_path": str(tmp_path / "tools.yaml")}))
+    )
     assert problem.key == "agent.tool_config_path" and "Did you mean 'calculator'?" in problem.message
 
 
@@ -249,7 +309,9 @@ def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.
     pipeline = run(make_config({"max_prompt_length": 12, "num_epochs": 1}))
     left = {record["task"]["payload"]["prompt"] for record in played(pipeline.folder)}
     assert 0 < len(left) < 7
-    assert f"{7 - len(left)} of 7 rows are left out, since their prompts have more than 12 tokens" in caplog.text
+    assert (
+        f"{7 - len(left)} of 7 rows are left out, since their prompts have more than 12 tokens" in caplog.text
+    )
     with pytest.raises(DataError, match=r"all 7 prompts have more than 2 tokens \(data.max_prompt_length\)"):
         run(make_config({"max_prompt_length": 2}))
 
@@ -257,7 +319,9 @@ def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.
 def test_recorded_rows_are_trained_on_again(make_config) -> None:
     first = run(make_config(max_steps=2))
     again = run(make_config(max_steps=2, exp_name="again"), rollouts=first.folder.rollouts)
-    assert [record["score"] for record in played(again.folder)] == [record["score"] for record in played(first.folder)]
+    assert [record["score"] for record in played(again.folder)] == [
+        record["score"] for record in played(first.folder)
+    ]
 
 
 def test_a_command_for_what_is_not_there_says_so(make_config, tmp_path: Path, capsys) -> None:
@@ -285,7 +349,9 @@ def test_validation_counts_broken_rewards_apart(make_config, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("verb", ["eval", "train"])
-def test_a_validation_without_scores_ends_with_the_error_of_its_reward(make_config, tmp_path: Path, capsys, verb: str) -> None:
+def test_a_validation_without_scores_ends_with_the_error_of_its_reward(
+    make_config, tmp_path: Path, capsys, verb: str
+) -> None:
     """There are fewer rows than val_batch_size, which the table says too."""
     data = {"val_files": str(tmp_path / "val.jsonl"), "reward": "toy_rewards:failing_in_validation"}
     (tmp_path / "job.yaml").write_text(dump_yaml(make_config(data, eval_steps=2, val_batch_size=128)))
@@ -315,10 +381,14 @@ def test_a_classifier_scores_whole_conversations(make_config, tiny_model, tmp_pa
         messages = [{"role": role, "content": text} for role, text in said]
         ids = tokenizer.apply_chat_template(messages, return_dict=False)
         with torch.no_grad():
-            assert record["score"] == pytest.approx(judge(torch.tensor([ids])).logits.flatten()[-1].item(), abs=1e-4)
+            assert record["score"] == pytest.approx(
+                judge(torch.tensor([ids])).logits.flatten()[-1].item(), abs=1e-4
+            )
 
 
-def test_a_judge_of_the_reward_role_is_asked_in_the_run_itself(make_config, tiny_model, tmp_path: Path) -> None:
+def test_a_judge_of_the_reward_role_is_asked_in_the_run_itself(
+    make_config, tiny_model, tmp_path: Path
+) -> None:
     judge = {"name": "judge", "args": {"rubric": "It is short.", "max_new_tokens": 16}}
     path = str(model_that_says("Score: 7", tiny_model, tmp_path / "judge"))
     config = make_config({"reward": [judge]}, reward_pretrain=path, max_steps=1)
@@ -334,7 +404,8 @@ def test_a_judge_of_the_reward_role_is_asked_in_the_run_itself(make_config, tiny
 
 
 def model_that_says(text: str, start: Path, folder: Path) -> Path:
-    """A causal model that says a text behind every prompt: it sees the last token alone, and knows which one is next."""
+    """A causal model that says a text behind every prompt: it sees the last token alone, and knows which one
+    is next."""
     model, tokenizer = load_model(start), load_tokenizer(start)
     template = ChatTemplate(tokenizer)
     said = [template.start([{"role": "user", "content": "a"}])[-1], *template.respond(text)]
@@ -354,14 +425,22 @@ def test_a_user_of_gsm8k_replies_in_a_whole_run(make_config, tmp_path: Path) -> 
     users = {"interaction": [{"name": "gsm8k", "class_name": "gsm8k", "config": {}}]}
     (tmp_path / "users.yaml").write_text(json.dumps(users))
     rows = [
-        {"prompt": f"{number} + 1?", "extra_info": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": str(number + 1)}}}
+        {
+            "prompt": f"{number} + 1?",
+            "extra_info": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": str(number + 1)}},
+        }
         for number in range(4)
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = make_config(
         max_steps=1,
         sequence_length=512,
-        actor_infer={"generating_args": {"max_new_tokens": 16, "stop_strings": list("abcdefghijklmnopqrstuvwxyz0123456789")}},
+        actor_infer={
+            "generating_args": {
+                "max_new_tokens": 16,
+                "stop_strings": list("abcdefghijklmnopqrstuvwxyz0123456789"),
+            }
+        },
         agent={"interaction_config_path": str(tmp_path / "users.yaml"), "max_user_turns": 2},
     )
     (tmp_path / "gsm8k.yaml").write_text(dump_yaml(config))
@@ -371,23 +450,34 @@ def test_a_user_of_gsm8k_replies_in_a_whole_run(make_config, tmp_path: Path) -> 
     assert len(records) == 4
     whole = [record for record in records if record["limit"] == "max_steps"]
     assert whole and all(len(record["turns"]) == 3 for record in whole)
-    assert all(turn["observation"].startswith("Your response is incorrect!") for turn in whole[0]["turns"][1:])
+    assert all(
+        turn["observation"].startswith("Your response is incorrect!") for turn in whole[0]["turns"][1:]
+    )
     [*_, last] = read_metrics(folder / "metrics.jsonl")
     assert last["env/data/user_turns"] > 0 == last["env/data/interaction/gsm8k/score"]
 
 
 def test_a_run_goes_on_where_the_user_of_a_row_raises(make_config, tmp_path: Path) -> None:
     (tmp_path / "users.yaml").write_text("interaction: [{name: user, class_name: toy_users.Asker}]")
-    rows = [{"prompt": word, "extra_info": {"interaction_kwargs": {"name": "user"}}} for word in WORDS.split()]
+    rows = [
+        {"prompt": word, "extra_info": {"interaction_kwargs": {"name": "user"}}} for word in WORDS.split()
+    ]
     rows[2]["extra_info"]["interaction_kwargs"]["start"] = "raise"
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = make_config(
         {"num_epochs": 1},
         agent={"interaction_config_path": str(tmp_path / "users.yaml")},
-        train_env_manager={"num_env_groups": 2, "group_size": 2, "max_env_retries": 0, "max_failed_fraction": 0.9},
+        train_env_manager={
+            "num_env_groups": 2,
+            "group_size": 2,
+            "max_env_retries": 0,
+            "max_failed_fraction": 0.9,
+        },
     )
     records = played(run(config).folder)
     failed = [record for record in records if record["status"] == "failed"]
-    assert {record["task"]["row"] for record in failed} == {2} and len({record["task"]["row"] for record in records}) == 7
+    assert {record["task"]["row"] for record in failed} == {2} and len(
+        {record["task"]["row"] for record in records}
+    ) == 7
     said = "the interaction user.start_interaction raised RuntimeError: the service is down"
     assert all(record["error"].startswith(said) and record["rejected"] == "failed" for record in failed)

@@ -96,6 +96,8 @@ def test_a_file_system_without_locks_is_refused_with_a_sentence(tmp_path, monkey
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(ConfigError, match=r"output_dir: .* can't be locked .*Function not implemented.*with locks"):
+    with pytest.raises(
+        ConfigError, match=r"output_dir: .* can't be locked .*Function not implemented.*with locks"
+    ):
         RunFolder.create(tmp_path, "exp")
     assert not list((tmp_path / "exp").iterdir())

@@ -18,7 +18,15 @@ def decode(ids):
 
 def turn(text, observation="P _\n_ G", action="Right", reward=0.0, prompt="<system>walk\n<user>P _\n_ G"):
     ids = np.array([ord(c) for c in prompt])
-    return Turn(ids, np.arange(2), np.zeros(2, np.float32), text=text, observation=observation, action=action, reward=reward)
+    return Turn(
+        ids,
+        np.arange(2),
+        np.zeros(2, np.float32),
+        text=text,
+        observation=observation,
+        action=action,
+        reward=reward,
+    )
 
 
 def trajectory(*turns, **changes):
@@ -26,8 +34,12 @@ def trajectory(*turns, **changes):
 
 
 def test_an_episode_reads_from_its_first_prompt_to_its_last_reward():
-    episode = trajectory(turn("<go> Right\n"), turn("?", "_ P\n_ G", None, 1.0), status="truncated", limit="max_steps")
-    sample = Sample(np.arange(6), np.array([0, 1, 1, 0, 1, 1], bool), np.zeros(6), (TurnSpan(0, 1, 3), TurnSpan(1, 4, 6)))
+    episode = trajectory(
+        turn("<go> Right\n"), turn("?", "_ P\n_ G", None, 1.0), status="truncated", limit="max_steps"
+    )
+    sample = Sample(
+        np.arange(6), np.array([0, 1, 1, 0, 1, 1], bool), np.zeros(6), (TurnSpan(0, 1, 3), TurnSpan(1, 4, 6))
+    )
     sample.advantages = np.array([0, 0.5, 0.7, 9, -1, -1], np.float32)
     episode.samples = [sample]
     assert describe_trajectory(episode, decode).splitlines() == [

@@ -1,5 +1,5 @@
-"""A turn's work doesn't grow with the number of episodes at once: counted in function calls, since time depends on the machine.
-`benchmarks/scale.py` measures the time."""
+"""A turn's work doesn't grow with the number of episodes at once: counted in function calls, since time
+depends on the machine. `benchmarks/scale.py` measures the time."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ def calls_of_a_turn(num_episodes: int) -> float:
     answer = template.respond("a")
     server = CrowdServer(lambda _: answer)
     calls = CallSettings(timeout_s=600.0, watchdog=watchdog)
-    settings = EnvAgentSettings("Letters", max_tokens_per_step=4, action_pattern=None, episode_timeout_s=600.0, calls=calls)
+    settings = EnvAgentSettings(
+        "Letters", max_tokens_per_step=4, action_pattern=None, episode_timeout_s=600.0, calls=calls
+    )
     with WatchedRunner(watchdog, 600.0) as event_loop:
         agent = EnvAgent(lambda _: IdentityEnv(num_turns=NUM_TURNS), settings)
         scheduler = RolloutScheduler(
             run_async=event_loop.run,
             tasks=SeededTasks(0, "train", ("Letters",), (1,)),
             agents=lambda task: agent,
-            contexts=partial(TokenContexts, template, LLMServerManager([server], request_s=600.0, watchdog=watchdog), 1024),
+            contexts=partial(
+                TokenContexts, template, LLMServerManager([server], request_s=600.0, watchdog=watchdog), 1024
+            ),
             sampling=SamplingParams(max_new_tokens=4),
             settings=SchedulerSettings(GROUP_SIZE, num_episodes // GROUP_SIZE, episode_timeout_s=600.0),
             watchdog=watchdog,
@@ -55,7 +59,9 @@ def calls_of_a_turn(num_episodes: int) -> float:
     return pstats.Stats(profile).total_calls / (num_episodes * NUM_TURNS)
 
 
-def test_the_work_of_a_turn_does_not_grow_with_the_number_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_of_a_turn_does_not_grow_with_the_number_of_episodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     few, many = calls_of_a_turn(80), calls_of_a_turn(800)
     assert many == pytest.approx(few, rel=0.1)

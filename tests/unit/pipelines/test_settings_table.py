@@ -63,14 +63,19 @@ def test_a_run_that_goes_on_names_its_checkpoint_and_the_model_that_it_began_wit
 
 def test_a_critic_counts_its_value_head(built) -> None:
     pipeline = built(adv_estimator="gae")
-    policy, critic = (sum(p.numel() for p in model_of(role).parameters()) for role in (pipeline.actor_train, pipeline.critic))
+    policy, critic = (
+        sum(p.numel() for p in model_of(role).parameters())
+        for role in (pipeline.actor_train, pipeline.critic)
+    )
     assert f"{critic:,} parameters, {critic:,} trainable" in rows(pipeline)["critic"] and critic != policy
 
 
 OWN = ", own kernels" if load_kernels() else ""
 
 
-@pytest.mark.parametrize(("name", "said"), [("auto", f"packed{OWN}"), ("sdpa", "sdpa, padded"), ("eager", "eager, padded")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("auto", f"packed{OWN}"), ("sdpa", "sdpa, padded"), ("eager", "eager, padded")]
+)
 def test_the_attention_kernel_is_the_model_s(built, name, said) -> None:
     pipeline = built(actor_train={"model_args": {"attn_implementation": name}})
     assert rows(pipeline)["actor_train"].endswith(f"attention {said}")
@@ -80,16 +85,29 @@ def test_the_attention_kernel_is_the_model_s(built, name, said) -> None:
 
 def test_the_server_says_whose_parameters_it_reads(built) -> None:
     assert "fp32, the trainer's own parameters" in rows(built())["actor_infer"]
-    assert "bf16, a copy of the parameters" in rows(built(actor_infer={"model_args": {"dtype": "bf16"}}))["actor_infer"]
+    assert (
+        "bf16, a copy of the parameters"
+        in rows(built(actor_infer={"model_args": {"dtype": "bf16"}}))["actor_infer"]
+    )
     options = {"strategy_config": {"kv_cache_bytes": 2**20, "max_concurrency": 3}}
     said = rows(built(actor_infer={"strategy_args": options}))["actor_infer"]
     assert "at most 3 requests at once, cache of at most 1.0 MB" in said
-    assert "transformers generate" in rows(built(actor_infer={"strategy_args": {"strategy_name": "hf"}}))["actor_infer"]
+    assert (
+        "transformers generate"
+        in rows(built(actor_infer={"strategy_args": {"strategy_name": "hf"}}))["actor_infer"]
+    )
 
 
 def test_steps_follow_from_the_plan(built) -> None:
-    arguments = {"learning_rate": 0.5, "per_device_train_batch_size": 1, "lr_scheduler_type": "linear", "warmup_ratio": 0.5}
-    said = rows(built(ppo_epochs=3, actor_train={"training_args": arguments, "use_dynamic_batching_in_train": True}))
+    arguments = {
+        "learning_rate": 0.5,
+        "per_device_train_batch_size": 1,
+        "lr_scheduler_type": "linear",
+        "warmup_ratio": 0.5,
+    }
+    said = rows(
+        built(ppo_epochs=3, actor_train={"training_args": arguments, "use_dynamic_batching_in_train": True})
+    )
     assert said["optimiser steps"].startswith("12 × 1 sample in 3 passes")
     assert said["optimiser"].startswith("AdamW at 0.5, linear, warm-up 6 of 12 optimiser steps")
     assert said["micro-batches"].startswith("up to 4096 tokens; forward passes up to 1 samples")
@@ -114,7 +132,9 @@ def test_sft_and_evaluation_have_theirs(tiny_model, tmp_path) -> None:
     pipeline.close()
     assert rows(pipeline)["steps"] == "4 of 2 samples, 2 epochs"
     said: list[SettingsTable] = []
-    config, _ = parse_config(BASE[AgenticConfig] | {"pretrain": str(tiny_model), "eval_steps": 1}, AgenticConfig)
+    config, _ = parse_config(
+        BASE[AgenticConfig] | {"pretrain": str(tiny_model), "eval_steps": 1}, AgenticConfig
+    )
     evaluate_model(examine(config), on_start=said.append)
     assert dict(said[0].rows)["env Toy"].startswith("odd_envs:CrowdEnv by env_agent")
 

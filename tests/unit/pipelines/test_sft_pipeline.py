@@ -46,10 +46,19 @@ def test_a_row_that_is_too_long_is_named(tiny_model, tmp_path):
 
 def test_rows_that_are_too_long_bad_or_empty_are_counted(tiny_model, tmp_path, caplog):
     def row(answer, **others):
-        return json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer, **others}]})
+        return json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": answer, **others},
+                ]
+            }
+        )
 
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join([row("b"), row("P _ " * 100), row("b", weight=0.5), "{", row(""), row("b", weight=0)]))
+    path.write_text(
+        "\n".join([row("b"), row("P _ " * 100), row("b", weight=0.5), "{", row(""), row("b", weight=0)])
+    )
     config = sft_config(tiny_model, tmp_path, train_files=[str(path)])
     template = ChatTemplate(load_tokenizer(tiny_model))
     with pytest.raises(DataError, match="3 rows of the wrong shape") as caught:
@@ -58,14 +67,24 @@ def test_rows_that_are_too_long_bad_or_empty_are_counted(tiny_model, tmp_path, c
     skipping = sft_config(tiny_model, tmp_path, train_files=[str(path)], data={"on_bad_row": "skip"})
     read = examine(skipping).demonstrations("train_files")
     assert len(encode_all(skipping, template, "train_files", read)) == 2
-    for words in ("1 of 3 rows are left out", "3 of 6 rows are left out", "1 row would teach an empty answer"):
+    for words in (
+        "1 of 3 rows are left out",
+        "3 of 6 rows are left out",
+        "1 row would teach an empty answer",
+    ):
         assert words in caplog.text
 
 
 def test_the_best_model_is_kept_and_a_run_that_only_gets_worse_on_validation_ends(tiny_model, tmp_path):
     other = write_demonstrations(tmp_path / "val.jsonl", 3, answer="O O X")
     pipeline, rows = fine_tune(
-        tiny_model, tmp_path, val_files=[other], eval_steps=2, num_epochs=20, save_best={}, early_stopping={"patience": 2}
+        tiny_model,
+        tmp_path,
+        val_files=[other],
+        eval_steps=2,
+        num_epochs=20,
+        save_best={},
+        early_stopping={"patience": 2},
     )
     losses = {row["step"]: row["sft/val_loss"] for row in rows if "sft/val_loss" in row}
     best = min(losses, key=losses.get)
@@ -81,10 +100,16 @@ def test_a_run_that_its_first_validation_ends_leaves_the_model_it_began_with(tin
         model.model.norm.weight.fill_(torch.nan)
     save_model(model, load_tokenizer(tiny_model), tmp_path / "broken")
     val = [write_demonstrations(tmp_path / "val.jsonl", 3)]
-    pipeline, _ = fine_tune(tmp_path / "broken", tmp_path, val_files=val, eval_steps=1, early_stopping={"patience": 1})
+    pipeline, _ = fine_tune(
+        tmp_path / "broken", tmp_path, val_files=val, eval_steps=1, early_stopping={"patience": 1}
+    )
     assert pipeline.num_steps == 0 and pipeline.checkpoints.newest.name == "checkpoint-0"
 
 
 def test_what_only_validations_decide_needs_them(tiny_model):
-    with pytest.raises(ConfigError, match=r"early_stopping: .*act on the validation loss; set eval_steps and val_files"):
-        parse_config({"pretrain": str(tiny_model), "train_files": ["x.jsonl"], "early_stopping": {}}, SFTConfig)
+    with pytest.raises(
+        ConfigError, match=r"early_stopping: .*act on the validation loss; set eval_steps and val_files"
+    ):
+        parse_config(
+            {"pretrain": str(tiny_model), "train_files": ["x.jsonl"], "early_stopping": {}}, SFTConfig
+        )

@@ -1,5 +1,5 @@
-"""Roles share a device whose memory is counted. It fails where optimiser state and KV are there together, and where a
-role computes without the weights that it reads."""
+"""Roles share a device whose memory is counted. It fails where optimiser state and KV are there together, and
+where a role computes without the weights that it reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class FakeDevice:
         self.served = ""
         """The role whose weights the server samples from: its own, or the trainer's."""
         self.faults: list[str] = []
-        """What was wrong. An error in the engine would end the server's loop, and the run would wait for it."""
+        """What was wrong. An error in the engine would end the server's loop, and the run would wait for
+        it."""
         self.computed: dict[str, int] = {}
         self.crowds: set[frozenset[tuple[str, str]]] = set()
         """What was there while something computed."""
@@ -45,8 +46,8 @@ class FakeDevice:
         self.present -= {(role, kind) for kind in kinds}
 
     def compute(self, role: str, *needed: str, first: bool = False, model: str = "") -> None:
-        """`role` computes with these kinds of its memory, which its first computation allocates, and with the weights of
-        `model`, its own by default."""
+        """`role` computes with these kinds of its memory, which its first computation allocates, and with the
+        weights of `model`, its own by default."""
         if first:
             self.onload(role, needed)
         missing = {(role, kind) for kind in needed} | {(model or role, "weights")}
@@ -79,7 +80,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
         stepped.add(role(strategy))
 
     def decode(_: Engine) -> None:
-        device.compute("actor_infer", "kv_cache", first="actor_infer" not in device.computed, model=device.served)
+        device.compute(
+            "actor_infer", "kv_cache", first="actor_infer" not in device.computed, model=device.served
+        )
 
     noted(TorchStrategy, "train_step", step)
     noted(TorchStrategy, "forward", lambda strategy, *_: device.compute(role(strategy)))
@@ -90,7 +93,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     noted(Engine, "step", decode)
 
     def on_it(config: Any, placement: Any, servers: Any, event_loop: Any, roles: Any) -> Any:
-        """The weights of all roles are on the device from the start. A reference in the policy has none of its own."""
+        """The weights of all roles are on the device from the start. A reference in the policy has none of
+        its own."""
         device.served = "actor_infer" if servers.info().needs_weights else "actor_train"
         for name in {device.served, *(name for name, role in roles.items() if not role.is_base)}:
             device.onload(name, ["weights"])
@@ -107,13 +111,22 @@ RUNS = {
     "a server of its own": {"actor_infer": {"model_args": {"dtype": "bf16"}}},
     "a critic and a reference": PPO | KL,
     "a policy kept for two steps": {"actor_train": {**training(1e-3, 8), "model_update_frequency": 2}},
-    "adapters with their base as the reference": {"actor_train": training(1e-3, 8) | {"model_args": {"lora_rank": 2}}} | KL,
+    "adapters with their base as the reference": {
+        "actor_train": training(1e-3, 8) | {"model_args": {"lora_rank": 2}}
+    }
+    | KL,
 }
 
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
 def test_a_run_never_has_optimiser_state_and_kv_on_a_device(tiny_model, tmp_path, device, changes) -> None:
-    own = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "val_batch_size": 2, "actor_train": training(1e-3, 8)}
+    own = {
+        "max_steps": 4,
+        "save_steps": 2,
+        "eval_steps": 2,
+        "val_batch_size": 2,
+        "actor_train": training(1e-3, 8),
+    }
     run_small(small_config(tiny_model, tmp_path / "runs", **own | changes))
     assert not device.faults
     trained = {"actor_train", "critic"} if "critic" in changes else {"actor_train"}

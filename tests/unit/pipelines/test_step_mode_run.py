@@ -1,5 +1,5 @@
-"""Whole runs in mode `step`: one sample a turn, a schedule that ends with the run, a journal to train from, and every bit again
-after a resume."""
+"""Whole runs in mode `step`: one sample a turn, a schedule that ends with the run, a journal to train from,
+and every bit again after a resume."""
 
 from __future__ import annotations
 
@@ -55,8 +55,12 @@ def test_a_run_trains_on_one_sample_a_turn_and_its_schedule_ends_with_it(whole):
         assert row["rollout/num_contexts"] == row["rollout/num_turns"] >= 2
         assert row["rollout/num_samples"] == 8 * row["rollout/num_turns"]
         num_updates = -(-row["rollout/num_samples"] // 4)
-        assert row["actor/backward_steps"] == num_updates > 2, "more than a batch with one sample a trajectory makes"
-        assert row["actor/lr"] == pytest.approx(RATE * (1 - (step + (num_updates - 1) / num_updates) / NUM_STEPS))
+        assert row["actor/backward_steps"] == num_updates > 2, (
+            "more than a batch with one sample a trajectory makes"
+        )
+        assert row["actor/lr"] == pytest.approx(
+            RATE * (1 - (step + (num_updates - 1) / num_updates) / NUM_STEPS)
+        )
         # Contexts share what they begin with, among steps and siblings; the trainer sees each alone.
         assert row["actor/train_infer_diff_token_max"] < 1e-4 and row["parity/logprob_diff_max"] < 1e-4
     assert {row["rollout/num_samples"] for row in rows} != {rows[0]["rollout/num_samples"]}
@@ -69,9 +73,13 @@ def test_the_journal_gives_the_samples_back(whole):
         samples = build_samples(trajectory)
         assert len(samples) == len(trajectory.turns) and all(turn.starts_context for turn in trajectory.turns)
         for sample, turn in zip(samples, trajectory.turns, strict=True):
-            np.testing.assert_array_equal(sample.token_ids, np.concatenate([turn.prompt_ids, turn.response_ids]))
+            np.testing.assert_array_equal(
+                sample.token_ids, np.concatenate([turn.prompt_ids, turn.response_ids])
+            )
             np.testing.assert_array_equal(sample.rollout_logprobs[sample.response_mask], turn.logprobs)
-    assert sum(len(t.turns) for t in trajectories) == sum(row["rollout/num_samples"] for row in measured(whole.folder))
+    assert sum(len(t.turns) for t in trajectories) == sum(
+        row["rollout/num_samples"] for row in measured(whole.folder)
+    )
     assert all("advantage" in turn for row in played(whole.folder) for turn in row["turns"])
 
 

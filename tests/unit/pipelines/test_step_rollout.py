@@ -38,7 +38,8 @@ class Source:
         try:
             for number in range(self.num_parts):
                 yield Part(
-                    [Group(Task(id=f"{number}", tag="A", split="train", seed=0), [], number)], number == self.num_parts - 1
+                    [Group(Task(id=f"{number}", tag="A", split="train", seed=0), [], number)],
+                    number == self.num_parts - 1,
                 )
         finally:
             self.is_closed = True

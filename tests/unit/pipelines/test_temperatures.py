@@ -42,17 +42,23 @@ def of_step(pipeline: AgenticPipeline) -> dict[str, float]:
     return next(row for row in measured(pipeline.folder) if "actor/train_infer_diff_token_mean" in row)
 
 
-@pytest.mark.parametrize(("model", "cut"), [({}, {"top_k": 20, "top_p": 0.9}), (PADDED, {})], ids=["packed, cut", "padded"])
+@pytest.mark.parametrize(
+    ("model", "cut"), [({}, {"top_k": 20, "top_p": 0.9}), (PADDED, {})], ids=["packed, cut", "padded"]
+)
 def test_sampler_and_trainer_agree_about_each_token_at_its_own_temperature(make_config, model, cut) -> None:
     changes = {"add_token_level_kl": True, "init_kl_coef": 0.1} if cut else {}
     pipeline = run_small(make_config(model, cut, **changes))
     turns = [turn for row in played(pipeline.folder) for turn in row["turns"]]
     assert [turn["sampling"]["temperature"] for turn in turns] == [0.7, 1.3] * (len(turns) // 2)
     step = of_step(pipeline)
-    assert step["actor/train_infer_diff_token_mean"] <= 1e-6 and step["actor/train_infer_diff_token_max"] <= 1e-4
+    assert (
+        step["actor/train_infer_diff_token_mean"] <= 1e-6 and step["actor/train_infer_diff_token_max"] <= 1e-4
+    )
     assert step["actor/ratio_mean"] == step["actor/ratio_max"] == 1.0, "samples are fresh"
     assert step["actor/train_infer_ratio_token_mean"] == pytest.approx(1.0, abs=1e-6)
-    assert (step["batch/actor_train/train/merged"] > 0) == (model != PADDED), "padded batches have no common prefixes"
+    assert (step["batch/actor_train/train/merged"] > 0) == (model != PADDED), (
+        "padded batches have no common prefixes"
+    )
     if cut:
         assert step["critic/kl"] == pytest.approx(0.0, abs=1e-6), "policy and reference are the same weights"
 

@@ -49,10 +49,13 @@ def nothing_is_left():
 
 
 @pytest.mark.parametrize(
-    ("how", "max_in_threads"), [("block", 0), ("block", 2), ("await", 0), ("thread", 0), ("spin", 0), ("spin", 2)]
+    ("how", "max_in_threads"),
+    [("block", 0), ("block", 2), ("await", 0), ("thread", 0), ("spin", 0), ("spin", 2)],
 )
 def test_an_environment_that_never_returns(tiny_model, tmp_path, how, max_in_threads):
-    message = "(?s)max_failed_fraction.*an episode of Toy waited 0.1 s for StuckEnv.step; raise env_step_timeout_s"
+    message = (
+        "(?s)max_failed_fraction.*an episode of Toy waited 0.1 s for StuckEnv.step; raise env_step_timeout_s"
+    )
     with pytest.raises(RolloutError, match=message) as caught:
         train(tiny_model, tmp_path, STUCK, {"how": how}, max_in_threads)
     assert "_hang" in str(caught.value) or "_for_ever" in str(caught.value)
@@ -68,7 +71,9 @@ def is_spinning():
 
 
 def test_an_environment_whose_constructor_never_returns(tiny_model, tmp_path):
-    with pytest.raises(EnvironmentFault, match=r"(?s)waited 0.1 s for the environment's constructor.*block_for_ever"):
+    with pytest.raises(
+        EnvironmentFault, match=r"(?s)waited 0.1 s for the environment's constructor.*block_for_ever"
+    ):
         try_environment(config_of(tiny_model, tmp_path, STUCK, {"where": "constructor"}), "Toy", "train")
 
 
@@ -76,7 +81,9 @@ def test_an_engine_that_never_returns(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(EmbeddedServer, "_step", lambda self: block_for_ever())
     with pytest.raises(DeadlineError, match=r"the event loop waited 1 s for a task that blocks it") as caught:
         train(tiny_model, tmp_path, env_s=1.0)
-    assert "MainThread in task 'embedded server'" in str(caught.value) and "block_for_ever" in str(caught.value)
+    assert "MainThread in task 'embedded server'" in str(caught.value) and "block_for_ever" in str(
+        caught.value
+    )
 
 
 def test_a_trainer_that_never_returns(tiny_model, tmp_path, monkeypatch):
@@ -90,5 +97,7 @@ def test_a_weight_update_that_never_returns(tiny_model, tmp_path, monkeypatch):
         block_for_ever()
 
     monkeypatch.setattr(EmbeddedServer, "resume", resume)
-    with pytest.raises(DeadlineError, match=r"(?s)waited 1 s for the weights of version 0 to reach.*block_for_ever"):
+    with pytest.raises(
+        DeadlineError, match=r"(?s)waited 1 s for the weights of version 0 to reach.*block_for_ever"
+    ):
         train(tiny_model, tmp_path, weights_s=1.0)

@@ -1,4 +1,5 @@
-"""The worked numbers of docs/algorithms.md and docs/losses.md, from the keys of a config to advantages and losses."""
+"""The worked numbers of docs/algorithms.md and docs/losses.md, from the keys of a config to advantages and
+losses."""
 
 from __future__ import annotations
 
@@ -30,7 +31,14 @@ def algorithm_of(**keys):
 def episode(rewards, states=None, length=1, sibling=0, is_stepwise=False, weight=1.0):
     """One turn a reward, each a prompt token and `length` sampled ones."""
     turns = [
-        Turn(np.zeros(1), np.zeros(length), np.zeros(length, np.float32), reward=r, state_key=s, starts_context=is_stepwise)
+        Turn(
+            np.zeros(1),
+            np.zeros(length),
+            np.zeros(length, np.float32),
+            reward=r,
+            state_key=s,
+            starts_context=is_stepwise,
+        )
         for r, s in zip(rewards, states or rewards, strict=True)
     ]
     trajectory = Trajectory(Task("t", "T", "train", 0), sibling, turns=turns, weight=weight)
@@ -49,9 +57,15 @@ def credited(groups, **keys):
 
 
 @MODES
-@pytest.mark.parametrize(("gamma", "expected"), [(1.0, [3, 3, 3, 2, 2, 2]), (0.5, [0.3125, 0.625, 1.25, 0.5, 1, 2])])
+@pytest.mark.parametrize(
+    ("gamma", "expected"), [(1.0, [3, 3, 3, 2, 2, 2]), (0.5, [0.3125, 0.625, 1.25, 0.5, 1, 2])]
+)
 def test_reinforce(gamma, expected, is_stepwise):
-    got = credited([group_of(episode([1.0, 2.0], length=3, is_stepwise=is_stepwise))], adv_estimator="reinforce", gamma=gamma)
+    got = credited(
+        [group_of(episode([1.0, 2.0], length=3, is_stepwise=is_stepwise))],
+        adv_estimator="reinforce",
+        gamma=gamma,
+    )
     assert got == [0, *expected[:3], 0, *expected[3:]]
 
 
@@ -98,13 +112,18 @@ def test_gigpo(weights, expected, is_stepwise):
         episode([0], ["s0"], sibling=2, is_stepwise=is_stepwise),
     )
     episode_weight, step_weight = weights
-    keys = {"adv_estimator": "gigpo", "episode_reward_weight": episode_weight, "step_reward_weight": step_weight} | MEAN
+    keys = {
+        "adv_estimator": "gigpo",
+        "episode_reward_weight": episode_weight,
+        "step_reward_weight": step_weight,
+    } | MEAN
     assert credited([group], **keys)[1::2] == pytest.approx(expected, abs=1e-6)
 
 
 def test_gigpo_in_two_groups_that_look_alike():
     groups = [
-        group_of(*(episode([r], ["s"], sibling=i) for i, r in enumerate(rs)), index=g) for g, rs in enumerate([(1, 0), (5, 5)])
+        group_of(*(episode([r], ["s"], sibling=i) for i, r in enumerate(rs)), index=g)
+        for g, rs in enumerate([(1, 0), (5, 5)])
     ]
     assert credited(groups, adv_estimator="gigpo", episode_reward_weight=0, **MEAN)[1::2] == [0.5, -0.5, 0, 0]
 
@@ -114,7 +133,10 @@ def test_gigpo_in_two_groups_that_look_alike():
     [
         (MEAN, [0.5, -0.5, -0.5, 0.5, 0, 0]),
         ({}, [0.866024, -0.866024, -0.866024, 0.866024, 0, 0]),
-        ({"reward_normalization": {"grouping": "batch"}}, [-0.243975, -0.975899, -0.975899, -0.243975, 1.219874, 1.219874]),
+        (
+            {"reward_normalization": {"grouping": "batch"}},
+            [-0.243975, -0.975899, -0.975899, -0.243975, 1.219874, 1.219874],
+        ),
         ({"adv_estimator": "rloo"}, [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0]),
         ({"adv_estimator": "gpg"}, [0.75, -0.75, -0.75, 0.75, 0, 0]),
         ({"adv_estimator": "grpo_passk"}, [0, 0, 0, 0, 0, 0]),
@@ -123,25 +145,35 @@ def test_gigpo_in_two_groups_that_look_alike():
 )
 def test_scores_of_two_groups(keys, expected):
     groups = [
-        group_of(*(episode([s], sibling=i) for i, s in enumerate(ss)), index=g) for g, ss in enumerate([(1, 0, 0, 1), (3, 3)])
+        group_of(*(episode([s], sibling=i) for i, s in enumerate(ss)), index=g)
+        for g, ss in enumerate([(1, 0, 0, 1), (3, 3)])
     ]
     assert credited(groups, **keys)[1::2] == pytest.approx(expected, abs=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------------
+# losses
 
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
-    [("token-mean", 4.2), ("seq-mean-token-sum", 10.5), ("seq-mean-token-mean", 3.75), ("seq-mean-token-sum-norm", 2.625)],
+    [
+        ("token-mean", 4.2),
+        ("seq-mean-token-sum", 10.5),
+        ("seq-mean-token-mean", 3.75),
+        ("seq-mean-token-sum-norm", 2.625),
+    ],
 )
 def test_aggregations(mode, expected):
-    """`vanilla` with A = −1 has the loss lp at each token. Sequences begin with a prompt token more than in the docs."""
+    """`vanilla` with A = −1 has the loss lp at each token. Sequences begin with a prompt token more than in
+    the docs."""
     samples = []
     for number in (2, 3):
         mask = np.array([False, *(position < number for position in range(4))])
         arrays = {"rollout_logprobs": np.zeros(5, np.float32), "advantages": np.full(5, -1, np.float32)}
-        samples.append(Sample(np.zeros(5, np.int64), mask, turn_spans=(TurnSpan(0, 1, 1 + number),), **arrays))
+        samples.append(
+            Sample(np.zeros(5, np.int64), mask, turn_spans=(TurnSpan(0, 1, 1 + number),), **arrays)
+        )
     loss = algorithm_of(pg_variant="vanilla", loss_agg_mode=mode, sequence_length=4).loss
     batch = pack(samples, denominators(samples, 4)).map(torch.as_tensor)
     value, _ = loss(ModelOutputs(logprobs=torch.tensor([0.0, 1, 2, 3, 4, 0, 5, 6, 7, 8])), batch)
@@ -149,10 +181,15 @@ def test_aggregations(mode, expected):
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.5])
-@pytest.mark.parametrize(("kl_type", "expected"), [("k2", [0.02, 0.125, 0]), ("low_var", [0.018731, 0.148721, 0])])
+@pytest.mark.parametrize(
+    ("kl_type", "expected"), [("k2", [0.02, 0.125, 0]), ("low_var", [0.018731, 0.148721, 0])]
+)
 def test_kl_in_the_loss_is_measured_whatever_its_coefficient(kl_type, expected, coef):
     sample = Sample(np.zeros(4, np.int64), np.arange(4) > 0, np.zeros(4, np.float32), (TurnSpan(0, 1, 4),))
-    sample.advantages, sample.ref_logprobs = np.zeros(4, np.float32), np.array([0, -1.2, -1.5, -0.5], np.float32)
+    sample.advantages, sample.ref_logprobs = (
+        np.zeros(4, np.float32),
+        np.array([0, -1.2, -1.5, -0.5], np.float32),
+    )
     batch = pack([sample], denominators([sample], 8)).map(torch.as_tensor)
     loss = algorithm_of(use_kl_loss=True, kl_loss_type=kl_type, kl_loss_coef=coef).loss
     value, metrics = loss(ModelOutputs(logprobs=torch.tensor([0.0, -1, -2, -0.5])), batch)
@@ -161,9 +198,12 @@ def test_kl_in_the_loss_is_measured_whatever_its_coefficient(kl_type, expected, 
 
 
 def stepped(is_stepwise, rng, **keys):
-    """Loss and gradient of an optimiser step on the same turns, in one context an episode or in one a turn."""
+    """Loss and gradient of an optimiser step on the same turns, in one context an episode or in one a
+    turn."""
     shapes = [(2, 1.0), (3, 0.5), (4, 0.5)]
-    played = [episode([0.0, 1.0, 0.5], length=n, is_stepwise=is_stepwise, weight=weight) for n, weight in shapes]
+    played = [
+        episode([0.0, 1.0, 0.5], length=n, is_stepwise=is_stepwise, weight=weight) for n, weight in shapes
+    ]
     samples = samples_of([group_of(*played)])
     flat = {
         name: rng.normal(scale=0.4, size=sum(s.num_tokens for s in samples)).astype(np.float32)
@@ -176,10 +216,16 @@ def stepped(is_stepwise, rng, **keys):
         sample.advantages = parts["adv"][index]
     loss = algorithm_of(**keys).loss
     annotations, _ = loss.prepare(pack(samples, denominators(samples, 64)), seed=3)
-    known = {name: unpack(array, lengths) for name, array in annotations._asdict().items() if array is not None}
-    samples = [replace(s, **{name: arrays[i] for name, arrays in known.items()}) for i, s in enumerate(samples)]
+    known = {
+        name: unpack(array, lengths) for name, array in annotations._asdict().items() if array is not None
+    }
+    samples = [
+        replace(s, **{name: arrays[i] for name, arrays in known.items()}) for i, s in enumerate(samples)
+    ]
     logprobs = torch.tensor(flat["lp"], requires_grad=True)
-    value, _ = loss(ModelOutputs(logprobs=logprobs), pack(samples, denominators(samples, 64)).map(torch.as_tensor))
+    value, _ = loss(
+        ModelOutputs(logprobs=logprobs), pack(samples, denominators(samples, 64)).map(torch.as_tensor)
+    )
     value.backward()
     return value.item(), logprobs.grad
 
@@ -201,10 +247,18 @@ RATIOS = [
 @pytest.mark.parametrize(("name", "ratio_type"), RATIOS)
 @pytest.mark.parametrize("correction", [None, CORRECTED], ids=["plain", "corrected"])
 def test_turns_have_the_same_loss_in_contexts_of_their_own(name, ratio_type, correction):
-    """As long as ratios are of tokens or turns and every token weighs the same, contexts are only a way to store turns."""
-    keys = {"pg_variant": name, "loss_agg_mode": "token-mean", "ratio_type": ratio_type, "train_infer_correction": correction}
+    """As long as ratios are of tokens or turns and every token weighs the same, contexts are only a way to
+    store turns."""
+    keys = {
+        "pg_variant": name,
+        "loss_agg_mode": "token-mean",
+        "ratio_type": ratio_type,
+        "train_infer_correction": correction,
+    }
     if name.endswith("_cov"):
         keys["pg_args"] = {"fraction": 0.3} | ({"covariance_low": 0.0} if name == "clip_cov" else {})
-    (whole, gradient), (split, split_gradient) = (stepped(mode, np.random.default_rng(0), **keys) for mode in (False, True))
+    (whole, gradient), (split, split_gradient) = (
+        stepped(mode, np.random.default_rng(0), **keys) for mode in (False, True)
+    )
     assert split == pytest.approx(whole, abs=1e-6) and whole != 0.0
     torch.testing.assert_close(split_gradient, gradient)

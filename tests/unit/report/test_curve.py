@@ -33,8 +33,12 @@ def test_curve_is_a_picture_of_its_rows(whole, tmp_path):
     assert not np.array_equal(whole, drawn(SUCCESS[:5], tmp_path))
     assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, baselines={"random player": 0.1}))
     five, six = ({f"player {i}": i / 9 for i in range(number)} for number in (5, 6))
-    assert not np.array_equal(drawn(SUCCESS, tmp_path, baselines=five), drawn(SUCCESS, tmp_path, baselines=six))
-    of_a_path = [{name.replace("/A/", "/openai/gsm8k/"): value for name, value in row.items()} for row in SUCCESS]
+    assert not np.array_equal(
+        drawn(SUCCESS, tmp_path, baselines=five), drawn(SUCCESS, tmp_path, baselines=six)
+    )
+    of_a_path = [
+        {name.replace("/A/", "/openai/gsm8k/"): value for name, value in row.items()} for row in SUCCESS
+    ]
     assert np.array_equal(whole, drawn(of_a_path, tmp_path)), "a tag may hold slashes"
 
 
@@ -59,7 +63,10 @@ def test_validation_is_called_validation_since_nothing_need_be_held_out(tmp_path
 
 def test_the_number_of_episodes_draws_an_interval(tmp_path):
     counted = [row | {"val/num_episodes": 20.0} for row in SUCCESS]
-    few, many = drawn(counted, tmp_path), drawn([row | {"val/num_episodes": 2000.0} for row in SUCCESS], tmp_path)
+    few, many = (
+        drawn(counted, tmp_path),
+        drawn([row | {"val/num_episodes": 2000.0} for row in SUCCESS], tmp_path),
+    )
     background = 255 * 3
     assert (few.sum(axis=-1) < background).sum() > (many.sum(axis=-1) < background).sum()
 
@@ -68,7 +75,13 @@ def test_the_number_of_episodes_draws_an_interval(tmp_path):
     "changes",
     [
         {"actor/entropy": float("nan")},
-        {"actor/entropy": 0.5, "critic/kl": 0.1, "actor/kl_loss": 0.2, "time/step_rollout": 1.0, "time/step_train": 2.0},
+        {
+            "actor/entropy": 0.5,
+            "critic/kl": 0.1,
+            "actor/kl_loss": 0.2,
+            "time/step_rollout": 1.0,
+            "time/step_train": 2.0,
+        },
         {"time/step_log": 1.0},
     ],
 )
@@ -93,7 +106,10 @@ def test_a_run_that_trained_on_nothing_has_a_picture(tmp_path):
 
 
 def test_fine_tuning_has_a_curve_too(tmp_path):
-    rows = [{"step": i, "sft/loss": 5.0 / (i + 1), "sft/grad_norm": 1.0, "time/step_train": 0.1} for i in range(30)]
+    rows = [
+        {"step": i, "sft/loss": 5.0 / (i + 1), "sft/grad_norm": 1.0, "time/step_train": 0.1}
+        for i in range(30)
+    ]
     rows.append({"step": 30, "sft/val_loss": 0.2})
     assert not np.array_equal(drawn(rows, tmp_path), drawn(rows[:-1], tmp_path))
 
@@ -125,7 +141,10 @@ def test_lines_of_the_model_before_training_and_of_the_random_player_are_drawn_w
         drawn = curve_figure(rows, "title", baselines).axes[0].get_lines()
         return {line.get_label(): line.get_ydata()[0] for line in drawn if line.get_linestyle() == "--"}
 
-    validated = [{"step": 0, "env/A/success": 0.2, "val/env/A/success": 0.25}, {"step": 2, "val/env/A/success": 0.5}]
+    validated = [
+        {"step": 0, "env/A/success": 0.2, "val/env/A/success": 0.25},
+        {"step": 2, "val/env/A/success": 0.5},
+    ]
     assert lines(validated) == {"before training (0.25)": 0.25}
     rollouts = [{"step": step, "env/A/success": 0.2 + step / 10} for step in range(3)]
     rollouts[2]["random_player/success"] = 0.1
@@ -137,8 +156,14 @@ def test_lines_of_the_model_before_training_and_of_the_random_player_are_drawn_w
 def test_runs_of_one_label_are_one_curve_with_points_and_a_band(tmp_path, monkeypatch):
     drawn, bands = [], []
     plot, fill = Axes.plot, Axes.fill_between
-    monkeypatch.setattr(Axes, "plot", lambda axes, *values, **more: drawn.append(values) or plot(axes, *values, **more))
-    monkeypatch.setattr(Axes, "fill_between", lambda axes, *values, **more: bands.append(values) or fill(axes, *values, **more))
+    monkeypatch.setattr(
+        Axes, "plot", lambda axes, *values, **more: drawn.append(values) or plot(axes, *values, **more)
+    )
+    monkeypatch.setattr(
+        Axes,
+        "fill_between",
+        lambda axes, *values, **more: bands.append(values) or fill(axes, *values, **more),
+    )
     curves = {"rate=1": [[(1, 0.0), (2, 0.0)], [(1, 1.0), (2, 0.5)]], "rate=2": [[(1, 0.2)]]}
     compared_curves({"score": curves}, tmp_path / "compared.png")
     assert ([1, 2], [0.5, 0.25]) in drawn and ([1], [0.2]) in drawn
@@ -148,7 +173,13 @@ def test_runs_of_one_label_are_one_curve_with_points_and_a_band(tmp_path, monkey
 def test_no_legend_lies_on_what_it_explains():
 
     rows = [
-        {"step": step, "env/A/success": 0.05, "time/step_rollout": 1.0, "time/step_train": 2.0, "time/step_val": 1.0}
+        {
+            "step": step,
+            "env/A/success": 0.05,
+            "time/step_rollout": 1.0,
+            "time/step_train": 2.0,
+            "time/step_val": 1.0,
+        }
         for step in range(12)
     ]
     figure = curve_figure(rows, "exp")

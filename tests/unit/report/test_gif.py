@@ -42,7 +42,9 @@ def test_the_picture_is_enlarged_by_whole_pixels(tmp_path):
     assert (np.ptp(rows) + 1, np.ptp(columns) + 1) == (8 * factor, 12 * factor)
 
 
-@pytest.mark.parametrize("picture", ["a text\nin place of a picture", np.zeros((900, 1200, 3), np.uint8), "", PICTURE])
+@pytest.mark.parametrize(
+    "picture", ["a text\nin place of a picture", np.zeros((900, 1200, 3), np.uint8), "", PICTURE]
+)
 def test_pictures_of_any_size_and_texts_make_frames_of_one_size(picture, tmp_path):
     images = pixels(write_gif(tmp_path / "a.gif", [frame(picture), frame("x", said="y " * 400), frame()]))
     assert len({image.shape for image in images}) == 1

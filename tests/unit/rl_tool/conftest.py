@@ -7,7 +7,13 @@ import pytest
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
 
-TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 TINY |= {"intermediate_size": 64, "max_position_embeddings": 256}
 
 

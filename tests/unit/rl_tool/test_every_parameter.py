@@ -1,4 +1,5 @@
-"""Each documented parameter of each action, shown by what it changes in the resolved config, the answer or a file."""
+"""Each documented parameter of each action, shown by what it changes in the resolved config, the answer or a
+file."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ TEXTS = ["one\ntwo\nFinal Answer: 7", "one\ntwo\nthree\nfour" + " word" * 40 + "
 """A right answer with two steps, and a longer wrong one with four."""
 SHORT, LONG = map(len, TEXTS)
 BASE: dict[str, dict[str, Any]] = {
-    "train": {"algorithm": "grpo", "model_name": "MODEL", "dataset": "generated", "max_samples": 2, "num_epochs": 1}
+    "train": {
+        "algorithm": "grpo",
+        "model_name": "MODEL",
+        "dataset": "generated",
+        "max_samples": 2,
+        "num_epochs": 1,
+    }
     | {"batch_size": 2, "num_generations": 2, "max_new_tokens": 2, "use_tensorboard": False},
     "load_dataset": {"dataset": "generated", "max_samples": 2},
     "create_reward": {},
@@ -41,7 +48,8 @@ ABSENT, DIFFERENT = "ABSENT", object()
 
 
 class Effect(NamedTuple):
-    """`parameter` = `value` makes `seen` the `expected`; without it, `seen` is something else. Both are told `under`."""
+    """`parameter` = `value` makes `seen` the `expected`; without it, `seen` is something else. Both are told
+    `under`."""
 
     action: str
     parameter: str
@@ -57,7 +65,9 @@ def of(action: str, *effects: tuple[Any, ...]) -> list[Effect]:
     return [Effect(action, *effect) for effect in effects]
 
 
-def together(action: str, *effects: tuple[Any, ...], under: Mapping[str, Any] = MappingProxyType({})) -> list[Effect]:
+def together(
+    action: str, *effects: tuple[Any, ...], under: Mapping[str, Any] = MappingProxyType({})
+) -> list[Effect]:
     """Effects that one run with all these parameters shows."""
     told = {parameter: value for parameter, value, *_ in effects}
     return [Effect(action, *effect, under, told) for effect in effects]
@@ -66,9 +76,18 @@ def together(action: str, *effects: tuple[Any, ...], under: Mapping[str, Any] = 
 def of_a_model(section: str) -> list[tuple[Any, ...]]:
     """Effects that both kinds of training have, each in another section of the config."""
     arguments = {"lora_rank": 4, "dtype": "bf16"}
-    training = {"learning_rate": 0.02, "lr_scheduler_type": "linear", "warmup_ratio": 0.5, "weight_decay": 0.1}
+    training = {
+        "learning_rate": 0.02,
+        "lr_scheduler_type": "linear",
+        "warmup_ratio": 0.5,
+        "weight_decay": 0.1,
+    }
     kinds = {f"{section}.model_args": arguments, f"{section}.training_args": training}
-    return [(name, value, f"{path}.{name}", value) for path, values in kinds.items() for name, value in values.items()]
+    return [
+        (name, value, f"{path}.{name}", value)
+        for path, values in kinds.items()
+        for name, value in values.items()
+    ]
 
 
 def sampled(completions):
@@ -117,7 +136,12 @@ EFFECTS = [
         ("use_lora", False, "config.actor_train.model_args.lora_rank", ABSENT),
         ("critic_learning_rate", 0.5, "config.critic.training_args.learning_rate", 0.5),
         ("kl_coef", 0.0, "config.use_kl_loss", False),
-        ("reward_type", {"format": 0.5, "accuracy": 2.0}, "rewards", [("accuracy", 2.0, {}), ("format", 0.5, {})]),
+        (
+            "reward_type",
+            {"format": 0.5, "accuracy": 2.0},
+            "rewards",
+            [("accuracy", 2.0, {}), ("format", 0.5, {})],
+        ),
         ("use_wandb", True, "wandb.project", "sums"),
         ("wandb_project", "sums", "wandb.project", "sums"),
     ),
@@ -136,7 +160,13 @@ EFFECTS = [
         ("split", "test", "answer.samples", DIFFERENT),
         ("max_samples", 1, "answer.dataset_size", 1),
         ("format", "rl", "answer.dataset_object.0.ground_truth", ROWS[0]["answer"].rpartition("#### ")[2]),
-        ("model_name", "MODEL", "answer.quality.over_long", 1, {"dataset": [{"prompt": "☃" * 3000, "completion": "7"}]}),
+        (
+            "model_name",
+            "MODEL",
+            "answer.quality.over_long",
+            1,
+            {"dataset": [{"prompt": "☃" * 3000, "completion": "7"}]},
+        ),
     ),
     *of(
         "create_reward",
@@ -179,10 +209,17 @@ SHOWN |= {("train", "resume"), ("train", "overwrite"), ("train", "checker"), ("e
 
 @pytest.fixture(scope="module")
 def folders(word_model, tmp_path_factory):
-    """By the names that stand for them: a model, an adapter of it that a training left, and a file of rows."""
+    """By the names that stand for them: a model, an adapter of it that a training left, and a file of
+    rows."""
     folder = tmp_path_factory.mktemp("every_parameter")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in generate_problems(12)))
-    asked = {"algorithm": "sft", "model_name": word_model, "max_samples": 2, "num_epochs": 3, "learning_rate": 0.05}
+    asked = {
+        "algorithm": "sft",
+        "model_name": word_model,
+        "max_samples": 2,
+        "num_epochs": 3,
+        "learning_rate": 0.05,
+    }
     answer = RLTrainingTool().run_dict({"action": "train", "output_dir": str(folder / "trained"), **asked})
     assert answer["status"] == "success", answer
     return {"MODEL": word_model, "ADAPTER": answer["output_dir"], "ROWS": str(folder / "rows.jsonl")}
@@ -249,24 +286,42 @@ def test_the_table_has_every_documented_parameter():
     of_train = {name for row in rows for name in re.findall(r"\w+", row)}
     last_cells = re.findall(r"^\| `\w+` \| r = .* \| (.*) \|$", DOCS, re.M)
     of_rewards = {name for cell in last_cells for name in re.findall(r"`(\w+)`", cell)}
-    documented = fields | {("train", name) for name in of_train} | {("create_reward", name) for name in of_rewards}
+    documented = (
+        fields | {("train", name) for name in of_train} | {("create_reward", name) for name in of_rewards}
+    )
     assert documented == SHOWN
-    sections = {action: DOCS.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for action, title in TITLES.items()}
+    sections = {
+        action: DOCS.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for action, title in TITLES.items()
+    }
     assert [(action, name) for action, name in sorted(documented) if f"`{name}" not in sections[action]] == []
 
 
-TITLES = {"train": "train", "load_dataset": "Data", "create_reward": "Rewards", "evaluate": "evaluate", "export": "export"}
+TITLES = {
+    "train": "train",
+    "load_dataset": "Data",
+    "create_reward": "Rewards",
+    "evaluate": "evaluate",
+    "export": "export",
+}
 
 
 def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(folders, fragile, capsys):
-    asked = {"action": "train", **_told(BASE["train"], folders), "dataset": ROWS, "max_samples": 2, "batch_size": 1}
+    asked = {
+        "action": "train",
+        **_told(BASE["train"], folders),
+        "dataset": ROWS,
+        "max_samples": 2,
+        "batch_size": 1,
+    }
     asked |= {"learning_rate": 0.01, "num_epochs": 2, "custom_reward": fragile}
     whole = RLTrainingTool().run_dict({**asked, "output_dir": "whole"})
     fragile.calls_left = 1
     stopped = RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})
     assert stopped["status"] == "error" and "the disk is full" in stopped["message"], stopped
     told = capsys.readouterr().err
-    assert "continue with resume=true" in told and "resume_from_checkpoint" not in told, "the tool has no such parameter"
+    assert "continue with resume=true" in told and "resume_from_checkpoint" not in told, (
+        "the tool has no such parameter"
+    )
     assert not Path("stopped/adapter_config.json").exists(), "a stopped training has no result"
     assert RLTrainingTool().run_dict({**asked, "output_dir": "stopped"})["code"] == "exists"
     fragile.calls_left = 3
@@ -291,9 +346,14 @@ def test_overwrite_replaces_the_result_and_nothing_else_does(folders):
 
 
 def test_log_probs_of_an_export_equal_the_adapter_s(folders):
-    answer = RLTrainingTool().run_dict({"action": "export", "model_path": folders["ADAPTER"], "output_dir": "exported"})
+    answer = RLTrainingTool().run_dict(
+        {"action": "export", "model_path": folders["ADAPTER"], "output_dir": "exported"}
+    )
     assert answer["status"] == "success" and answer["merged_into"] == folders["MODEL"]
-    encoded = [AutoTokenizer.from_pretrained(folder)(ROWS[0]["question"]) for folder in (folders["MODEL"], "exported")]
+    encoded = [
+        AutoTokenizer.from_pretrained(folder)(ROWS[0]["question"])
+        for folder in (folders["MODEL"], "exported")
+    ]
     assert encoded[0]["input_ids"] == encoded[1]["input_ids"]
     ids = torch.tensor([encoded[0]["input_ids"]])
     base = AutoModelForCausalLM.from_pretrained(folders["MODEL"])
@@ -306,7 +366,9 @@ def test_log_probs_of_an_export_equal_the_adapter_s(folders):
     assert float((exported - adapted).abs().mean()) < 1e-6
 
 
-@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: f"{effect.action}-{effect.parameter}-{effect.value!s:.12}")
+@pytest.mark.parametrize(
+    "effect", EFFECTS, ids=lambda effect: f"{effect.action}-{effect.parameter}-{effect.value!s:.12}"
+)
 def test_it_has_an_effect(effect, folders, outcome_of):
     base = {**BASE[effect.action], **effect.under}
     asked = (base, base | effect.beside | {effect.parameter: effect.value})
@@ -317,7 +379,9 @@ def test_it_has_an_effect(effect, folders, outcome_of):
 
 
 def _told(asked: Mapping[str, Any], folders: Mapping[str, str]) -> dict[str, Any]:
-    return {key: folders.get(v, v) if isinstance(v, str) else v for key, v in asked.items() if v is not ABSENT}
+    return {
+        key: folders.get(v, v) if isinstance(v, str) else v for key, v in asked.items() if v is not ABSENT
+    }
 
 
 def _outcome(answer: dict[str, Any], wandb: Mapping[str, Any], folders: Mapping[str, str]) -> dict[str, Any]:
@@ -333,9 +397,9 @@ def _outcome(answer: dict[str, Any], wandb: Mapping[str, Any], folders: Mapping[
         seen["events"] = len([*run.rglob("events.*")])
         if (run / "rollouts.jsonl").is_file():
             texts = (run / "rollouts.jsonl").read_text()
-            seen["prompts"] = {row["question"] for split in ("train", "test") for row in generate_problems(9, split)} & {
-                json.loads(f'"{text}"') for text in re.findall(r"Question: (.*?)\\n", texts)
-            }
+            seen["prompts"] = {
+                row["question"] for split in ("train", "test") for row in generate_problems(9, split)
+            } & {json.loads(f'"{text}"') for text in re.findall(r"Question: (.*?)\\n", texts)}
     if "reward_function" in answer:
         try:
             seen["rewarded"] = answer["reward_function"](TEXTS, ground_truth=["7", "7"])
@@ -366,14 +430,27 @@ NAMES = sorted(SHOWN - {("create_reward", "reward_type")})
 def test_a_misspelt_one_is_refused_with_the_nearest_name(action, parameter, folders):
     wrong = f"{parameter}x"
     of_reward = {"reward_type": "combined"} if action == "create_reward" else {}
-    answer = RLTrainingTool().run_dict({"action": action, **_told(BASE[action], folders), **of_reward, wrong: 1})
+    answer = RLTrainingTool().run_dict(
+        {"action": action, **_told(BASE[action], folders), **of_reward, wrong: 1}
+    )
     assert answer["status"] == "error" and answer["code"] == "config", answer
     assert answer["message"].startswith(wrong) and f"Did you mean {parameter!r}?" in answer["message"], answer
 
 
-OF_ANSWERS = {"num_generations": 2, "kl_coef": 1.0, "clip_range": 0.1, "max_new_tokens": 2, "temperature": 2.0}
+OF_ANSWERS = {
+    "num_generations": 2,
+    "kl_coef": 1.0,
+    "clip_range": 0.1,
+    "max_new_tokens": 2,
+    "temperature": 2.0,
+}
 OF_REWARDS = {"reward_type": "step", "reward_config": {}, "custom_reward": sampled}
-OF_ADAPTERS = {"critic_learning_rate": 0.5, "lora_rank": 2, "lora_alpha": 2, "lora_target_modules": ["q_proj"]}
+OF_ADAPTERS = {
+    "critic_learning_rate": 0.5,
+    "lora_rank": 2,
+    "lora_alpha": 2,
+    "lora_target_modules": ["q_proj"],
+}
 
 
 @pytest.mark.parametrize(

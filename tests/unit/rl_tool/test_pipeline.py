@@ -41,13 +41,20 @@ def test_six_stages_then_nothing_is_done_twice(write, capsys):
     answer = AgenticRLPipeline(write()).run()
     assert answer["status"] == "success", answer
     results = json.loads(Path("out/training_results.json").read_text())
-    assert isinstance(results["grpo_evaluation"]["accuracy"], float) and results["data"]["dataset"] == "generated"
+    assert (
+        isinstance(results["grpo_evaluation"]["accuracy"], float)
+        and results["data"]["dataset"] == "generated"
+    )
     report = Path("out/report.html").read_text()
     assert report.count("data:image/png;base64") == 2 and "Answers after sft and after grpo" in report
     assert report.count("<tr><td>dataset</td><td>generated</td></tr>") == 6
     comparison = results["comparison"]
     assert comparison == answer["comparison"] and comparison["sentence"] in capsys.readouterr().out
-    assert comparison["training"] and "held-out" in comparison["sentence"] and escape(comparison["sentence"]) in report
+    assert (
+        comparison["training"]
+        and "held-out" in comparison["sentence"]
+        and escape(comparison["sentence"]) in report
+    )
     assert results["grpo_training"]["model"] == "out/sft"
     assert Path(results["grpo_training"]["base_model"]).is_dir(), "new adapters are put onto the merged model"
 
@@ -70,21 +77,47 @@ def test_a_stage_is_usable_alone_and_a_cut_file_of_results_is_named(write, word_
     assert json.loads(whole) == pipeline.results == AgenticRLPipeline("config.json").results
     for broken in (whole[:50], "[1]"):
         file.write_text(broken)
-        with pytest.raises(ConfigError, match=r"training_results.json: isn't a JSON object of results .*; remove it"):
+        with pytest.raises(
+            ConfigError, match=r"training_results.json: isn't a JSON object of results .*; remove it"
+        ):
             AgenticRLPipeline("config.json")
     assert main(["pipeline", "config.json"]) == 1
 
 
 def evaluated(accuracy: float, low: float, high: float) -> dict:
-    return {"status": "success", "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "num_samples": 100}
+    return {
+        "status": "success",
+        "accuracy": accuracy,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "num_samples": 100,
+    }
 
 
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "is_significant", "words"),
     [
-        ((0.07, 0.03, 0.14), (0.02, 0.006, 0.07), "worse", False, ["worse than after sft", "overlap", "carry over"]),
-        ((0.5, 0.4, 0.6), (0.1, 0.05, 0.2), "worse", True, ["worse than after sft", "don't overlap", "carry over"]),
-        ((0.4, 0.36, 0.45), (0.77, 0.73, 0.81), "better", True, ["better than after sft", "0.400 [0.360, 0.450] → 0.770"]),
+        (
+            (0.07, 0.03, 0.14),
+            (0.02, 0.006, 0.07),
+            "worse",
+            False,
+            ["worse than after sft", "overlap", "carry over"],
+        ),
+        (
+            (0.5, 0.4, 0.6),
+            (0.1, 0.05, 0.2),
+            "worse",
+            True,
+            ["worse than after sft", "don't overlap", "carry over"],
+        ),
+        (
+            (0.4, 0.36, 0.45),
+            (0.77, 0.73, 0.81),
+            "better",
+            True,
+            ["better than after sft", "0.400 [0.360, 0.450] → 0.770"],
+        ),
         ((0.0, 0.0, 0.04), (0.0, 0.0, 0.04), "equal", False, ["as good as", "carry over"]),
     ],
 )
@@ -158,12 +191,16 @@ def test_a_pipeline_that_ended_in_a_training_goes_on_in_it(write, fragile):
     assert not Path("out/grpo/adapter_config.json").exists()
     gone_on = run(calls_left=2)
     assert gone_on["status"] == "success", gone_on
-    assert gone_on["grpo_training"]["num_steps"] == 4 and len([*Path("out/grpo/run").glob("*/checkpoints")]) == 1
+    assert (
+        gone_on["grpo_training"]["num_steps"] == 4 and len([*Path("out/grpo/run").glob("*/checkpoints")]) == 1
+    )
     weights = Path("out/grpo/adapter_model.safetensors").read_bytes()
 
     # It was killed between the result and its record.
     results = json.loads(Path("out/training_results.json").read_text())
-    Path("out/training_results.json").write_text(json.dumps({key: results[key] for key in results if "grpo" not in key}))
+    Path("out/training_results.json").write_text(
+        json.dumps({key: results[key] for key in results if "grpo" not in key})
+    )
     assert run(calls_left=0)["status"] == "success"
     assert Path("out/grpo/adapter_model.safetensors").read_bytes() == weights
 
@@ -189,8 +226,15 @@ def test_a_folder_that_cannot_be_written_is_the_answer(write, monkeypatch):
 
 def test_a_model_below_the_gate_isn_t_trained_on(write):
     answer = AgenticRLPipeline(write(eval={"sft_accuracy_threshold": 1.0})).run()
-    assert answer["status"] == "error" and answer["code"] == "stage" and "sft_accuracy_threshold" in answer["message"]
-    assert "sft_evaluation" in json.loads(Path("out/training_results.json").read_text()) and not Path("out/grpo").exists()
+    assert (
+        answer["status"] == "error"
+        and answer["code"] == "stage"
+        and "sft_accuracy_threshold" in answer["message"]
+    )
+    assert (
+        "sft_evaluation" in json.loads(Path("out/training_results.json").read_text())
+        and not Path("out/grpo").exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +253,9 @@ def test_a_wrong_file_is_refused_before_anything_runs(write, changes, said):
         AgenticRLPipeline(write(**changes))
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "holds a NoneType"), ("- a", "holds a list"), ("model: m", "model is 'm'")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "holds a NoneType"), ("- a", "holds a list"), ("model: m", "model is 'm'")]
+)
 def test_a_file_without_sections_is_refused(tmp_path, text, said):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said):

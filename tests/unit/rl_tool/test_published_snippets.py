@@ -52,15 +52,23 @@ def custom_reward_function(
 
 
 def test_the_calls_of_the_pipeline_class_take_gsm8k_from_the_folder(tmp_path):
-    """Without `dataset` and `max_samples` they train on all rows, and a folder in the hub's layout keeps them few."""
+    """Without `dataset` and `max_samples` they train on all rows, and a folder in the hub's layout keeps them
+    few."""
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
         lines = [json.dumps(row) + "\n" for row in generate_problems(2, split)]
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(lines))
     rl_tool, model = RLTrainingTool(), "Qwen/Qwen3-0.6B"
     for algorithm in ("sft", "grpo"):
-        asked = {"action": "train", "algorithm": algorithm, "model_name": model, "output_dir": f"./models/{algorithm}"}
-        model = json.loads(rl_tool.run({**asked, "num_epochs": 1, "batch_size": 2, "use_lora": True}))["output_dir"]
+        asked = {
+            "action": "train",
+            "algorithm": algorithm,
+            "model_name": model,
+            "output_dir": f"./models/{algorithm}",
+        }
+        model = json.loads(rl_tool.run({**asked, "num_epochs": 1, "batch_size": 2, "use_lora": True}))[
+            "output_dir"
+        ]
         asked = {"action": "evaluate", "model_path": model, "max_samples": 2, "use_lora": True}
         evaluation = json.loads(rl_tool.run(asked))
         assert evaluation["status"] == "success" and evaluation["dataset"] == "gsm8k", evaluation
@@ -69,23 +77,39 @@ def test_the_calls_of_the_pipeline_class_take_gsm8k_from_the_folder(tmp_path):
 
 def test_the_quick_start_runs_and_its_second_run_is_refused(capsys):
     rl_tool = RLTrainingTool()
-    sft = {"action": "train", "algorithm": "sft", "model_name": "Qwen/Qwen3-0.6B", "output_dir": "./models/quick_test_sft"}
+    sft = {
+        "action": "train",
+        "algorithm": "sft",
+        "model_name": "Qwen/Qwen3-0.6B",
+        "output_dir": "./models/quick_test_sft",
+    }
     sft |= {"max_samples": 10, "num_epochs": 1, "batch_size": 2, "use_lora": True}
     sft_result = json.loads(rl_tool.run(sft))
     assert sft_result["status"] == "success", sft_result
     assert sft_result["dataset"] == "generated" and sft_result["num_steps"] == 5
     said, _, trained = capsys.readouterr().out.partition("run folder")
-    assert re.search(r"dataset: generated, 10 rows; this training takes about [\d,]+ s here", said) and trained
+    assert (
+        re.search(r"dataset: generated, 10 rows; this training takes about [\d,]+ s here", said) and trained
+    )
     grpo = sft | {"algorithm": "grpo", "output_dir": "./models/grpo_model", "max_samples": 5}
     grpo_result = json.loads(rl_tool.run(grpo))
     assert grpo_result["status"] == "success", grpo_result
     assert grpo_result["num_steps"] == 3 and grpo_result["effective_batch_size"] == 16
     assert 0 < grpo_result["trainable_parameters"] < grpo_result["total_parameters"]
     assert isinstance(grpo_result["kl"], float) and isinstance(grpo_result["average_reward"], float)
-    evaluate = {"action": "evaluate", "model_path": "./models/grpo_model", "max_samples": 10, "use_lora": True}
+    evaluate = {
+        "action": "evaluate",
+        "model_path": "./models/grpo_model",
+        "max_samples": 10,
+        "use_lora": True,
+    }
     eval_result = json.loads(rl_tool.run(evaluate))
     assert eval_result["status"] == "success", eval_result
-    assert isinstance(eval_result["accuracy"], float) and eval_result["num_samples"] == 10 and eval_result["uses_lora"]
+    assert (
+        isinstance(eval_result["accuracy"], float)
+        and eval_result["num_samples"] == 10
+        and eval_result["uses_lora"]
+    )
 
     again = json.loads(rl_tool.run(grpo))
     assert again["status"] == "error" and again["code"] == "exists" and "overwrite" in again["hint"]
@@ -97,12 +121,19 @@ def test_the_quick_start_runs_and_its_second_run_is_refused(capsys):
     merged_model.save_pretrained("./models/merged_model")
     tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")
     tokenizer.save_pretrained("./models/merged_model")
-    merged = RLTrainingTool().run_dict({"action": "evaluate", "model_path": "./models/merged_model", "max_samples": 2})
+    merged = RLTrainingTool().run_dict(
+        {"action": "evaluate", "model_path": "./models/merged_model", "max_samples": 2}
+    )
     assert merged["status"] == "success", merged
 
 
 def test_the_custom_reward():
-    asked = {"action": "train", "algorithm": "grpo", "model_name": "Qwen/Qwen3-0.6B", "output_dir": "./models/custom"}
+    asked = {
+        "action": "train",
+        "algorithm": "grpo",
+        "model_name": "Qwen/Qwen3-0.6B",
+        "output_dir": "./models/custom",
+    }
     asked |= {"max_samples": 2, "num_epochs": 1, "batch_size": 2, "num_generations": 4, "max_new_tokens": 16}
     result = RLTrainingTool().run_dict(asked | {"custom_reward": custom_reward_function})
     assert result["status"] == "success", result

@@ -43,28 +43,47 @@ def test_safe_learning_rates():
             config = sft_config(asked) if algorithm == "sft" else rl_config(asked, 10, {})["actor_train"]
             rates[algorithm, use_lora] = config["training_args"]["learning_rate"]
     assert rates["sft", False] == 2e-5 and rates["sft", True] == 1e-4
-    assert rates["grpo", False] == rates["ppo", False] == 1e-6 and rates["grpo", True] == rates["ppo", True] == 1e-5
+    assert (
+        rates["grpo", False] == rates["ppo", False] == 1e-6
+        and rates["grpo", True] == rates["ppo", True] == 1e-5
+    )
 
 
 @pytest.mark.parametrize(
-    ("use_lora", "rate", "critic"), [(True, 1e-5, 1e-5), (False, 1e-6, 1e-5), (False, 3e-4, 1e-3), (False, 2e-3, 2e-3)]
+    ("use_lora", "rate", "critic"),
+    [(True, 1e-5, 1e-5), (False, 1e-6, 1e-5), (False, 3e-4, 1e-3), (False, 2e-3, 2e-3)],
 )
 def test_the_critic_s_rate_follows_the_policy_s(use_lora, rate, critic):
     given = {"model_name": "models/none", "algorithm": "ppo", "use_lora": use_lora, "learning_rate": rate}
     config = rl_config(parse(Train, given), 10, {})
-    assert config["critic"]["training_args"]["learning_rate"] == pytest.approx(critic) and config["whiten_advantages"]
+    assert (
+        config["critic"]["training_args"]["learning_rate"] == pytest.approx(critic)
+        and config["whiten_advantages"]
+    )
 
 
 def test_launched_processes_share_a_step_s_samples(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
-    asked = parse(Train, {"model_name": "models/none", "algorithm": "grpo", "batch_size": 3, "num_generations": 4})
+    asked = parse(
+        Train, {"model_name": "models/none", "algorithm": "grpo", "batch_size": 3, "num_generations": 4}
+    )
     assert rl_config(asked, 10, {})["actor_train"]["training_args"]["per_device_train_batch_size"] == 6
     assert rl_config(asked, 10, {})["rollout_batch_size"] == 12
 
 
 def test_the_run_s_config_accepts_what_the_tool_asks_for(word_model):
-    given = {"lora_rank": 4, "lora_target_modules": ["q_proj"], "warmup_ratio": 0.5, "reward_config": {"step_bonus": 0.5}}
+    given = {
+        "lora_rank": 4,
+        "lora_target_modules": ["q_proj"],
+        "warmup_ratio": 0.5,
+        "reward_config": {"step_bonus": 0.5},
+    }
     asked = parse(Train, {"model_name": word_model, "algorithm": "grpo", "reward_type": "step", **given})
     rows = [{"prompt": "3 + 4", "ground_truth": "7"}]
     config = Trainer(model=word_model, train_dataset=rows, **rl_config(asked, 1, {})).config
@@ -83,31 +102,71 @@ REFUSED = [
         "reward_config.step: several rewards have a dict each",
     ),
     ({"action": "train"}, "config", "model_name: is needed"),
-    ({"model_nam": "x", "model_name": "M"}, "config", "model_nam: unknown parameter. Did you mean 'model_name'"),
+    (
+        {"model_nam": "x", "model_name": "M"},
+        "config",
+        "model_nam: unknown parameter. Did you mean 'model_name'",
+    ),
     ({"model_name": "models/none"}, "not_available", "models/none"),
     ({"model_name": "M", "dataset": "gsm9k"}, "config", "'gsm9k' isn't one of .* Did you mean 'gsm8k'"),
     ({"model_name": "M", "dataset": "none.jsonl"}, "data", "none.jsonl"),
     ({"model_name": "M", "dataset": []}, "data", "has no rows"),
-    ({"model_name": "M", "dataset": ROWS, "split": "test"}, "config", "split: rows given in Python have none"),
+    (
+        {"model_name": "M", "dataset": ROWS, "split": "test"},
+        "config",
+        "split: rows given in Python have none",
+    ),
     ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", "row 1 has the columns text"),
     (GRPO | {"num_generations": 1}, "config", "num_generations is 1"),
-    ({"model_name": "M", "dataset": ROWS, "lora_target_modules": ["q_prj"]}, "config", "Did you mean 'q_proj'"),
+    (
+        {"model_name": "M", "dataset": ROWS, "lora_target_modules": ["q_prj"]},
+        "config",
+        "Did you mean 'q_proj'",
+    ),
     ({"model_name": "M", "dataset": ROWS, "batch_size": 0}, "config", "batch_size: "),
     (GRPO | {"reward_type": "acuracy"}, "config", "Did you mean 'accuracy'"),
     (STEP | {"reward_config": {"step_bonu": 1}}, "config", "Did you mean 'step_bonus'"),
     (GRPO | {"reward_type": []}, "config", "reward_type is empty"),
-    (STEP | {"reward_config": {"step_bonus": "1"}}, "config", "reward step: can't compute with step_bonus='1'"),
-    ({"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"}, "data", "no column ground_truth or answer"),
-    ({"model_name": "M", "dataset": [*ROWS, {"question": "a", "answer": None}]}, "data", "row 5: answer is null"),
-    ({"model_name": "M", "dataset": [{"messages": "hello"}]}, "data", "row 1: has 'hello' for its messages; a prompt is"),
-    ({"model_name": "M", "dataset": [*ROWS, {"prompt": 5, "completion": "7"}]}, "data", "row 5: message 0 has the content '5'"),
-    ({"model_name": "M", "dataset": [{"prompt": 5}], "algorithm": "grpo"}, "data", "row 1: has '5' for its messages"),
+    (
+        STEP | {"reward_config": {"step_bonus": "1"}},
+        "config",
+        "reward step: can't compute with step_bonus='1'",
+    ),
+    (
+        {"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"},
+        "data",
+        "no column ground_truth or answer",
+    ),
+    (
+        {"model_name": "M", "dataset": [*ROWS, {"question": "a", "answer": None}]},
+        "data",
+        "row 5: answer is null",
+    ),
+    (
+        {"model_name": "M", "dataset": [{"messages": "hello"}]},
+        "data",
+        "row 1: has 'hello' for its messages; a prompt is",
+    ),
+    (
+        {"model_name": "M", "dataset": [*ROWS, {"prompt": 5, "completion": "7"}]},
+        "data",
+        "row 5: message 0 has the content '5'",
+    ),
+    (
+        {"model_name": "M", "dataset": [{"prompt": 5}], "algorithm": "grpo"},
+        "data",
+        "row 1: has '5' for its messages",
+    ),
     ({"model_name": "M", "output_dir": "kept"}, "config", "output_dir kept is a file"),
     ({"model_name": "M", "resume": True, "overwrite": True}, "config", "contradict"),
     ({"model_name": "M", "resume_from_checkpoint": True}, "config", "calls it resume"),
     ({"model_name": "M", "preset": "tiny"}, "config", "quick, small, medium, full"),
     ({"action": "evaluate", "model_path": "M", "use_lora": True}, "config", "holds no LoRA adapter"),
-    ({"action": "evaluate", "model_path": "M", "dataset": [{"prompt": "a"}]}, "data", "no column ground_truth"),
+    (
+        {"action": "evaluate", "model_path": "M", "dataset": [{"prompt": "a"}]},
+        "data",
+        "no column ground_truth",
+    ),
     ({"action": "export", "model_path": "M", "output_dir": "."}, "config", "already exists"),
 ]
 
@@ -134,15 +193,28 @@ def test_what_is_refused_is_an_error_with_code_and_message(word_model, tmp_path,
 def test_advice_on_a_full_disk_is_in_the_words_of_the_action(action, words, absent):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/x")
     elsewhere = "free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep"
-    of_training = CheckpointError(f"out/x can't be written; {elsewhere}, then continue with resume_from_checkpoint=true")
-    for answer in [error_answer(error, action), *([error_answer(of_training, action)] if action != "evaluate" else [])]:
+    of_training = CheckpointError(
+        f"out/x can't be written; {elsewhere}, then continue with resume_from_checkpoint=true"
+    )
+    for answer in [
+        error_answer(error, action),
+        *([error_answer(of_training, action)] if action != "evaluate" else []),
+    ]:
         assert "out/x can't be written" in answer["message"] and absent not in answer["message"]
         assert re.search(words, answer["message"]) and "max_ckpt_to_keep" not in answer["message"]
-    assert "allow it, or name another place" in error_answer(PermissionError(errno.EACCES, "no", "out/x"), action)["hint"]
+    assert (
+        "allow it, or name another place"
+        in error_answer(PermissionError(errno.EACCES, "no", "out/x"), action)["hint"]
+    )
 
 
 @pytest.mark.parametrize(
-    "returned", [lambda completions: [float("nan")] * len(completions), lambda completions: [1.0], lambda completions: 1 / 0]
+    "returned",
+    [
+        lambda completions: [float("nan")] * len(completions),
+        lambda completions: [1.0],
+        lambda completions: 1 / 0,
+    ],
 )
 def test_a_broken_reward_ends_as_an_error(word_model, returned):
     given = {"dataset": ROWS, "max_new_tokens": 4, "num_generations": 2, "custom_reward": returned}
@@ -152,22 +224,45 @@ def test_a_broken_reward_ends_as_an_error(word_model, returned):
 
 @pytest.mark.parametrize("mode", ["pointwise", "pairwise"])
 def test_a_judge_rewards_the_answers_of_each_group(word_model, mode):
-    given = {"dataset": ROWS[:1], "max_new_tokens": 4, "num_generations": 2, "num_epochs": 1, "reward_type": "judge"}
+    given = {
+        "dataset": ROWS[:1],
+        "max_new_tokens": 4,
+        "num_generations": 2,
+        "num_epochs": 1,
+        "reward_type": "judge",
+    }
     with ChatServer(lambda content: "Score: 4\nWinner: A") as server:
-        config = {"base_url": server.base_url, "model": "small", "rubric": "It is short.", "mode": mode, "both_orders": True}
+        config = {
+            "base_url": server.base_url,
+            "model": "small",
+            "rubric": "It is short.",
+            "mode": mode,
+            "both_orders": True,
+        }
         asked = {"algorithm": "grpo", "model_name": word_model, "reward_config": config, **given}
         answer = ask("train", **asked)
         assert answer["status"] == "success", answer
-        assert answer["metrics"]["rollout/reward/judge"] == pytest.approx({"pointwise": 0.4, "pairwise": 0.5}[mode])
+        assert answer["metrics"]["rollout/reward/judge"] == pytest.approx(
+            {"pointwise": 0.4, "pairwise": 0.5}[mode]
+        )
         assert len(server.asked) >= 2 and "What is 3 + 4?" in str(server.asked[0])
         server.body = lambda content: "I like it."
         answer = ask("train", **asked, overwrite=True)
-        assert answer["status"] == "error" and "judge" in answer["message"] and "without a line" in answer["message"], answer
+        assert (
+            answer["status"] == "error"
+            and "judge" in answer["message"]
+            and "without a line" in answer["message"]
+        ), answer
 
 
 def test_a_judge_needs_its_arguments():
     tool = RLTrainingTool()
-    judge = {"action": "create_reward", "reward_type": "judge", "base_url": "http://localhost:1/v1", "model": "small"}
+    judge = {
+        "action": "create_reward",
+        "reward_type": "judge",
+        "base_url": "http://localhost:1/v1",
+        "model": "small",
+    }
     assert "missing 1 required positional argument: 'rubric'" in tool.run_dict(judge)["message"]
     answer = tool.run_dict({**judge, "rubric": "It is short."})
     assert answer["status"] == "success" and answer["max_score"] == 10
@@ -199,14 +294,31 @@ def test_rows_are_shown_and_examined():
     pairs = (("a", "#### 7"), ("a", "#### 7"), ("b", "#### ?"), (None, "#### 7"))
     broken = [{"question": question, "answer": answer} for question, answer in pairs]
     answer = ask("load_dataset", dataset=broken, format="rl")
-    assert answer["quality"] == {"empty": 0, "null": 1, "duplicate": 1, "over_long": 0, "answer_not_extractable": 1}
+    assert answer["quality"] == {
+        "empty": 0,
+        "null": 1,
+        "duplicate": 1,
+        "over_long": 0,
+        "answer_not_extractable": 1,
+    }
     assert len(answer["samples"]) == 3 and answer["dataset_object"][0]["ground_truth"] == "7"
     half = [{"messages": [{"role": "user"}, {"role": "assistant", "content": "#### 7"}]}]
     assert ask("load_dataset", dataset=half)["quality"]["null"] == 1
-    odd = [{"prompt": "a", "ground_truth": 0}, *({"question": "a", "answer": "#### 7", "messages": m} for m in ("b", ["b"], 5))]
+    odd = [
+        {"prompt": "a", "ground_truth": 0},
+        *({"question": "a", "answer": "#### 7", "messages": m} for m in ("b", ["b"], 5)),
+    ]
     answer = ask("load_dataset", dataset=odd, format="rl")
-    assert answer["quality"] == {"empty": 0, "null": 0, "duplicate": 2, "over_long": 0, "answer_not_extractable": 0}
-    assert "dataset_object" not in json.loads(RLTrainingTool().run({"action": "load_dataset", "max_samples": 2}))
+    assert answer["quality"] == {
+        "empty": 0,
+        "null": 0,
+        "duplicate": 2,
+        "over_long": 0,
+        "answer_not_extractable": 0,
+    }
+    assert "dataset_object" not in json.loads(
+        RLTrainingTool().run({"action": "load_dataset", "max_samples": 2})
+    )
 
 
 @pytest.mark.parametrize("file", ["{}.jsonl", "main/{}-00000-of-00001.parquet"])
@@ -223,7 +335,9 @@ def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file, monkeypatch):
     assert {answer["dataset"] for answer in found.values()} == {"gsm8k"}
     monkeypatch.setenv("HOME", str(tmp_path))
     for split, answer in found.items():
-        assert [row["question"] for row in answer["dataset_object"]] == [row["question"] for row in rows[split]]
+        assert [row["question"] for row in answer["dataset_object"]] == [
+            row["question"] for row in rows[split]
+        ]
         for path in (str(tmp_path / "gsm8k"), "~/gsm8k"):
             by_path = ask("load_dataset", dataset=path, split=split, format="rl")
             assert by_path["dataset_object"] == answer["dataset_object"]
@@ -232,8 +346,16 @@ def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path, file, monkeypatch):
 
 
 def test_tools_of_demonstrations_are_trained_on(word_model):
-    tools = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
-    row = {"messages": [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}], "tools": tools}
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
+        }
+    ]
+    row = {
+        "messages": [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}],
+        "tools": tools,
+    }
     answer = ask("train", model_name=word_model, output_dir="out", num_epochs=1, dataset=[row, row])
     assert answer["status"] == "success", answer
     [file] = Path("out/run").glob("messages-*.jsonl")
@@ -243,7 +365,9 @@ def test_tools_of_demonstrations_are_trained_on(word_model):
 def test_registered_names_are_taken():
     tool = RLTrainingTool()
     tool.register_dataset("sums", ROWS)
-    tool.register_reward_function("brief", lambda completions, limit=3: [-len(text) / limit for text in completions])
+    tool.register_reward_function(
+        "brief", lambda completions, limit=3: [-len(text) / limit for text in completions]
+    )
     assert tool.run_dict({"action": "load_dataset", "dataset": "sums"})["dataset_size"] == 4
     reward = tool.run_dict({"action": "create_reward", "reward_type": "brief", "limit": 2})
     assert reward["reward_function"](["abcd"]) == [-2.0] and reward["limit"] == 2
@@ -251,17 +375,31 @@ def test_registered_names_are_taken():
 
 def test_presets_give_sizes_and_safe_rewards():
     safe, own = {"only_if_correct": True, "floor": 0.0, "max_steps": 5}, {"floor": -1.0}
-    given = with_preset({"model_name": "models/none", "algorithm": "grpo", "preset": "quick", "num_epochs": 2})
+    given = with_preset(
+        {"model_name": "models/none", "algorithm": "grpo", "preset": "quick", "num_epochs": 2}
+    )
     assert given["max_samples"] == 10 and given["num_epochs"] == 2
 
     def arguments(preset, reward_type, config):
         asked = parse(Train, given | {"preset": preset, "reward_type": reward_type, "reward_config": config})
-        return {reward["name"]: reward.get("args", {}) for reward in rl_config(asked, 10, {})["data"]["reward"]}
+        return {
+            reward["name"]: reward.get("args", {}) for reward in rl_config(asked, 10, {})["data"]["reward"]
+        }
 
     assert arguments("quick", "step", own)["step"] == safe | own
-    assert arguments("quick", {"accuracy": 1.0, "step": 0.5}, {"step": own}) == {"accuracy": {}, "step": safe | own}
-    assert arguments("quick", ["step", "length_penalty"], {})["length_penalty"] == {"only_if_correct": True, "floor": 0.0}
-    assert arguments(None, ["step", "length_penalty"], {}) == {"accuracy": {}, "step": {}, "length_penalty": {}}
+    assert arguments("quick", {"accuracy": 1.0, "step": 0.5}, {"step": own}) == {
+        "accuracy": {},
+        "step": safe | own,
+    }
+    assert arguments("quick", ["step", "length_penalty"], {})["length_penalty"] == {
+        "only_if_correct": True,
+        "floor": 0.0,
+    }
+    assert arguments(None, ["step", "length_penalty"], {}) == {
+        "accuracy": {},
+        "step": {},
+        "length_penalty": {},
+    }
 
 
 def test_an_evaluation_warns_of_nothing(word_model, caplog):
@@ -275,15 +413,24 @@ def test_the_figures_of_an_evaluation():
         return Answer("q", truth, text, f" {truth}" in text, 5, is_cut, difficulty)
 
     rows = [
-        [answer("3 + 4 = 7\nFinal Answer: 7"), answer("Final Answer: 7"), answer("3 + 4 = 9\nFinal Answer: 9")],
+        [
+            answer("3 + 4 = 7\nFinal Answer: 7"),
+            answer("Final Answer: 7"),
+            answer("3 + 4 = 9\nFinal Answer: 9"),
+        ],
         [answer("Final Answer: 5", "8", 2), answer("nothing", "8", 2), answer("so", "8", 2, is_cut=True)],
     ]
     found = measure(rows)
-    assert found["accuracy"] == pytest.approx(1 / 3) and found["accuracy_low"] < 1 / 3 < found["accuracy_high"]
+    assert (
+        found["accuracy"] == pytest.approx(1 / 3) and found["accuracy_low"] < 1 / 3 < found["accuracy_high"]
+    )
     assert found["pass_at_k"]["3"] == 0.5 and found["majority_at_k"] == 0.5
     assert found["mean_absolute_error"] == pytest.approx((0 + 0 + 2 + 3) / 4)
     assert found["errors"] == {"calculation": 1, "reasoning": 1, "no_answer": 1, "truncated": 1}
-    assert found["format_rate"] == pytest.approx(4 / 6) and found["accuracy_by_steps"] == {"1": pytest.approx(2 / 3), "2": 0}
+    assert found["format_rate"] == pytest.approx(4 / 6) and found["accuracy_by_steps"] == {
+        "1": pytest.approx(2 / 3),
+        "2": 0,
+    }
 
 
 def test_the_schema_names_every_parameter_of_json():
@@ -299,7 +446,11 @@ def test_gsm8k_by_name_is_never_the_generated_problems(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", without_network)
     answer = ask("load_dataset", dataset="gsm8k")
-    assert answer["status"] == "error" and answer["code"] == "data" and "hub doesn't give its split train" in answer["message"]
+    assert (
+        answer["status"] == "error"
+        and answer["code"] == "data"
+        and "hub doesn't give its split train" in answer["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,7 +462,9 @@ def test_gsm8k_by_name_is_never_the_generated_problems(monkeypatch):
         ({"algorithm": "ppo", "kl_coef": 0.0, "num_generations": 1, "max_new_tokens": None}, 16, 128),
     ],
 )
-def test_a_training_is_estimated_by_the_speed_of_a_product(word_model, monkeypatch, more, operations, sampled):
+def test_a_training_is_estimated_by_the_speed_of_a_product(
+    word_model, monkeypatch, more, operations, sampled
+):
     """Where a product of 512² by 512² takes a millisecond. Half of the model's context is 128 tokens."""
     clock = itertools.count()
     monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock) * 1e-3)
@@ -332,8 +485,12 @@ def test_the_worst_answers_come_first(tmp_path):
     assert [row["completion"] for row in rows] == ["nothing", "#### 9", "#### 8", "#### 8"]
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_the_answers_are_sampled(word_model, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_made_is_refused_before_the_answers_are_sampled(
+    word_model, tmp_path, monkeypatch
+):
     (tmp_path / "taken").write_text("")
     monkeypatch.setattr(evaluation, "_answers", pytest.fail)
-    answer = ask("evaluate", model_path=str(word_model), dataset="generated", output_dir=str(tmp_path / "taken"))
+    answer = ask(
+        "evaluate", model_path=str(word_model), dataset="generated", output_dir=str(tmp_path / "taken")
+    )
     assert answer["status"] == "error" and "taken" in answer["message"]

@@ -1,4 +1,5 @@
-"""The buffer's promises, whatever order groups finish in: the bound, nothing lost, nothing twice, no deadlock."""
+"""The buffer's promises, whatever order groups finish in: the bound, nothing lost, nothing twice, no
+deadlock."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from turnwise.rollout.settings import SchedulerSettings
 
 
 def settings_of(max_concurrent_groups=8, ratio=1, **settings):
-    return SchedulerSettings(1, max_concurrent_groups, async_generation_ratio=ratio, **{"max_refill_factor": 0.0, **settings})
+    return SchedulerSettings(
+        1, max_concurrent_groups, async_generation_ratio=ratio, **{"max_refill_factor": 0.0, **settings}
+    )
 
 
 def admitted(buffer):
@@ -82,7 +85,9 @@ class Player:
         for _ in range(self.draw(st.integers(0, len(self.playing)))):  # while the step is trained on
             if self.playing:
                 self.finish_one()
-        num_alive = len(self.admitted_in) - sum(fate in ("failed", "filtered", "stale") for fate in self.fates.values())
+        num_alive = len(self.admitted_in) - sum(
+            fate in ("failed", "filtered", "stale") for fate in self.fates.values()
+        )
         assert num_alive <= (step + 1 + self.settings.async_generation_ratio) * self.num_groups
 
     def is_settled(self):
@@ -107,7 +112,10 @@ class Player:
         return any(self.is_in_time(set(here) - set(chosen)) for chosen in combinations(finished, wanted))
 
     def is_in_time(self, others):
-        dues = [self.admitted_in[index] + self.settings.async_generation_ratio - self.buffer.step for index in others]
+        dues = [
+            self.admitted_in[index] + self.settings.async_generation_ratio - self.buffer.step
+            for index in others
+        ]
         return all(
             sum(due <= ahead for due in dues) <= ahead * self.num_groups
             for ahead in range(self.settings.async_generation_ratio + 1)
@@ -143,8 +151,12 @@ def test_never_beyond_the_bound_nothing_lost_nothing_twice(data):
     num_steps = draw(st.integers(1, 6))
     for step in range(num_steps):
         player.play(step)
-    everything = set(player.fates) | player.playing | {index for index in player.admitted_in if index in player.buffer}
-    assert everything == set(range(player.buffer.next_index)), "every group is trained on, rejected, or still here"
+    everything = (
+        set(player.fates) | player.playing | {index for index in player.admitted_in if index in player.buffer}
+    )
+    assert everything == set(range(player.buffer.next_index)), (
+        "every group is trained on, rejected, or still here"
+    )
     assert not any(index in player.buffer for index in player.fates)
 
 
@@ -167,7 +179,8 @@ def test_nothing_is_played_for_steps_that_will_not_come():
 
 @pytest.mark.parametrize(("num_filtered", "num_taken"), [(2, 2), (3, 2), (5, 1), (6, 0)])
 def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken):
-    """Two groups a step, one ahead of it, two refills; from then on each filtered group leaves one place less."""
+    """Two groups a step, one ahead of it, two refills; from then on each filtered group leaves one place
+    less."""
     buffer = begun(2, max_refill_factor=1.0)
     playing = admitted(buffer)
     for _ in range(num_filtered):
@@ -188,7 +201,8 @@ def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
 
 
 def test_a_group_has_its_place_as_soon_as_it_is_certain():
-    """One of the two places is for a group that is due: the first to end of the others has the other one, the second waits."""
+    """One of the two places is for a group that is due: the first to end of the others has the other one, the
+    second waits."""
     buffer = begun(2)
     for index in [*admitted(buffer)[:1], 2]:
         buffer.finish(index)
@@ -208,4 +222,11 @@ def test_a_recorded_step_gets_its_groups_part_by_part():
     buffer.finish(0)
     buffer.finish(1)
     assert buffer.select_recorded([4, 0]) and buffer.select_recorded([1]) and buffer.selected == [4, 0, 1]
-    assert buffer.close_step() == [] and [index in buffer for index in range(6)] == [False, False, True, True, False, True]
+    assert buffer.close_step() == [] and [index in buffer for index in range(6)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]

@@ -12,11 +12,15 @@ TASK = Task(id="train/A/0", tag="A", split="train", seed=0)
 
 
 def group(*scores):
-    return Group(TASK, [Trajectory(TASK, sibling, outcome_rewards={"r": score}) for sibling, score in enumerate(scores)])
+    return Group(
+        TASK,
+        [Trajectory(TASK, sibling, outcome_rewards={"r": score}) for sibling, score in enumerate(scores)],
+    )
 
 
 @pytest.mark.parametrize(
-    ("scores", "is_kept"), [((1, 1, 1), False), ((0, 1), True), ((0.1 + 0.2, 0.3), False), ((5,), False), ((-1, -1.1), True)]
+    ("scores", "is_kept"),
+    [((1, 1, 1), False), ((0, 1), True), ((0.1 + 0.2, 0.3), False), ((5,), False), ((-1, -1.1), True)],
 )
 def test_non_zero_variance_keeps_groups_that_differ(scores, is_kept):
     assert load_group_filter("non_zero_variance")(group(*scores)) is is_kept
@@ -33,7 +37,9 @@ def test_a_filter_of_ones_own_comes_as_module_and_function(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     found = load_group_filter("own_filters:keep")
     assert found.name == "own_filters:keep" and found(group(1, 0)) and not found(group(0, 1))
-    with pytest.raises(ConfigError, match=r"group_filter .* no function 'Keep'; its functions are keep.*'keep'"):
+    with pytest.raises(
+        ConfigError, match=r"group_filter .* no function 'Keep'; its functions are keep.*'keep'"
+    ):
         load_group_filter("own_filters:Keep")
     with pytest.raises(ConfigError, match="must be 'module:function'"):
         load_group_filter("own_filters:")
@@ -46,5 +52,7 @@ def test_what_is_no_bool_is_refused(returned):
 
 
 def test_a_filter_that_raises_is_named_with_its_line():
-    with pytest.raises(RolloutError, match=r"group_filter odd raised KeyError: 'x' \(.*test_group_filter.py, line \d+\)"):
+    with pytest.raises(
+        RolloutError, match=r"group_filter odd raised KeyError: 'x' \(.*test_group_filter.py, line \d+\)"
+    ):
         GroupFilter("odd", lambda group: {}["x"])(group(1))

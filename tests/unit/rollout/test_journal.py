@@ -32,7 +32,14 @@ def trajectory():
         )
         for i in range(2)
     ]
-    made = Trajectory(task=task, sibling=1, turns=turns, status="truncated", limit="max_steps", outcome_rewards={"judge": 0.5})
+    made = Trajectory(
+        task=task,
+        sibling=1,
+        turns=turns,
+        status="truncated",
+        limit="max_steps",
+        outcome_rewards={"judge": 0.5},
+    )
     made.samples = build_samples(made)
     return made
 
@@ -86,7 +93,9 @@ def test_what_belongs_to_a_group_is_written_with_it(written):
     original, greedy = trajectory(), trajectory()
     original.score_kl_penalty = 0.125
     original.error = "FileNotFoundError: caf\udce9"
-    path = written(Group(original.task, [original], 3, greedy), Group(original.task, [original], 4, rejected="filtered"))
+    path = written(
+        Group(original.task, [original], 3, greedy), Group(original.task, [original], 4, rejected="filtered")
+    )
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["group"], row["group_length"], row["rejected"], row["is_baseline"]) for row in rows] == [
         (3, 2, None, False),
@@ -146,7 +155,10 @@ def test_state_keys_come_back_equal_where_they_were(written):
         ({"reward": float("nan")}, r"turns\[1\]\.reward: .*finite"),
         ({"observation": None}, r"turns\[1\]\.observation"),
         ({"metrics": [1]}, r"turns\[1\]\.metrics"),
-        ({"finish_reason": "odd"}, r"turns\[1\]\.finish_reason: .*'stop', 'length' or 'aborted' \(got 'odd'\)"),
+        (
+            {"finish_reason": "odd"},
+            r"turns\[1\]\.finish_reason: .*'stop', 'length' or 'aborted' \(got 'odd'\)",
+        ),
     ],
 )
 def test_a_turn_with_a_wrong_field_is_named_with_line_and_field(written, change, fault):

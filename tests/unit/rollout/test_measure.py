@@ -15,7 +15,9 @@ def group(*episodes, tag="A"):
     trajectories = []
     for sibling, (rewards, metrics) in enumerate(episodes):
         turns = [
-            Turn(prompt_ids=np.arange(4), response_ids=np.arange(2), logprobs=np.zeros(2, np.float32), reward=r)
+            Turn(
+                prompt_ids=np.arange(4), response_ids=np.arange(2), logprobs=np.zeros(2, np.float32), reward=r
+            )
             for r in rewards
         ]
         trajectories.append(Trajectory(task=task, sibling=sibling, turns=turns, metrics=metrics))
@@ -45,7 +47,11 @@ def test_what_was_lost_to_failures_is_counted():
     lost = group(([1], {}), ([0], {}))
     lost.trajectories[1].status = "failed"
     reduced = reduce_metrics(rollout_metrics([group(([1], {}))], rejected=[lost]))
-    assert (reduced["rollout/failed"], reduced["rollout/rejected"], reduced["rollout/score/mean"]) == (1, 2, 1.0)
+    assert (reduced["rollout/failed"], reduced["rollout/rejected"], reduced["rollout/score/mean"]) == (
+        1,
+        2,
+        1.0,
+    )
 
 
 def test_failed_episodes_are_counted_but_not_scored():

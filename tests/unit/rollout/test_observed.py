@@ -1,4 +1,5 @@
-"""The observer of an episode: it hears everything in order, live or from a record, nested or not, and changes nothing."""
+"""The observer of an episode: it hears everything in order, live or from a record, nested or not, and changes
+nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def test_every_observer_of_nested_ones_hears_the_whole_episode_and_nothing_chang
     [observed] = play(ObservedLoop(foreign, lambda *_: outer), [CALL, "2"])
     assert inner.events == outer.events == CALLED
     [plain] = play(tool_agent(), [CALL, "2"])
-    assert [turn.prompt_ids.tolist() for turn in observed.turns] == [turn.prompt_ids.tolist() for turn in plain.turns]
+    assert [turn.prompt_ids.tolist() for turn in observed.turns] == [
+        turn.prompt_ids.tolist() for turn in plain.turns
+    ]
     assert observed.metrics.keys() == plain.metrics.keys() and observed.score == plain.score
 
 
@@ -113,11 +116,27 @@ def test_steps_of_an_environment_and_rewards_come_with_their_turns(mode: str) ->
     unheard = EnvAgent(lambda _: IdentityEnv(), settings)
     loop = ObservedLoop(unheard, lambda *_: notes, heard_loop)
     [trajectory] = play(loop, ["<answer>a</answer>"] * 2)
-    kinds = ["reset", "asked", "sampled", "stepped", "rewarded", "asked", "sampled", "stepped", "rewarded", "ended"]
+    kinds = [
+        "reset",
+        "asked",
+        "sampled",
+        "stepped",
+        "rewarded",
+        "asked",
+        "sampled",
+        "stepped",
+        "rewarded",
+        "ended",
+    ]
     assert [event[0] for event in notes.events] == kinds
     assert {event[1] for event in notes.events if event[0] in ("reset", "stepped")} == {IdentityEnv}
-    assert [event[1:3] for event in notes.events if event[0] == "sampled"] == [(0, 0), (1, int(mode == "step"))]
-    assert [event[3] for event in notes.events if event[0] == "rewarded"] == [turn.reward for turn in trajectory.turns]
+    assert [event[1:3] for event in notes.events if event[0] == "sampled"] == [
+        (0, 0),
+        (1, int(mode == "step")),
+    ]
+    assert [event[3] for event in notes.events if event[0] == "rewarded"] == [
+        turn.reward for turn in trajectory.turns
+    ]
 
 
 def test_an_episode_that_raises_ends_for_its_observer_too_and_one_nobody_observes_is_left_alone() -> None:
@@ -127,6 +146,8 @@ def test_an_episode_that_raises_ends_for_its_observer_too_and_one_nobody_observe
         play(loop, [CALL])
     assert notes.events[-1] == ("ended", 0, ServerError)
     num_events = len(notes.events)
-    contexts = TokenContexts(TEMPLATE, ScriptedServer([TEMPLATE.respond("2")]), 4096, "e", find_parser("hermes", TEMPLATE))
+    contexts = TokenContexts(
+        TEMPLATE, ScriptedServer([TEMPLATE.respond("2")]), 4096, "e", find_parser("hermes", TEMPLATE)
+    )
     [trajectory] = asyncio.run(loop.run(TASK, 1, contexts, SamplingParams(max_new_tokens=256)))
     assert trajectory.sibling == 1 and len(notes.events) == num_events

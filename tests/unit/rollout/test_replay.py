@@ -63,10 +63,22 @@ def test_groups_come_back_as_they_were_played(written):
 @pytest.mark.parametrize(
     ("damage", "indices", "said"),
     [
-        (lambda lines: [*lines[:-1], lines[-1][:50]], [0, 1], ["1 of 9 lines can't be read (invalid", "train/A/2 (2 of 3"]),
+        (
+            lambda lines: [*lines[:-1], lines[-1][:50]],
+            [0, 1],
+            ["1 of 9 lines can't be read (invalid", "train/A/2 (2 of 3"],
+        ),
         (lambda lines: lines[:-2], [0, 1], ["left out as incomplete: train/A/2 (1 of 3 trajectories)"]),
-        (lambda lines: [lines[0], "what\n", *lines[2:]], [1, 2], ["1 of 9 lines can't be read", "train/A/0 (2 of 3"]),
-        (lambda lines: [*lines[:3], '{"step": 1}\n' * 5, *lines[8:]], [0], ["4, 5, 6 and 2 more lines", "train/A/2 (1 of 3"]),
+        (
+            lambda lines: [lines[0], "what\n", *lines[2:]],
+            [1, 2],
+            ["1 of 9 lines can't be read", "train/A/0 (2 of 3"],
+        ),
+        (
+            lambda lines: [*lines[:3], '{"step": 1}\n' * 5, *lines[8:]],
+            [0],
+            ["4, 5, 6 and 2 more lines", "train/A/2 (1 of 3"],
+        ),
         (lambda lines: lines[1:6], [1], ["train/A/0 (2 of 3 trajectories)"]),
     ],
 )
@@ -81,7 +93,12 @@ def test_the_good_part_of_a_damaged_file_is_used_and_the_rest_named(written, dam
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "it is empty"), (b"hello\n", "1 of 1 lines can't be read"), (b"\xff\xfe\n[]\n", "2 of 2 lines"), (None, "1 of 3")],
+    [
+        (b"", "it is empty"),
+        (b"hello\n", "1 of 1 lines can't be read"),
+        (b"\xff\xfe\n[]\n", "2 of 2 lines"),
+        (None, "1 of 3"),
+    ],
 )
 def test_a_file_without_a_whole_group_is_refused(written, content, said):
     path, lines = written(group(0))
@@ -109,7 +126,9 @@ def test_a_replay_hands_out_each_group_once():
 
 
 def test_a_position_belongs_to_its_file():
-    replay, again = (RolloutReplay([group(i) for i in range(4)], 3, "a.jsonl", batch_size=6) for _ in range(2))
+    replay, again = (
+        RolloutReplay([group(i) for i in range(4)], 3, "a.jsonl", batch_size=6) for _ in range(2)
+    )
     replay.get_batch(6)
     again.load_state_dict(json.loads(json.dumps(replay.state_dict())))
     assert not again.is_exhausted and again.get_batch(6)[0].index == 2 and again.num_episodes == 12

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from toy_agents import Agent, make_scheduler as make, number
 
-from turnwise.errors import BlockingFault, CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
+from turnwise.errors import (
+    BlockingFault,
+    CheckpointError,
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    RolloutError,
+)
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.tasks import DataRow, RowTasks
 from turnwise.runtime.event_loop import WatchedRunner
@@ -42,7 +49,9 @@ def test_siblings_sample_with_their_own_seeds_and_a_retry_with_the_same(runner):
 
 
 def test_a_group_that_fails_for_good_is_replaced_by_another_task(runner):
-    agent = Agent(fails=lambda task, sibling, attempt: ValueError("bad") if task.id.endswith("/1") and sibling else None)
+    agent = Agent(
+        fails=lambda task, sibling, attempt: ValueError("bad") if task.id.endswith("/1") and sibling else None
+    )
     scheduler = make(runner, agent, max_failed_fraction=0.5)
     groups = scheduler.get_batch(8)
     assert [g.index for g in groups] == [0, 2, 3, 4]
@@ -78,7 +87,9 @@ def test_failures_are_judged_as_they_come(runner):
         scheduler.get_batch(16)
     assert len(failed) < 8, "no other sibling is waited for"
     [group] = scheduler.rejected
-    assert group.rejected == "failed" and [t.sibling for t in group.trajectories] == [sibling for _, sibling in failed]
+    assert group.rejected == "failed" and [t.sibling for t in group.trajectories] == [
+        sibling for _, sibling in failed
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +122,16 @@ class Stuck(Agent):
 def test_an_episode_without_end_is_timed_out_by_name(is_blocking):
     watchdog = Watchdog(grace_s=5.0)
     with WatchedRunner(watchdog) as runner:
-        scheduler = make(runner, Stuck(is_blocking), parts={"watchdog": watchdog}, episode_timeout_s=0.05, max_env_retries=0)
-        with pytest.raises(RolloutError, match=r"waited 0\.05 s for an episode of A to end; raise episode_timeout_s") as caught:
+        scheduler = make(
+            runner,
+            Stuck(is_blocking),
+            parts={"watchdog": watchdog},
+            episode_timeout_s=0.05,
+            max_env_retries=0,
+        )
+        with pytest.raises(
+            RolloutError, match=r"waited 0\.05 s for an episode of A to end; raise episode_timeout_s"
+        ) as caught:
             scheduler.get_batch(2)
     assert "wait()" in str(caught.value), "the stack is shown"
 
@@ -121,7 +140,9 @@ def test_what_never_yields_ends_the_run_even_without_a_time_limit():
     watchdog = Watchdog(grace_s=5.0)
     with WatchedRunner(watchdog, iteration_s=0.05) as runner, pytest.raises(DeadlineError) as caught:
         make(runner, Stuck(is_blocking=True), parts={"watchdog": watchdog}).get_batch(2)
-    assert "the event loop waited 0.05 s for a task that blocks it; raise deadlines.env_s" in str(caught.value)
+    assert "the event loop waited 0.05 s for a task that blocks it; raise deadlines.env_s" in str(
+        caught.value
+    )
     assert "MainThread in task 'episode train/A/0/" in str(caught.value)
 
 
@@ -129,7 +150,9 @@ STACKS = EnvironmentFault("an episode waited\n  thread MainThread:\n    somewher
 OF_A_GROUP = ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("the lake is dry")])
 
 
-@pytest.mark.parametrize(("fault", "line"), [(STACKS, "an episode waited"), (OF_A_GROUP, "ValueError: the lake is dry")])
+@pytest.mark.parametrize(
+    ("fault", "line"), [(STACKS, "an episode waited"), (OF_A_GROUP, "ValueError: the lake is dry")]
+)
 def test_the_headline_of_an_error_is_no_stack_and_one_exception_of_a_group(runner, caplog, fault, line):
     with pytest.raises(RolloutError, match=rf"(?s)most frequent error \(2×\).*{line}"):
         make(runner, Agent(fails=lambda *_: fault), max_env_retries=0, max_failed_fraction=0.5).get_batch(2)
@@ -154,7 +177,9 @@ def test_an_agent_that_returns_nothing_fails_its_episode(runner):
             await super().run(*arguments)
             return []
 
-    with pytest.raises(RolloutError, match=r"the agent of [AB] returned no trajectory; its `run` returns at least one"):
+    with pytest.raises(
+        RolloutError, match=r"the agent of [AB] returned no trajectory; its `run` returns at least one"
+    ):
         make(runner, Silent(), max_env_retries=0).get_batch(2)
 
 
@@ -192,7 +217,10 @@ class Parts(Agent):
 
 @pytest.mark.parametrize(
     ("fails", "kind"),
-    [(lambda *_: ConfigError("stop"), ConfigError), (lambda *_: signal.raise_signal(signal.SIGINT), KeyboardInterrupt)],
+    [
+        (lambda *_: ConfigError("stop"), ConfigError),
+        (lambda *_: signal.raise_signal(signal.SIGINT), KeyboardInterrupt),
+    ],
 )
 def test_a_batch_that_is_dropped_is_played_again(runner, fails, kind):
     agent = Agent()
@@ -214,7 +242,9 @@ def test_a_timeout_of_the_environment_itself_keeps_its_message(runner):
 @pytest.mark.parametrize("has_greedy_sibling", [False, True])
 def test_siblings_that_start_differently_are_refused(runner, has_greedy_sibling):
     """The greedy sibling, the third one, must start like the others too."""
-    agent = Agent(observation=lambda task, sibling: f"start {sibling // 2 if has_greedy_sibling else sibling}")
+    agent = Agent(
+        observation=lambda task, sibling: f"start {sibling // 2 if has_greedy_sibling else sibling}"
+    )
     with pytest.raises(EnvironmentFault, match="start differently"):
         make(runner, agent, has_greedy_sibling=has_greedy_sibling).get_batch(2)
 
@@ -246,10 +276,19 @@ def test_groups_that_the_filter_rejects_are_replaced(runner):
 @pytest.mark.parametrize("at_once", [1, 2, 7])
 def test_which_groups_are_kept_does_not_depend_on_how_many_run_at_once(runner, at_once):
     agent = Agent(fails=lambda task, sibling, attempt: ValueError("bad") if number(task) == 3 else None)
-    scheduler = make(runner, agent, keep=THIRDS, max_concurrent_groups=at_once, max_refill_factor=1.0, max_failed_fraction=0.5)
+    scheduler = make(
+        runner,
+        agent,
+        keep=THIRDS,
+        max_concurrent_groups=at_once,
+        max_refill_factor=1.0,
+        max_failed_fraction=0.5,
+    )
     assert [g.index for g in scheduler.get_batch(8)] == [0, 6]
     assert [g.rejected for g in scheduler.rejected] == ["filtered"] * 2 + ["failed"] + ["filtered"] * 4
-    assert scheduler.state_dict()["next_index"] == 9 and scheduler.num_episodes == 4, "8 groups that count, and one that failed"
+    assert scheduler.state_dict()["next_index"] == 9 and scheduler.num_episodes == 4, (
+        "8 groups that count, and one that failed"
+    )
 
 
 def test_refills_are_bounded_and_what_is_left_is_said(runner, caplog):
@@ -263,12 +302,24 @@ def test_refills_are_bounded_and_what_is_left_is_said(runner, caplog):
     assert scheduler.get_batch(200) == [] and len(scheduler.rejected) == 100 + 29
 
 
-@pytest.mark.parametrize(("dropped", "said"), [((), ""), ((4,), "group_filter mine kept 0 of 1 groups, and no task is left: ")])
+@pytest.mark.parametrize(
+    ("dropped", "said"), [((), ""), ((4,), "group_filter mine kept 0 of 1 groups, and no task is left: ")]
+)
 def test_a_last_batch_is_short_since_the_rows_are_used_up(runner, caplog, dropped, said):
-    rows = RowTasks(1, "train", [DataRow("data", "agent", {"prompt": str(n)}) for n in range(5)], shuffle=False, num_epochs=1)
+    rows = RowTasks(
+        1,
+        "train",
+        [DataRow("data", "agent", {"prompt": str(n)}) for n in range(5)],
+        shuffle=False,
+        num_epochs=1,
+    )
     keep = GroupFilter("mine", lambda group: group.task.row not in dropped)
     scheduler = make(runner, Agent(), keep=keep, tasks=rows, max_refill_factor=2.0)
-    assert [len(scheduler.get_batch(4)) for _ in range(3)] == [2, 2, 1 - len(dropped)] and scheduler.is_exhausted
+    assert [len(scheduler.get_batch(4)) for _ in range(3)] == [
+        2,
+        2,
+        1 - len(dropped),
+    ] and scheduler.is_exhausted
     assert said in caplog.text and len(caplog.records) == len(dropped)
 
 
@@ -317,7 +368,9 @@ def test_a_position_in_a_file_is_no_position_in_the_tasks(runner):
         make(runner, Agent()).load_state_dict({"num_episodes": 4, "replayed_sha256": "0"})
 
 
-ROWS = RowTasks(1, "val", [DataRow("data", "single_turn_agent", {"prompt": word}) for word in "abc"], num_epochs=1)
+ROWS = RowTasks(
+    1, "val", [DataRow("data", "single_turn_agent", {"prompt": word}) for word in "abc"], num_epochs=1
+)
 
 
 @pytest.mark.parametrize(("fraction", "bad"), [(0.5, "ab"), (1.0, "abc")])
@@ -326,11 +379,15 @@ def test_the_share_of_failures_is_of_the_episodes_that_are_played(runner, fracti
     agent = Agent(fails=lambda task, *_: ValueError("no key") if task.payload["prompt"] in bad else None)
     scheduler = make(runner, agent, tasks=ROWS, is_fixed=True, group_size=1, max_failed_fraction=fraction)
     assert scheduler.num_trajectories(128) == 3
-    with pytest.raises(RolloutError, match=rf"(?s){len(bad)} episodes .*of 3 .*allows .{len(bad) - 1}.*ValueError: no key"):
+    with pytest.raises(
+        RolloutError, match=rf"(?s){len(bad)} episodes .*of 3 .*allows .{len(bad) - 1}.*ValueError: no key"
+    ):
         scheduler.get_batch(128)
     agent = Agent(fails=lambda task, *_: ValueError("no key") if task.payload["prompt"] in bad[1:] else None)
     scheduler = make(runner, agent, tasks=ROWS, is_fixed=True, group_size=1, max_failed_fraction=fraction)
-    assert [t.status for g in scheduler.get_batch(128) for t in g.trajectories].count("failed") == len(bad) - 1
+    assert [t.status for g in scheduler.get_batch(128) for t in g.trajectories].count("failed") == len(
+        bad
+    ) - 1
 
 
 def test_a_share_that_binary_rounds_down_allows_as_many_failures_as_it_says(runner):
@@ -348,5 +405,7 @@ def test_a_fault_of_a_reward_is_not_blamed_on_the_environment(runner):
 
     scheduler = make(runner, Agent())
     scheduler.score = score
-    with pytest.raises(RolloutError, match=r"\nFix data.reward odd_rewards:judge, or raise max_failed_fraction of its"):
+    with pytest.raises(
+        RolloutError, match=r"\nFix data.reward odd_rewards:judge, or raise max_failed_fraction of its"
+    ):
         scheduler.get_batch(4)

@@ -1,4 +1,5 @@
-"""The scheduler ahead of training: groups go on between batches, the bound holds, and nothing that goes wrong is lost."""
+"""The scheduler ahead of training: groups go on between batches, the bound holds, and nothing that goes wrong
+is lost."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ def test_the_stopwatch_knows_whether_anybody_plays(runner):
     assert stopwatch.num_playing == 0, "ended in the middle"
 
 
-@pytest.mark.parametrize("settings", [{}, {"is_ordered": True}, {"has_greedy_sibling": True}, {"group_size_redundancy": 1}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"is_ordered": True}, {"has_greedy_sibling": True}, {"group_size_redundancy": 1}]
+)
 def test_a_batch_that_waits_is_not_shown_as_complete(runner, settings):
     """The first group takes long, and groups of later batches end meanwhile."""
     agent = Agent(num_turns=lambda task, sibling: 5 if number(task) else 200)
@@ -117,7 +120,9 @@ def test_an_error_while_training_surfaces_in_the_next_batch(runner, fault):
         scheduler.get_batch(4)
     assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
     agent.fails = lambda *_: None
-    assert sorted(group.index for group in scheduler.get_batch(4)) == [2, 3], "what was dropped is played again"
+    assert sorted(group.index for group in scheduler.get_batch(4)) == [2, 3], (
+        "what was dropped is played again"
+    )
     scheduler.close()
 
 
@@ -209,7 +214,9 @@ def test_finished_groups_survive_a_checkpoint_and_the_others_restart_with_their_
     turn_loop(runner)
     state = json.loads(json.dumps(scheduler.state_dict()))
     scheduler.close()
-    assert [index for index, _ in state["playing"]] == [3] and [read_group(lines).index for lines in state["groups"]] == [2]
+    assert [index for index, _ in state["playing"]] == [3] and [
+        read_group(lines).index for lines in state["groups"]
+    ] == [2]
     seeds = {(index, sibling): seed for index, sibling, seed in agent.started}
 
     again = Agent()
@@ -219,8 +226,12 @@ def test_finished_groups_survive_a_checkpoint_and_the_others_restart_with_their_
     second = resumed.get_batch(4)
     assert [group.index for group in first + second] == [0, 1, 2, 3]
     assert [t.samples[0].num_tokens for group in second for t in group.trajectories] == [3] * 4
-    assert {index for index, _, _ in again.started} >= {3, 4, 5} and 2 not in {index for index, _, _ in again.started}
-    assert all(seed == seeds[index, sibling] for index, sibling, seed in again.started if (index, sibling) in seeds)
+    assert {index for index, _, _ in again.started} >= {3, 4, 5} and 2 not in {
+        index for index, _, _ in again.started
+    }
+    assert all(
+        seed == seeds[index, sibling] for index, sibling, seed in again.started if (index, sibling) in seeds
+    )
     versions = [group.trajectories[0].turns[0].versions[0].version for group in second]
     assert versions == [0, 1], "one was played before, one after"
     resumed.close()
@@ -289,14 +300,20 @@ class TestRedundancy:
 
     def test_without_enough_good_ones_the_group_has_failed(self, runner):
         agent = Agent()
-        agent.fails = lambda task, sibling, *_: ValueError("bad") if number(task) == 0 and sibling != 1 else None
-        scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1, max_failed_fraction=0.5)
+        agent.fails = lambda task, sibling, *_: (
+            ValueError("bad") if number(task) == 0 and sibling != 1 else None
+        )
+        scheduler = make(
+            runner, agent, async_generation_ratio=0, group_size_redundancy=1, max_failed_fraction=0.5
+        )
         assert [group.index for group in scheduler.get_batch(4)] == [1, 2]
         assert [t.status for t in scheduler.rejected[0].trajectories] == ["failed", "finished"]
 
     def test_the_greedy_sibling_is_always_waited_for(self, runner):
         agent = Agent(num_turns=lambda task, sibling: 50 if sibling == 3 else 1)
-        scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1, has_greedy_sibling=True)
+        scheduler = make(
+            runner, agent, async_generation_ratio=0, group_size_redundancy=1, has_greedy_sibling=True
+        )
         [group] = scheduler.get_batch(2)
         assert group.greedy.sibling == 3 and group.greedy.turns[0].is_greedy
 
@@ -329,7 +346,9 @@ def test_a_group_is_handed_out_while_its_batch_is_still_played(runner):
 
 
 def test_what_ends_while_a_part_is_trained_on_is_the_next_part(runner):
-    scheduler = make(runner, Agent(num_turns=lambda task, sibling: 10 * (1 + number(task))), async_generation_ratio=0)
+    scheduler = make(
+        runner, Agent(num_turns=lambda task, sibling: 10 * (1 + number(task))), async_generation_ratio=0
+    )
     assert played(scheduler, 8, while_trained=lambda: turn_loop(runner, 21)) == [[0], [1, 2], [3]]
 
 
@@ -339,14 +358,18 @@ def test_what_ends_while_a_part_is_trained_on_is_the_next_part(runner):
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_no_group_is_beyond_the_bound_lost_or_twice_there(runner, ratio, num_turns, is_ordered, is_streamed):
     agent = Agent()
-    scheduler = make(runner, agent, async_generation_ratio=ratio, is_ordered=is_ordered, max_concurrent_groups=3)
+    scheduler = make(
+        runner, agent, async_generation_ratio=ratio, is_ordered=is_ordered, max_concurrent_groups=3
+    )
     indices, staleness = [], []
     for step in range(8):
         agent.version = step
         with closing(scheduler.parts(4, is_streamed)) as stream:
             for part in stream:
                 indices += [group.index for group in part.groups]
-                versions = [t.turns[0].versions[0].version for group in part.groups for t in group.trajectories]
+                versions = [
+                    t.turns[0].versions[0].version for group in part.groups for t in group.trajectories
+                ]
                 staleness.append(step - min(versions, default=step))
                 turn_loop(runner, num_turns)
     assert len(indices) == len(set(indices)) == 16 and scheduler.num_episodes == 32
@@ -435,7 +458,8 @@ def recorded(folder, *events):
 
 
 def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(runner, tmp_path):
-    """The trainer of the replay may be slower: groups that were rejected after a batch was taken then end before."""
+    """The trainer of the replay may be slower: groups that were rejected after a batch was taken then end
+    before."""
     log = recorded(tmp_path, {"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [3, 4], "rejected": [2]})
     keep = GroupFilter("all but 2", lambda group: group.index != 2)
     again = make(runner, Agent(num_turns=slow(0, 1)), keep, max_refill_factor=1.0, replay_log=log)
@@ -448,9 +472,13 @@ def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(
 
 
 def test_failures_of_two_recorded_batches_may_fall_into_one_of_the_replay(runner, tmp_path):
-    log = recorded(tmp_path, {"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [4, 5], "rejected": [2, 3]})
+    log = recorded(
+        tmp_path, {"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [4, 5], "rejected": [2, 3]}
+    )
     agent = Agent(num_turns=slow(0, 1))
-    agent.fails = lambda task, sibling, *_: RuntimeError("the lake is dry") if number(task) in (2, 3) else None
+    agent.fails = lambda task, sibling, *_: (
+        RuntimeError("the lake is dry") if number(task) in (2, 3) else None
+    )
     again = make(runner, agent, max_failed_fraction=0.0, replay_log=log)
     assert [played(again) for _ in range(2)] == [[[0, 1]], [[4, 5]]]
     assert [(group.index, group.rejected) for group in again.rejected] == [(2, "failed"), (3, "failed")]
@@ -459,7 +487,10 @@ def test_failures_of_two_recorded_batches_may_fall_into_one_of_the_replay(runner
 
 @pytest.mark.parametrize(
     ("kept_here", "said"),
-    [(2, "group 0 was trained on in .* and is rejected here"), (5, "group 1 was rejected in .* and would be trained on here")],
+    [
+        (2, "group 0 was trained on in .* and is rejected here"),
+        (5, "group 1 was rejected in .* and would be trained on here"),
+    ],
 )
 def test_a_replay_that_decides_otherwise_about_a_group_ends(runner, tmp_path, kept_here, said):
     """It would wait for ever."""
@@ -485,13 +516,18 @@ def test_a_complete_group_is_scored_at_once_before_the_filter_and_beside_others(
         return []
 
     agent = Agent(num_turns=lambda task, sibling: 60 if number(task) == 3 else 1)
-    keep = GroupFilter("scored", lambda group: all("judge" in trajectory.outcome_rewards for trajectory in group.trajectories))
+    keep = GroupFilter(
+        "scored",
+        lambda group: all("judge" in trajectory.outcome_rewards for trajectory in group.trajectories),
+    )
     scheduler = make(runner, agent, keep, async_generation_ratio=0)
     scheduler.score = score
     assert [group.index for group in scheduler.get_batch(8)] == [0, 1, 2, 3] and not scheduler.rejected
     assert [index for index, _, _ in seen] == [0, 1, 2, 3]
     assert seen[0][1] == 3, "the first three groups are scored together"
-    assert [is_over for _, _, is_over in seen] == [False, False, False, True], "they are scored while the last one plays"
+    assert [is_over for _, _, is_over in seen] == [False, False, False, True], (
+        "they are scored while the last one plays"
+    )
 
 
 def test_a_group_that_a_checkpoint_starts_again_has_the_task_of_its_admission(runner):
@@ -503,7 +539,9 @@ def test_a_group_that_a_checkpoint_starts_again_has_the_task_of_its_admission(ru
         return []
 
     def begin():
-        rows = RowTasks(1, "train", [DataRow("data", "single_turn_agent", {"prompt": str(n)}) for n in range(60)])
+        rows = RowTasks(
+            1, "train", [DataRow("data", "single_turn_agent", {"prompt": str(n)}) for n in range(60)]
+        )
         tasks = CurriculumTasks(1, "train", ("data",), {}, rows, "data")
         agent = Agent(num_turns=lambda task, sibling: 5 * number(task))
         scheduler = make(runner, agent, tasks=tasks, is_ordered=True, max_concurrent_groups=32)

@@ -29,7 +29,12 @@ def of(wanted: Any, **more: Any) -> ArgumentSchema:
         ({"type": "array", "items": PAIR}, DRAFT_7, [1, "a"], ["a", 1]),
         ({"type": "array", "items": PAIR, "additionalItems": False}, DRAFT_7, [1, "a"], [1, "a", 2]),
         ({"type": "array", "items": PAIR}, {}, [1, "a"], ["a", 1]),
-        ({"type": "array", "items": PAIR}, {"$schema": "http://json-schema.org/draft-07/schema"}, [1, "a"], ["a", 1]),
+        (
+            {"type": "array", "items": PAIR},
+            {"$schema": "http://json-schema.org/draft-07/schema"},
+            [1, "a"],
+            ["a", 1],
+        ),
         ({"type": "array", "prefixItems": PAIR}, NEWEST, [1, "a"], ["a", 1]),
         ({"type": "array", "prefixItems": PAIR}, {}, [1, "a"], ["a", 1]),
         ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, DRAFT_4, 1, 0),
@@ -48,16 +53,31 @@ def of(wanted: Any, **more: Any) -> ArgumentSchema:
             {"a": "text", "b": 1},
             {"b": "text"},
         ),
-        ({"type": "object", "properties": {"pattern": {"type": "string"}}}, {}, {"pattern": YEAR}, {"pattern": 1}),
+        (
+            {"type": "object", "properties": {"pattern": {"type": "string"}}},
+            {},
+            {"pattern": YEAR},
+            {"pattern": 1},
+        ),
         ({"type": "array", "items": {"type": "string", "nullable": True}}, {}, [None, "a"], [1]),
         ({"$ref": "#/$defs/n", "nullable": True}, {"$defs": {"n": {"type": "integer"}}}, None, "a"),
         ({"type": "string", "enum": ["a"], "nullable": True}, {}, None, "b"),
-        ({"type": "integer", "description": None, "minimum": None}, {"required": None, "$defs": None}, 1, "a"),
+        (
+            {"type": "integer", "description": None, "minimum": None},
+            {"required": None, "$defs": None},
+            1,
+            "a",
+        ),
         ({"type": "object", "properties": {"v": {"type": "integer"}, "w": None}}, {}, {"v": 1}, {"v": "a"}),
         ({"type": "integer", "default": None}, DRAFT_4 | {"required": []}, 1, "a"),
         ({"type": "number", "multipleOf": 0.01}, {}, 0.07, 0.075),
         ({"type": "number", "multipleOf": 0.1}, {}, 10**400, 0.25),
-        ({"type": "array", "items": PAIR}, {"$schema": "https://json-schema.org/draft-07/schema"}, [1, "a"], ["a", 1]),
+        (
+            {"type": "array", "items": PAIR},
+            {"$schema": "https://json-schema.org/draft-07/schema"},
+            [1, "a"],
+            ["a", 1],
+        ),
         ({"type": "integer"}, {"$schema": 7}, 1, "a"),
         ({"$ref": "item"}, {"$defs": {"i": ITEM}}, {"v": 1}, {"v": "a"}),
         ({"$ref": "#/$defs/a~1b%25"}, {"$defs": {"a/b%": {"type": "integer"}}}, 1, "a"),
@@ -65,7 +85,9 @@ def of(wanted: Any, **more: Any) -> ArgumentSchema:
         ({"enum": [1, "1", None, {"a": 1}]}, {}, None, True),
     ],
 )
-def test_a_schema_is_read_in_its_own_dialect(wanted: Any, more: dict[str, Any], right: Any, wrong: Any) -> None:
+def test_a_schema_is_read_in_its_own_dialect(
+    wanted: Any, more: dict[str, Any], right: Any, wrong: Any
+) -> None:
     schema = of(wanted, **more)
     assert schema.problem_of({"x": right}) == ""
     assert schema.problem_of({"x": wrong})
@@ -106,7 +128,10 @@ def deep(levels: int) -> dict[str, Any]:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, r"\$ref"),
         (deep(900), "nest it less"),
         ({"properties": {"x": {"type": "dict"}}}, r"properties\.x\.type is 'dict'.*object"),
-        ({"properties": {"x": {"type": ["STRING", "null"]}}}, r"properties\.x\.type is \['STRING', 'null'\].*string"),
+        (
+            {"properties": {"x": {"type": ["STRING", "null"]}}},
+            r"properties\.x\.type is \['STRING', 'null'\].*string",
+        ),
         ({"properties": {"x": {"required": True}}}, r"properties\.x\.required"),
     ],
 )
@@ -135,7 +160,9 @@ def test_arguments_that_are_nested_deeply_are_checked_or_refused() -> None:
         {"type": "object", "patternProperties": {YEAR: {"type": "integer"}}},
     ],
 )
-def test_a_pattern_that_python_cannot_read_is_not_checked(wanted: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pattern_that_python_cannot_read_is_not_checked(
+    wanted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     schema = ArgumentSchema(f"unread {wanted['type']}", {"properties": {"x": wanted}})
     values = {"string": "any", "array": ["any"], "object": {"1999": 1}}
     assert schema.problem_of({"x": values[wanted["type"]]}) == ""

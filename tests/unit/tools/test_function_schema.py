@@ -184,7 +184,8 @@ def test_what_is_no_tool_is_refused_by_name(function, words):
 
 
 @pytest.mark.parametrize(
-    ("result", "text"), [(np.float32(1.5), "1.5"), (np.arange(2), "[0, 1]"), ({"u": Unit.KELVIN}, '{"u": "k"}'), ("a", "a")]
+    ("result", "text"),
+    [(np.float32(1.5), "1.5"), (np.arange(2), "[0, 1]"), ({"u": Unit.KELVIN}, '{"u": "k"}'), ("a", "a")],
 )
 def test_results_of_usual_types_are_shown_as_json(result, text):
     def own(a: int) -> Any:

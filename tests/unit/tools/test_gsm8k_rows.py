@@ -1,4 +1,5 @@
-"""examples/data_preprocess/gsm8k_tool_agent_loop.py: from the raw form to rows that are played with the published tool."""
+"""examples/data_preprocess/gsm8k_tool_agent_loop.py: from the raw form to rows that are played with the
+published tool."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from turnwise.errors import DataError
 from turnwise.examine.examined import examine
 
 SCRIPT = runpy.run_path(
-    str(Path(__file__).parents[3] / "examples" / "data_preprocess" / "gsm8k_tool_agent_loop.py"), run_name="imported"
+    str(Path(__file__).parents[3] / "examples" / "data_preprocess" / "gsm8k_tool_agent_loop.py"),
+    run_name="imported",
 )
 RAW = {
     "question": "Natalia sold 48 clips in April and half as many in May. How many in all?",
@@ -31,12 +33,23 @@ def test_raw_rows_become_rows_of_the_published_schema(tmp_path: Path) -> None:
     assert [message["role"] for message in row.columns["prompt"]] == ["system", "user"]
     assert row.columns["reward_model"] == {"style": "rule", "ground_truth": "1072"}
     assert row.columns["ability"] == "math"
-    assert row.columns["extra_info"]["tools_kwargs"] == {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "1072"}}}
-    (tmp_path / "tools.yaml").write_text("tools: [{class_name: verl.tools.gsm8k_tool.Gsm8kTool, config: {type: native}}]")
+    assert row.columns["extra_info"]["tools_kwargs"] == {
+        "calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "1072"}}
+    }
+    (tmp_path / "tools.yaml").write_text(
+        "tools: [{class_name: verl.tools.gsm8k_tool.Gsm8kTool, config: {type: native}}]"
+    )
     data = {"train_files": [str(tmp_path / "out" / "train.parquet")], "reward": "gsm8k"}
-    values = {"pretrain": "m", "data": data, "agent": {"tool_config_path": str(tmp_path / "tools.yaml")}, "eval_steps": 0}
+    values = {
+        "pretrain": "m",
+        "data": data,
+        "agent": {"tool_config_path": str(tmp_path / "tools.yaml")},
+        "eval_steps": 0,
+    }
     config, _ = parse_config(values, AgenticConfig)
-    assert examine(config).tools.names == ["calc_gsm8k_reward"] and len(examine(config).rows("train").rows) == 1
+    assert (
+        examine(config).tools.names == ["calc_gsm8k_reward"] and len(examine(config).rows("train").rows) == 1
+    )
 
 
 def test_an_answer_without_its_mark_is_refused() -> None:

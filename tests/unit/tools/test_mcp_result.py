@@ -43,7 +43,11 @@ def resource(**contents: Any) -> dict[str, Any]:
         ([text("[]")], {"result": []}, "[]"),
         ([], {}, "{}"),
         ([text("note"), text('{"a":1}')], {"a": 1}, 'note\n{"a":1}'),
-        ([text('{"a":1}'), {"type": "resource_link", "name": "n", "uri": "x://n"}], {"a": 1}, '{"a":1}\nn (x://n)'),
+        (
+            [text('{"a":1}'), {"type": "resource_link", "name": "n", "uri": "x://n"}],
+            {"a": 1},
+            '{"a":1}\nn (x://n)',
+        ),
     ],
 )
 def test_text_and_structured_content(content: list[dict[str, Any]], structured: Any, shown: str) -> None:
@@ -55,11 +59,17 @@ def test_text_and_structured_content(content: list[dict[str, Any]], structured: 
 @pytest.mark.parametrize(
     ("part", "named"),
     [
-        ({"type": "resource_link", "name": "notes", "uri": "file:///notes.md"}, ["notes", "file:///notes.md"]),
+        (
+            {"type": "resource_link", "name": "notes", "uri": "file:///notes.md"},
+            ["notes", "file:///notes.md"],
+        ),
         ({"type": "image", "data": BLOB, "mimeType": "image/png"}, ["image", "image/png", "5 bytes"]),
         ({"type": "audio", "data": BLOB, "mimeType": "audio/wav"}, ["audio", "audio/wav", "5 bytes"]),
         (
-            {"type": "resource", "resource": {"uri": "file:///a.pdf", "mimeType": "application/pdf", "blob": BLOB}},
+            {
+                "type": "resource",
+                "resource": {"uri": "file:///a.pdf", "mimeType": "application/pdf", "blob": BLOB},
+            },
             ["resource", "file:///a.pdf", "application/pdf", "5 bytes"],
         ),
         ({"type": "resource", "resource": {"uri": "file:///a", "blob": BLOB}}, ["unknown type", "5 bytes"]),

@@ -20,7 +20,10 @@ from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import ToolBox, ToolFault
 
 PROGRAM = Path(__file__).parents[2] / "support" / "toy_mcp.py"
-STDIO = {"command": [sys.executable, str(PROGRAM)], "env": {"TOY": "red", "PYTHONPATH": os.pathsep.join(sys.path)}}
+STDIO = {
+    "command": [sys.executable, str(PROGRAM)],
+    "env": {"TOY": "red", "PYTHONPATH": os.pathsep.join(sys.path)},
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +53,25 @@ def config(request):
 
 
 def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -> tuple[str, bool]:
-    box = ToolBox(_of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name", []))
+    box = ToolBox(
+        _of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name", [])
+    )
     return tuple(called(box, name, **arguments)[0])
 
 
 def test_its_tools_have_the_schemas_of_the_server(config):
     schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in McpServer(config, None)}
-    assert list(schemas) == ["add", "variable", "fail", "picture", "misshapen", "slow", "refuse", "wait", "end"]
+    assert list(schemas) == [
+        "add",
+        "variable",
+        "fail",
+        "picture",
+        "misshapen",
+        "slow",
+        "refuse",
+        "wait",
+        "end",
+    ]
     assert schemas["add"]["description"] == "Adds two numbers."
     assert schemas["add"]["parameters"]["required"] == ["a", "b"]
 
@@ -94,7 +109,9 @@ def test_a_tool_with_a_wrong_schema_is_left_out_and_named(stdio):
     assert "misshapen" not in names and {"add", "end"} <= set(names)
     assert "misshapen" in notes[0] and "objekt" in notes[0]
     with pytest.raises(ConfigError, match=r"misshapen.*config\.tools"):
-        _of_entry(ToolEntry(class_name="mcp", config=stdio | {"tools": ["add", "misshapen"]}), "class_name", [])
+        _of_entry(
+            ToolEntry(class_name="mcp", config=stdio | {"tools": ["add", "misshapen"]}), "class_name", []
+        )
 
 
 def test_messages_that_are_not_quite_in_the_form_are_read(stdio, caplog):
@@ -114,12 +131,17 @@ def test_a_call_has_a_deadline_and_others_go_on(config):
 
 def test_a_program_has_its_variables_and_chosen_tools(stdio):
     assert answer(stdio, "variable", key="TOY") == ("red", False)
-    assert [tool.schema["function"]["name"] for tool in McpServer(stdio | {"tools": ["end", "add"]}, None)] == ["end", "add"]
+    assert [
+        tool.schema["function"]["name"] for tool in McpServer(stdio | {"tools": ["end", "add"]}, None)
+    ] == ["end", "add"]
 
 
 def test_an_error_of_one_call_leaves_the_others_their_connection(config):
     server = McpServer(config, None)
-    wait, refuse = (next(tool for tool in server if tool.schema["function"]["name"] == name) for name in ("wait", "refuse"))
+    wait, refuse = (
+        next(tool for tool in server if tool.schema["function"]["name"] == name)
+        for name in ("wait", "refuse")
+    )
 
     async def main():
         waiting = asyncio.create_task(wait.execute(None, {}))
@@ -154,7 +176,9 @@ def test_a_server_that_cannot_be_reached_is_refused(config, message):
 def test_a_server_that_says_nothing_is_refused(monkeypatch):
     pytest.importorskip("mcp")
     monkeypatch.setattr(mcp_server, "CONNECT_S", 0.5)
-    with pytest.raises(NotAvailableError, match=r"the MCP server sleep 1000 didn't name its tools within 0\.5 s"):
+    with pytest.raises(
+        NotAvailableError, match=r"the MCP server sleep 1000 didn't name its tools within 0\.5 s"
+    ):
         McpServer({"command": ["sleep", "1000"]}, None)
 
 

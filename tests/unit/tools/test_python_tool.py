@@ -35,7 +35,9 @@ def test_the_model_reads_what_its_program_prints(code, said):
 
 
 def test_limits_are_config():
-    assert answer("while True: pass", timeout_s=0.2).endswith("The code ran for longer than 0.2 s and was ended.")
+    assert answer("while True: pass", timeout_s=0.2).endswith(
+        "The code ran for longer than 0.2 s and was ended."
+    )
     assert "bytes left out" in answer("print('x' * 500)", max_output=100)
     assert "MemoryError" in answer("bytearray(100 << 20)", memory_mb=64)
 
@@ -69,7 +71,9 @@ def test_a_system_that_offers_nothing_is_refused_at_the_start(tmp_path, monkeypa
 
 def test_the_documented_reward_runs_programs():
     page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
-    (example,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "run_python" in block]
+    (example,) = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "run_python" in block
+    ]
     names: dict = {}
     exec(example, names)
     completions = ["def twice(x):\n    return 2 * x", "def twice(x):\n    return x * x", "twice = "]

@@ -41,8 +41,8 @@ def run(code: str, **limits) -> PythonResult:
 
 @pytest.fixture(scope="module")
 def outside():
-    """Paths, sockets and processes that an escape may reach. Everybody may read and write the files, so that nothing but the
-    sandbox stands before them."""
+    """Paths, sockets and processes that an escape may reach. Everybody may read and write the files, so that
+    nothing but the sandbox stands before them."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         for name in ("secret", "victim", "owned", "movable", "deletable"):
@@ -98,7 +98,9 @@ def check(text: str) -> None:
 
 
 def test_no_attempt_gets_out(outside, monkeypatch):
-    Path(outside["victim"]).write_text("a secret")  # It was lost if an attempt without the sandbox came first.
+    Path(outside["victim"]).write_text(
+        "a secret"
+    )  # It was lost if an attempt without the sandbox came first.
     monkeypatch.setenv("TURNWISE_SECRET", "a secret")
     result = run(program(outside, "."), timeout_s=60, memory_mb=256)
     assert result.outcome == "ok", result
@@ -120,7 +122,9 @@ def test_each_attempt_gets_out_without_the_sandbox(outside, tmp_path, monkeypatc
     assert control.returncode == 0, control.stderr
     said = json.loads(control.stdout.splitlines()[-1])
     not_ours = set(said["of_root"]) if os.geteuid() else set()
-    assert {name: text for name, text in said["results"].items() if text != "out" and name not in not_ours} == {}
+    assert {
+        name: text for name, text in said["results"].items() if text != "out" and name not in not_ours
+    } == {}
 
 
 def as_ordinary_user(code: str, outside: dict) -> subprocess.CompletedProcess:
@@ -173,7 +177,8 @@ def test_an_ordinary_user_leaves_rights_of_root_behind(outside):
     [
         "while True: pass",
         "import signal, time\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\ntime.sleep(100)",
-        "import threading\nfor _ in range(3): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()",
+        "import threading\nfor _ in range(3): threading.Thread(target=lambda: [0 for _ in iter(int, "
+        "1)]).start()",
         "import sys\nwhile True: sys.stdout.write('x' * 65536)",
         "def bomb():\n  import os\n  while True:\n    try: os.fork()\n    except OSError: pass\nbomb()",
     ],
@@ -198,7 +203,8 @@ def test_the_disk_is_limited():
 
 
 def test_many_files_cost_the_event_loop_nothing():
-    """Measuring and removing them takes other threads: this one, which the event loop runs in, hardly computes meanwhile."""
+    """Measuring and removing them takes other threads: this one, which the event loop runs in, hardly
+    computes meanwhile."""
     code = "import time\nfor n in range(6000):\n    open(str(n), 'w').close()\ntime.sleep(0.5)"
     before = time.thread_time()
     assert run(code, timeout_s=60).outcome == "ok"
@@ -230,7 +236,8 @@ def test_ten_megabytes_of_output_are_cut_in_their_middle():
         ("print('äß𝄞')", "äß𝄞\n", "ok"),
         ("import asyncio; print(asyncio.run(asyncio.sleep(0, 5)))", "5\n", "ok"),
         ("import sys; print(sys.argv, __name__, sys.stdin.read())", "['main.py'] __main__ \n", "ok"),
-        ("import sqlite3, ssl, decimal, ctypes, concurrent.futures, importlib.metadata, zoneinfo; print(1)", "1\n", "ok"),
+        ("import sqlite3, ssl, decimal, ctypes, concurrent.futures, importlib.metadata, zoneinfo; "
+        "print(1)", "1\n", "ok"),
         ("import numpy", "ModuleNotFoundError: No module named 'numpy'\n", "error"),
         ("open('a', 'w').write('b'); print(open('a').read())", "b\n", "ok"),
         ("print(1)\0", "source code string cannot contain null bytes\n", "error"),
@@ -274,7 +281,9 @@ def test_code_dies_with_its_parent(tmp_path, outside):
         f"tempfile.tempdir = {str(tmp_path)!r}\n"
         "asyncio.run(run_python(\"import time\\nopen('ready', 'w')\\ntime.sleep(100)\"))"
     )
-    with subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": outside["project"]}) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": outside["project"]}
+    ) as parent:
         while not list(tmp_path.glob("*/ready")):
             assert parent.poll() is None
         (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
@@ -284,8 +293,12 @@ def test_code_dies_with_its_parent(tmp_path, outside):
     os.close(end)
 
 
-@pytest.mark.parametrize(("code", "timeout_s", "outcome"), [("", 20, "ok"), ("while True: pass", 0.5, "timeout")])
-def test_an_output_that_another_process_holds_open_keeps_nobody_waiting(code, timeout_s, outcome, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "outcome"), [("", 20, "ok"), ("while True: pass", 0.5, "timeout")]
+)
+def test_an_output_that_another_process_holds_open_keeps_nobody_waiting(
+    code, timeout_s, outcome, monkeypatch
+):
     """A process that is forked between the making of a pipe and the closing of its ends has them too."""
     spawn, others = os.posix_spawn, []
 
@@ -303,7 +316,9 @@ def test_an_output_that_another_process_holds_open_keeps_nobody_waiting(code, ti
 
 def test_runs_at_the_same_time_are_apart():
     async def scenario() -> list[PythonResult]:
-        return await asyncio.gather(*(run_python(f"open('a', 'x').write('{n}'); print(open('a').read())") for n in range(8)))
+        return await asyncio.gather(
+            *(run_python(f"open('a', 'x').write('{n}'); print(open('a').read())") for n in range(8))
+        )
 
     assert [result.text for result in asyncio.run(scenario())] == [f"{n}\n" for n in range(8)]
 
@@ -314,13 +329,16 @@ LAUNCHER = Path(jail.__file__).read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("launcher", "message"),
     [
-        (LAUNCHER.replace("MIN_LANDLOCK = 3", "MIN_LANDLOCK = 99"), "the kernel .* has no Landlock of version 99"),
-        (LAUNCHER.replace('"x86_64": 0, "aarch64": 1', '"alpha": 0'), "the table of system calls is for alpha, and this is "),
+        (LAUNCHER.replace("MIN_LANDLOCK = 3", "MIN_LANDLOCK = 99"), "the kernel .* has no Landlock of "
+        "version 99"),
+        (LAUNCHER.replace('"x86_64": 0, "aarch64": 1', '"alpha": 0'), "the table of system calls is for "
+        "alpha, and this is "),
         ("import time; time.sleep(100)", "its launcher said nothing for 0.3 s"),
         ("1 / 0", "Traceback"),
         ("", "its launcher ended and said nothing"),
     ],
-    ids=["no Landlock", "another machine", "a launcher that hangs", "a launcher that fails", "a launcher that says nothing"],
+    ids=["no Landlock", "another machine", "a launcher that "
+    "hangs", "a launcher that fails", "a launcher that says nothing"],
 )  # fmt: skip
 def test_what_cannot_be_isolated_is_refused(launcher, message, tmp_path, monkeypatch):
     (tmp_path / "jail.py").write_text(launcher)

@@ -76,7 +76,10 @@ def test_its_schema_asks_for_a_query(path):
     ("config", "message"),
     [
         ({}, "config.documents is None; name a JSONL file"),
-        ({"document": "a"}, "has no key 'document'; it has documents, k, max_document_length. Did you mean 'documents'"),
+        (
+            {"document": "a"},
+            "has no key 'document'; it has documents, k, max_document_length. Did you mean 'documents'",
+        ),
         ({"documents": "a", "k": 0}, "config.k is 0; it must be a whole number above 0"),
         ({"documents": "a", "max_document_length": True}, "config.max_document_length is True"),
     ],
@@ -107,5 +110,7 @@ def test_wrong_documents_are_refused(lines, message, tmp_path):
 
 def test_without_its_library_it_is_refused(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(NotAvailableError, match=r"needs bm25s, which isn't installed; pip install -e '\.\[tools\]'"):
+    with pytest.raises(
+        NotAvailableError, match=r"needs bm25s, which isn't installed; pip install -e '\.\[tools\]'"
+    ):
         SearchTool({"documents": path}, None)

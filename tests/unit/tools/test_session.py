@@ -25,7 +25,9 @@ def task_of(**extra_info: Any) -> Task:
 
 
 def box_of(*tools: Any, timeout_s: float = 60.0) -> ToolBox:
-    return ToolBox([OfferedTool(tool if hasattr(tool, "schema") else FunctionTool(tool)) for tool in tools], timeout_s)
+    return ToolBox(
+        [OfferedTool(tool if hasattr(tool, "schema") else FunctionTool(tool)) for tool in tools], timeout_s
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,14 +50,20 @@ def test_a_result_is_a_text(tool: Any, arguments: dict[str, Any], text: str) -> 
         (divide, {"a": 1, "b": 0}, "Error executing 'divide': division by zero"),
         (divide, {"a": 1}, "Invalid arguments for 'divide': 'b' is a required property"),
         (divide, {"a": 1, "b": "2"}, "Invalid arguments for 'divide': '2' is not of type 'number'"),
-        (divide, {"a": 1, "b": 2, "c": 3}, "Invalid arguments for 'divide': Additional properties are not allowed"),
+        (
+            divide,
+            {"a": 1, "b": 2, "c": 3},
+            "Invalid arguments for 'divide': Additional properties are not allowed",
+        ),
         (calculator, {"expression": "__import__('os')"}, "Error executing 'calculator'"),
         (calculator, {"expression": "9 ** 9 ** 9"}, "the power is too large"),
         (calculator, {"expression": "(" * 900}, "isn't an arithmetic expression"),
         (Notebook(), {"text": "mistake"}, "Error executing 'note': no such page"),
     ],
 )
-def test_a_mistake_of_the_model_becomes_an_error_that_it_reads(tool: Any, arguments: dict[str, Any], said: str) -> None:
+def test_a_mistake_of_the_model_becomes_an_error_that_it_reads(
+    tool: Any, arguments: dict[str, Any], said: str
+) -> None:
     box = box_of(tool)
     result, session = called(box, *box.names, **arguments)
     assert result.is_error and said in result.text
@@ -63,7 +71,9 @@ def test_a_mistake_of_the_model_becomes_an_error_that_it_reads(tool: Any, argume
     assert session.metrics[f"tool/{name}/errors"] == session.metrics[f"tool/{name}/calls"] == 1
 
 
-def test_an_unknown_tool_is_answered_with_the_known_ones_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_tool_is_answered_with_the_known_ones_counted_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO")
     result, session = called(box_of(divide, Notebook()), "nothing")
     assert result == ToolResult("Unknown function 'nothing'. Available tools: divide, note", is_error=True)
@@ -72,7 +82,9 @@ def test_an_unknown_tool_is_answered_with_the_known_ones_counted_and_said(caplog
 
 
 @pytest.mark.parametrize(("b", "is_said"), [("2", True), (0, False), (2, False)])
-def test_the_log_says_which_arguments_the_schema_refused(b: Any, is_said: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_which_arguments_the_schema_refused(
+    b: Any, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """What the tool itself refuses, such as a division by zero, was decoded."""
     caplog.set_level("INFO")
     called(box_of(divide), "divide", a=1, b=b)
@@ -89,7 +101,9 @@ def test_the_log_says_which_arguments_the_schema_refused(b: Any, is_said: bool, 
         ("bytes", ToolFault, "the tool note returned a bytes"),
     ],
 )
-def test_what_is_no_fault_of_the_model_fails_the_episode_and_releases_the_state(text: str, kind: type, said: str) -> None:
+def test_what_is_no_fault_of_the_model_fails_the_episode_and_releases_the_state(
+    text: str, kind: type, said: str
+) -> None:
     tool = Notebook()
     with pytest.raises(kind, match=said):
         called(box_of(tool, timeout_s=0.3 if text == "hang" else 60.0), "note", text=text)
@@ -116,7 +130,9 @@ def test_a_function_whose_result_is_no_json_fails_the_episode(is_circular: bool)
         found.append(found if is_circular else b"x")
         return found
 
-    with pytest.raises(EnvironmentFault, match=r"the tool odd returned a list, .* can't be written as JSON .*; return a text"):
+    with pytest.raises(
+        EnvironmentFault, match=r"the tool odd returned a list, .* can't be written as JSON .*; return a text"
+    ):
         called(box_of(odd), "odd", is_circular=is_circular)
 
 
@@ -230,9 +246,14 @@ def test_a_parameter_that_may_be_none_takes_null() -> None:
 )
 def test_a_composed_schema_has_the_parameters_of_its_parts(composed: dict[str, Any]) -> None:
     parameters = {"$defs": {"Note": schema("note")["function"]["parameters"]}, **composed}
-    box = box_of(Notebook(tool_schema={"type": "function", "function": {"name": "note", "parameters": parameters}}))
+    box = box_of(
+        Notebook(tool_schema={"type": "function", "function": {"name": "note", "parameters": parameters}})
+    )
     assert called(box, "note", text="a")[0] == ToolResult("a")
-    for arguments, said in (({"text": 5}, "5 is not of type 'string'"), ({"text": "a", "page": 1}, "('page' was unexpected)")):
+    for arguments, said in (
+        ({"text": 5}, "5 is not of type 'string'"),
+        ({"text": "a", "page": 1}, "('page' was unexpected)"),
+    ):
         result, _ = called(box, "note", **arguments)
         assert result.is_error and said in result.text
 
@@ -246,9 +267,17 @@ def test_a_row_may_select_tools() -> None:
     ("wrong", "said"),
     [
         ({}, "has no function with a name"),
-        ({"function": {"name": "a", "parameters": {"type": "objekt"}}}, "the tool a: parameters isn't a JSON schema"),
         (
-            {"function": {"name": "a", "parameters": {"properties": {"x": {"$ref": "#/$defs/Cut"}}, "$defs": {"Cat": {}}}}},
+            {"function": {"name": "a", "parameters": {"type": "objekt"}}},
+            "the tool a: parameters isn't a JSON schema",
+        ),
+        (
+            {
+                "function": {
+                    "name": "a",
+                    "parameters": {"properties": {"x": {"$ref": "#/$defs/Cut"}}, "$defs": {"Cat": {}}},
+                }
+            },
             r"the tool a: \$ref names Cut, which its \$defs don't have",
         ),
     ],
@@ -315,7 +344,10 @@ def test_the_published_tool_says_whether_an_answer_is_right_and_punishes_what_im
 
     async def main() -> tuple[list[str], dict[str, float]]:
         async with box_of(Gsm8kTool({}, None)).open(task) as session:
-            texts = [(await session.call("calc_gsm8k_reward", {"answer": answer})).text for answer in ("7", "#### 72", "72")]
+            texts = [
+                (await session.call("calc_gsm8k_reward", {"answer": answer})).text
+                for answer in ("7", "#### 72", "72")
+            ]
             return texts, await session.rewards()
 
     texts, rewards = asyncio.run(main())

@@ -52,7 +52,12 @@ def config_of(tools: Any = None, rows: list[dict[str, Any]] | None = None, **cha
 
 def test_a_tool_file_in_the_published_form(folder: Path) -> None:
     tools = [
-        {"class_name": "toy_tools.Notebook", "config": {"reward": 2.0}, "tool_schema": schema("pad"), "max_concurrency": 3},
+        {
+            "class_name": "toy_tools.Notebook",
+            "config": {"reward": 2.0},
+            "tool_schema": schema("pad"),
+            "max_concurrency": 3,
+        },
         {"class_name": "verl.tools.gsm8k_tool.Gsm8kTool", "config": {"type": "native"}},
         {"class_name": "calculator", "timeout_s": 2.0},
         {"class_name": "toy_tools:divide"},
@@ -114,17 +119,32 @@ def test_the_python_tool_by_its_name(folder: Path) -> None:
         ({"tools": [{"class_name": "no_such_module.Tool"}]}, "no module 'no_such_module'"),
         ({"tools": [{"class_name": "toy_tools.Nothing"}]}, "toy_tools has no object 'Nothing'"),
         ({"tools": [{"class_name": "toy_tools.Any"}]}, "Any"),
-        ({"tools": [{"class_name": "calculator", "config": {"a": 1}}]}, "is a function, which takes no config"),
-        ({"tools": [{"class_name": "calculator", "tool_schema": {"type": "function"}}]}, "has no function with a name"),
+        (
+            {"tools": [{"class_name": "calculator", "config": {"a": 1}}]},
+            "is a function, which takes no config",
+        ),
+        (
+            {"tools": [{"class_name": "calculator", "tool_schema": {"type": "function"}}]},
+            "has no function with a name",
+        ),
         (
             {"tools": [{"class_name": "toy_tools.Undated"}]},
             "the schema of the tool undated isn't JSON: Object of type date is not JSON serializable",
         ),
-        ({"tools": [{"class_name": "calculator", "timeout": 1}]}, r"tools\[0\].timeout: unknown key.*mean 'timeout_s'"),
+        (
+            {"tools": [{"class_name": "calculator", "timeout": 1}]},
+            r"tools\[0\].timeout: unknown key.*mean 'timeout_s'",
+        ),
         ({"mcp": {"command": ["a"]}}, "key mcp.*class_name: mcp"),
         ({"mcpServers": {"a": {"command": "b"}}}, "key mcpServers.*class_name: mcp"),
-        ({"tools": [{"class_name": "own.Search", "mcp": {"mcp_servers_config_path": "a.json"}}]}, "key mcp.*class_name: mcp"),
-        ({"tools": [{"class_name": "calculator"}, {"class_name": "calculator"}]}, "two tools are called calculator"),
+        (
+            {"tools": [{"class_name": "own.Search", "mcp": {"mcp_servers_config_path": "a.json"}}]},
+            "key mcp.*class_name: mcp",
+        ),
+        (
+            {"tools": [{"class_name": "calculator"}, {"class_name": "calculator"}]},
+            "two tools are called calculator",
+        ),
     ],
 )
 def test_a_wrong_tool_file_is_refused(tools: Any, said: str, folder: Path) -> None:
@@ -148,31 +168,51 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
 @pytest.mark.parametrize(
     ("tools", "row", "said"),
     [
-        (CALCULATOR, {}, r"rows.jsonl.* the tools calculator are configured, and this row would be played without them"),
+        (
+            CALCULATOR,
+            {},
+            r"rows.jsonl.* the tools calculator are configured, and this row would be played without them",
+        ),
         (None, {"agent_name": "tool_agent"}, "tool_agent has no tools; set agent.*tool_config_path"),
         (
             {"tools": []},
             {"agent_name": "tool_agent"},
             r"tool_agent has no tools; tools.yaml \(agent.tool_config_path\) names none",
         ),
-        (CALCULATOR, {"agent_name": "tool_agnet"}, "agent 'tool_agnet' isn't one of .* Did you mean 'tool_agent'"),
+        (
+            CALCULATOR,
+            {"agent_name": "tool_agnet"},
+            "agent 'tool_agnet' isn't one of .* Did you mean 'tool_agent'",
+        ),
         (
             CALCULATOR,
             {"agent_name": "tool_agent", "extra_info": {"tools_kwargs": {"python": {}, "calculator": None}}},
             "extra_info names the tool 'python'; there are calculator",
         ),
-        (CALCULATOR, {"agent_name": "tool_agent_loop", "extra_info": {"tool_selection": ["search"]}}, "the tool 'search'"),
+        (
+            CALCULATOR,
+            {"agent_name": "tool_agent_loop", "extra_info": {"tool_selection": ["search"]}},
+            "the tool 'search'",
+        ),
         *(
             (
                 CALCULATOR,
                 {"agent_name": "tool_agent", "extra_info": extra},
                 r"extra_info is .* with tools it may hold tools_kwargs \(mappings",
             )
-            for extra in ("a", ["a"], {"tools_kwargs": [1]}, {"tools_kwargs": {"calculator": 1}}, {"tool_selection": "python"})
+            for extra in (
+                "a",
+                ["a"],
+                {"tools_kwargs": [1]},
+                {"tools_kwargs": {"calculator": 1}},
+                {"tool_selection": "python"},
+            )
         ),
     ],
 )
-def test_a_row_that_does_not_fit_the_tools_is_refused(tools: Any, row: dict[str, Any], said: str, folder: Path) -> None:
+def test_a_row_that_does_not_fit_the_tools_is_refused(
+    tools: Any, row: dict[str, Any], said: str, folder: Path
+) -> None:
     with pytest.raises(DataError, match=said):
         _ = examine(config_of(tools, [{"prompt": "1", **row}])).rows("train").rows
 
@@ -186,14 +226,18 @@ def test_a_row_that_does_not_fit_the_tools_is_refused(tools: Any, row: dict[str,
         ({}, {"default_agent": "tool_agent_loop"}),
     ],
 )
-def test_a_row_that_says_how_it_is_played_is_taken(row: dict[str, Any], data: dict[str, Any], folder: Path) -> None:
+def test_a_row_that_says_how_it_is_played_is_taken(
+    row: dict[str, Any], data: dict[str, Any], folder: Path
+) -> None:
     assert examine(config_of(CALCULATOR, [{"prompt": "1", **row}], data=data)).rows("train").rows
 
 
 def test_a_loop_of_a_user_by_its_name(folder: Path) -> None:
     loops = [{"name": "teller", "_target_": "toy_rewards.TellsTools", "extra": "a"}]
     (folder / "loops.yaml").write_text(json.dumps(loops))
-    config = config_of(CALCULATOR, [{"prompt": "1", "agent_name": "teller"}], agent={"agent_config_path": "loops.yaml"})
+    config = config_of(
+        CALCULATOR, [{"prompt": "1", "agent_name": "teller"}], agent={"agent_config_path": "loops.yaml"}
+    )
     assert examine(config).rows("train").rows
     agent = build_row_agent(examine(config), "train", "teller", WatchedRunner())
     assert isinstance(agent, TellsTools)

@@ -53,7 +53,8 @@ def said(rows, **options):
 
 
 def run_of(*parts):
-    """Rows with a noisy success; a part is `(steps, success at its start, success at its end, other values)`."""
+    """Rows with a noisy success; a part is `(steps, success at its start, success at its end, other
+    values)`."""
     rows = []
     for steps, first, last, changes in parts:
         for success in np.linspace(first, last, steps):
@@ -64,7 +65,14 @@ def run_of(*parts):
 
 RISING = (20, 0.3, 0.6, {})
 START = {"env/A/success": 0.234, "system/samples": 128.0, "env/A/action_is_valid": 0.997, "actor/lr": 1e-2}
-BROKEN = {**GOOD, **START, "env/A/success": 0.0, "env/A/action_is_valid": 0.098, **ALIKE, "rollout/length_limited": 0.7}
+BROKEN = {
+    **GOOD,
+    **START,
+    "env/A/success": 0.0,
+    "env/A/action_is_valid": 0.098,
+    **ALIKE,
+    "rollout/length_limited": 0.7,
+}
 CASES = {
     "broken_start": ([{**GOOD, **START}, BROKEN, BROKEN], 1),
     "groups_alike": (run_of((3, 0.5, 0.5, {**ALIKE, "actor/updates_left_out": 1.0})), 2),
@@ -88,7 +96,14 @@ def test_a_run_that_its_first_update_broke_is_told_why_and_nothing_else():
     sentences = told(rows, play_at_random=lambda: Outcomes(0.3, 200))
     assert [name for step in sentences for name in step] == ["broken_start"]
     sentence = sentences[1]["broken_start"]
-    for word in ("learning rate 0.01", "3.2 nats", "0.23 to 0.00", "1.00 to 0.05", "smaller learning rate", "model before"):
+    for word in (
+        "learning rate 0.01",
+        "3.2 nats",
+        "0.23 to 0.00",
+        "1.00 to 0.05",
+        "smaller learning rate",
+        "model before",
+    ):
         assert word in sentence
 
 
@@ -118,7 +133,10 @@ def test_siblings_of_few_groups_are_not_independent_episodes():
     rows = [{**GOOD, "env/A/success": share, "system/samples": 64.0} for share in (0.5, 0.25)]
 
     def groups(*shares):
-        return [Group(task, [Trajectory(task, n, metrics={"success": share}) for n in range(16)]) for share in shares]
+        return [
+            Group(task, [Trajectory(task, n, metrics={"success": share}) for n in range(16)])
+            for share in shares
+        ]
 
     health = Health()
     health.see(0, rows[0], groups(1.0, 1.0, 0.0, 0.0))
@@ -140,7 +158,9 @@ def test_the_answers_that_an_environment_calls_invalid_count_as_unparsable():
 def test_an_entropy_bonus_that_wins_is_told_long_before_the_policy_is_noise():
     """0.14 nats at step 30, 5.9 at step 60, as the quickstart with four times its bonus."""
     rows = run_of((30, 0.3, 0.8, {}), (30, 0.8, 0.0, {}), (20, 0.0, 0.0, {}))
-    for row, entropy in zip(rows, [*np.linspace(0.4, 0.14, 30), *np.linspace(0.14, 5.9, 30), *[5.9] * 20], strict=True):
+    for row, entropy in zip(
+        rows, [*np.linspace(0.4, 0.14, 30), *np.linspace(0.14, 5.9, 30), *[5.9] * 20], strict=True
+    ):
         row["actor/entropy"] = float(entropy)
     found = said(rows)
     assert 33 <= found["entropy_blown_up"] <= 41 and set(found) == {"entropy_blown_up", "success_lost"}
@@ -189,7 +209,10 @@ def test_success_lost_against_the_best():
 def test_noise_around_a_level_is_no_loss(level):
     for seed in range(10):
         success = np.random.default_rng(seed).binomial(32, level, size=300) / 32
-        assert said([{**GOOD, "env/A/success": float(share)} for share in success], play_at_random=lambda: None) == {}
+        assert (
+            said([{**GOOD, "env/A/success": float(share)} for share in success], play_at_random=lambda: None)
+            == {}
+        )
 
 
 def validated(first, last):
@@ -235,12 +258,18 @@ def test_the_random_players_success_is_measured_once_in_the_step_in_which_it_pla
     for step in range(40):
         health.see(step, {**GOOD, "env/A/success": 0.3})
         measured[step] = health.measured()
-    assert {step: metrics for step, metrics in measured.items() if metrics} == {19: {"random_player/success": 0.25}}
+    assert {step: metrics for step, metrics in measured.items() if metrics} == {
+        19: {"random_player/success": 0.25}
+    }
 
 
 def test_a_run_that_takes_off_late_is_told_only_what_is_so_by_then():
-    rows = [{**GOOD, "env/A/success": share} for share in [0.3] * 40 + [0.3 + 0.02 * step for step in range(30)]]
-    [sentence] = [text for texts in told(rows, play_at_random=lambda: Outcomes(0.3, 200)) for text in texts.values()]
+    rows = [
+        {**GOOD, "env/A/success": share} for share in [0.3] * 40 + [0.3 + 0.02 * step for step in range(30)]
+    ]
+    [sentence] = [
+        text for texts in told(rows, play_at_random=lambda: Outcomes(0.3, 200)) for text in texts.values()
+    ]
     assert "after step 20: so far success hasn't risen: it is 0.30 after 20 steps" in sentence
     assert "it may rise yet" in sentence
 
@@ -252,7 +281,10 @@ def test_a_run_that_learns_slowly_from_a_random_players_success_is_seldom_accuse
         accused = 0
         for seed in range(40):
             rng = np.random.default_rng(seed)
-            rows = [{**GOOD, "env/A/success": rng.binomial(64, level) / 64} for level in np.linspace(0.14, last, 60)]
+            rows = [
+                {**GOOD, "env/A/success": rng.binomial(64, level) / 64}
+                for level in np.linspace(0.14, last, 60)
+            ]
             random = Outcomes(rng.binomial(200, 0.14) / 200, 200)
             accused += "no_better_than_random" in said(rows, play_at_random=lambda random=random: random)
         return accused / 40
@@ -295,9 +327,10 @@ def test_every_sentence_names_a_heading_of_the_page_with_what_to_do():
 
 @pytest.mark.parametrize("file", sorted(RECORDED.glob("*.json")), ids=lambda file: file.stem)
 def test_recorded_runs(file):
-    """Real runs of the examples, reduced to what is looked at: `expected` says what, and between which steps. `random` is the
-    success of a random player, where it was measured, and its episodes. Sokoban with PPO began from a tenth of the recipe's
-    demonstrations, and its model played as the random player does; sokoban began there too, and learnt."""
+    """Real runs of the examples, reduced to what is looked at: `expected` says what, and between which steps.
+    `random` is the success of a random player, where it was measured, and its episodes. Sokoban with PPO
+    began from a tenth of the recipe's demonstrations, and its model played as the random player does; sokoban
+    began there too, and learnt."""
     recorded = json.loads(file.read_text(encoding="utf-8"))
     rows = [
         {name: value for name, value in zip(recorded["names"], row, strict=True) if value is not None}

@@ -61,7 +61,9 @@ def test_the_screen_shows_step_time_left_phases_and_figures():
     ("num_done", "phase", "before", "end", "left"),
     [(0, "val", "time left unknown", 10.0, "1:10"), (6, "rollout", "step 6/8", 5.0, "0:05")],
 )
-def test_time_left_counts_validations_and_what_a_resumed_run_has_still_to_do(num_done, phase, before, end, left):
+def test_time_left_counts_validations_and_what_a_resumed_run_has_still_to_do(
+    num_done, phase, before, end, left
+):
     screen = Screen("lake", AGENTIC_COLUMNS, Pace(8, num_done=num_done))
     screen.pace.begin_phase(phase, 0.0)
     assert before in plain(screen.render(1.0))
@@ -96,7 +98,9 @@ def test_a_sample_is_short_and_commands_no_terminal():
 
 def test_the_view_is_drawn_and_gives_the_cursor_back():
     out = io.StringIO()
-    tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, Pace(8)), Console(file=out, force_terminal=True, width=100))
+    tracker = LiveTracker(
+        Screen("lake", AGENTIC_COLUMNS, Pace(8)), Console(file=out, force_terminal=True, width=100)
+    )
     tracker.begin_phase("rollout")
     tracker.log(0, STEP)
     tracker.close()
@@ -125,7 +129,10 @@ def test_plain_lines_where_there_is_no_terminal(file, term, expected, monkeypatc
     # Colours asked for in a pipe are no reason to move a cursor there.
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", term)
-    assert type(stdout_tracker("lake", AGENTIC_COLUMNS, Pace(8), every=1, console=Console(file=file))) is expected
+    assert (
+        type(stdout_tracker("lake", AGENTIC_COLUMNS, Pace(8), every=1, console=Console(file=file)))
+        is expected
+    )
 
 
 SCRIPT = """
@@ -150,7 +157,9 @@ raise ValueError("nobody closed the view")
 
 def test_in_a_terminal_warnings_stand_whole_and_an_error_leaves_a_cursor():
     master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm"}
+    )
     os.close(slave)
     chunks = []
     with suppress(OSError):  # Linux says that the other end is closed by an error.

@@ -12,7 +12,9 @@ from turnwise.types import Metric
 
 @pytest.mark.parametrize(("reduction", "expected"), [("sum", 6.0), ("max", 3.0), ("min", 1.0), ("last", 2.0)])
 def test_other_reductions_ignore_the_size_of_weights(reduction, expected):
-    metrics = [Metric("a", value, reduction, weight) for value, weight in ((1.0, 5.0), (3.0, 1.0), (2.0, 2.0))]
+    metrics = [
+        Metric("a", value, reduction, weight) for value, weight in ((1.0, 5.0), (3.0, 1.0), (2.0, 2.0))
+    ]
     assert reduce_metrics(metrics) == {"a": expected}
 
 
@@ -25,9 +27,14 @@ def test_weight_zero_does_not_count(reduction):
 
 def test_a_percentile_and_an_effective_sample_size_are_those_of_all_values_together():
     values = np.random.default_rng(0).lognormal(size=300)
-    for reduction, expected in (("p99", np.percentile(values, 99)), ("ess", values.sum() ** 2 / (300 * (values**2).sum()))):
+    for reduction, expected in (
+        ("p99", np.percentile(values, 99)),
+        ("ess", values.sum() ** 2 / (300 * (values**2).sum())),
+    ):
         parts = [values[:7], torch.from_numpy(values[7:299]), values[299:]]
-        metrics = [Metric("a", part, reduction, weight) for part, weight in zip(parts, (1, 100, 0.1), strict=True)]
+        metrics = [
+            Metric("a", part, reduction, weight) for part, weight in zip(parts, (1, 100, 0.1), strict=True)
+        ]
         ignored = Metric("a", np.array([1e9]), reduction, weight=0.0)
         assert reduce_metrics([*metrics, ignored]) == {"a": pytest.approx(expected)}
 

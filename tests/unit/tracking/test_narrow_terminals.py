@@ -84,7 +84,8 @@ def test_the_phases_stay_those_of_a_step_when_the_end_is_validated():
 
 
 class ReflowingTerminal(io.StringIO):
-    """What a terminal shows that wraps its lines anew when it becomes narrower, as most do; enough of it for rich."""
+    """What a terminal shows that wraps its lines anew when it becomes narrower, as most do; enough of it for
+    rich."""
 
     def __init__(self, width):
         super().__init__()
@@ -108,7 +109,8 @@ class ReflowingTerminal(io.StringIO):
             self.lines[self.row] += character
 
     def resize(self, width):
-        """Every line that was written whole is wrapped at the new width; the cursor stays at the end of what it was on."""
+        """Every line that was written whole is wrapped at the new width; the cursor stays at the end of what
+        it was on."""
         wrapped = [[line[i : i + width] for i in range(0, max(len(line), 1), width)] for line in self.lines]
         self.row = sum(map(len, wrapped[: self.row + 1])) - 1
         self.lines = [part for parts in wrapped for part in parts]

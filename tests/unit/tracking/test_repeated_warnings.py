@@ -36,7 +36,9 @@ def ended(request, tmp_path):
 def test_episodes_that_fail_alike_are_warned_of_once_with_a_count(ended, capsys):
     def warn():
         for episode in range(190):
-            logger.warning("episode %s, sibling %d, attempt %d failed: %s", f"G/{episode}", episode % 4, 1, "no secret")
+            logger.warning(
+                "episode %s, sibling %d, attempt %d failed: %s", f"G/{episode}", episode % 4, 1, "no secret"
+            )
 
     ended(warn)
     first, *rest = said(capsys)

@@ -1,4 +1,5 @@
-"""A library that keeps runs may fail or hang as it likes; and what each of them is told, by small stand-ins."""
+"""A library that keeps runs may fail or hang as it likes; and what each of them is told, by small
+stand-ins."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from turnwise.tracking.wandb_store import WandbStore
 
 
 class Memory:
-    """Keeps what it is given, fails at the step `bad`, and waits at the step `slow` until it is let go. If it `closes_badly`,
-    `close` fails."""
+    """Keeps what it is given, fails at the step `bad`, and waits at the step `slow` until it is let go. If it
+    `closes_badly`, `close` fails."""
 
     place = "here"
 
@@ -104,17 +105,23 @@ def test_one_that_cannot_start_is_refused_with_the_arguments_that_need_no_login(
     with pytest.raises(NotAvailableError) as refused:
         StoreTracker("wandb", start)
     assert str(refused.value) == (
-        "track_with wandb can't start: RuntimeError: no API key; tracker_kwargs {wandb: {mode: offline}} needs neither network "
+        "track_with wandb can't start: RuntimeError: no API key; tracker_kwargs {wandb: {mode: offline}} "
+        "needs neither network "
         "nor login, and without wandb in track_with the run keeps metrics.jsonl"
     )
     monkeypatch.setattr(store, "START_S", 0.01)
     never = threading.Event()
-    with pytest.raises(NotAvailableError, match=r"mlflow can't start: TimeoutError: it did not answer within 0.01 s; .*sqlite"):
+    with pytest.raises(
+        NotAvailableError,
+        match=r"mlflow can't start: TimeoutError: it did not answer within 0.01 s; .*sqlite",
+    ):
         StoreTracker("mlflow", lambda: never.wait(60))
     never.set()
 
 
-def test_one_that_stops_working_does_not_end_the_run_and_all_are_closed(tiny_model, tmp_path, monkeypatch, capsys):
+def test_one_that_stops_working_does_not_end_the_run_and_all_are_closed(
+    tiny_model, tmp_path, monkeypatch, capsys
+):
     told = {}
 
     class Failing(Memory):
@@ -169,7 +176,9 @@ def test_wandb_is_told_the_run_and_never_asks_anybody(monkeypatch, tmp_path):
     setup = []
     told, run = library(monkeypatch, "wandb", setup=setup.append, Html=lambda text: ("html", text))
     run_facts = TrackedRun(tmp_path, "lake", "first", 0, {"seed": 7})
-    kept = WandbStore(run_facts, api_key="k", project="ours", mode="offline", settings={"x_stats_sampling_interval": 5})
+    kept = WandbStore(
+        run_facts, api_key="k", project="ours", mode="offline", settings={"x_stats_sampling_interval": 5}
+    )
     assert setup == [{"silent": True, "console": "off"}]
     assert told == {
         "project": "ours",
@@ -181,7 +190,10 @@ def test_wandb_is_told_the_run_and_never_asks_anybody(monkeypatch, tmp_path):
     }
     kept.write(3, {"x": 0.5}, "<b>")
     kept.close()
-    assert run.calls == [("log", {"x": 0.5, "samples": ("html", "<pre>&lt;b&gt;</pre>")}, {"step": 3}), ("finish", {})]
+    assert run.calls == [
+        ("log", {"x": 0.5, "samples": ("html", "<pre>&lt;b&gt;</pre>")}, {"step": 3}),
+        ("finish", {}),
+    ]
 
 
 def test_swanlab_is_told_the_run_and_never_asks_anybody(monkeypatch, tmp_path):

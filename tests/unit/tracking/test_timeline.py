@@ -105,7 +105,12 @@ def test_the_shares_of_a_step_add_up_to_one_and_start_anew_with_each(path: Path)
         for who in ("trainer", "rollouts"):
             shares = [value for name, value in metrics.items() if name.startswith(f"time/{who}/")]
             assert sum(shares) == pytest.approx(1.0) and min(shares) >= 0.0
-    assert kept[0]["time/rollouts/engine"] > kept[1]["time/rollouts/engine"] == 0.0 < kept[1]["time/rollouts/waiting"]
+    assert (
+        kept[0]["time/rollouts/engine"]
+        > kept[1]["time/rollouts/engine"]
+        == 0.0
+        < kept[1]["time/rollouts/waiting"]
+    )
 
 
 def test_what_was_spent_before_the_first_step_is_none_of_its_time(path: Path) -> None:

@@ -47,7 +47,10 @@ def test_a_validation_is_printed_whatever_it_measures():
     for step in range(1, 4):
         tracker.log(step, {"sft/loss": 1.0} | ({"sft/val_loss": 2.0} if step == 2 else {}))
     tracker.log(20, {"sft/val_loss": 1.5})
-    assert out.getvalue().splitlines() == ["step  3/20  loss 1.0000  val 2.0000 (after 2)", "final  val 1.5000"]
+    assert out.getvalue().splitlines() == [
+        "step  3/20  loss 1.0000  val 2.0000 (after 2)",
+        "final  val 1.5000",
+    ]
 
 
 def test_log_lines_go_to_what_standard_error_is_when_they_come(monkeypatch):
@@ -115,7 +118,12 @@ def test_a_resumed_run_replaces_the_steps_that_it_does_again(tmp_path):
         tracker.close()
     events = events_of(tmp_path)
     assert len(events.Scalars("y")) == 4
-    assert [(scalar.step, scalar.value) for scalar in events.Scalars("a/x")] == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.25)]
+    assert [(scalar.step, scalar.value) for scalar in events.Scalars("a/x")] == [
+        (1, 0.5),
+        (2, 0.5),
+        (3, 0.25),
+        (4, 0.25),
+    ]
     validations = {scalar.step: round(scalar.value, 3) for scalar in events.Scalars("val/x")}
     assert validations == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3}, "after so many steps"
 
@@ -135,5 +143,9 @@ def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_mod
     first, second = events.Tensors("samples")
     assert (first.step, second.step) == (1, 2)
     text = first.tensor_proto.string_val[0].decode()
-    assert "step 1, best trajectory" in text and "turn 1" in text and all(line.startswith("    ") for line in text.splitlines())
+    assert (
+        "step 1, best trajectory" in text
+        and "turn 1" in text
+        and all(line.startswith("    ") for line in text.splitlines())
+    )
     assert len(events.Scalars("rollout/score/mean")) == 2

@@ -43,7 +43,8 @@ class Own(GRPO):
         self.loss = OwnLoss(settings)
 
 
-texts = {"agent_system_template": "", "agent_template": "{observation}", "action_pattern": None, "max_tokens_per_step": 4}
+texts = {"agent_system_template": "", "agent_template": "{observation}", "action_pattern": None}
+texts["max_tokens_per_step"] = 4
 trainer = Trainer(
     model=MODEL, env={"Own": {"env_type": OwnEnv, **texts}}, algorithm=Own, max_steps=2, rollout_batch_size=4,
     sequence_length=128, async_generation_ratio=1, train_env_manager={"group_size": 2, "num_env_groups": 2},
@@ -71,7 +72,9 @@ class Notebook:
 
     def __init__(self, folder):
         file, _ = write_connection_file(str(folder / "kernel.json"))
-        self.kernel = forked.Popen(["-f", file], module="ipykernel_launcher", cwd=folder, start_new_session=True, **QUIET)
+        self.kernel = forked.Popen(
+            ["-f", file], module="ipykernel_launcher", cwd=folder, start_new_session=True, **QUIET
+        )
         self.client = BlockingKernelClient(connection_file=file)
         self.client.load_connection_file()
         self.client.hb_channel.time_to_dead = 60.0  # on a busy machine a beat of the heart may take long
@@ -127,13 +130,16 @@ def test_a_notebook_trains_evaluates_is_interrupted_and_goes_on(tiny_model, tmp_
         "the hash is that of the class, not of its cell"
     )
 
-    notebook.start("for report in trainer.steps(max_steps=10_000):\n    print('step', report.step, flush=True)")
+    notebook.start(
+        "for report in trainer.steps(max_steps=10_000):\n    print('step', report.step, flush=True)"
+    )
     notebook.texts(end="step 3")
     os.killpg(notebook.kernel.pid, signal.SIGINT)
     output = notebook.texts()
     assert re.search(r"saved \d+ steps", output) and "KeyboardInterrupt" in output, output
     output = notebook.run(
-        "before = trainer.checkpoint; trainer.train(max_steps=int(before.name[11:]) + 1)\nprint(trainer.checkpoint)"
+        "before = trainer.checkpoint; trainer.train(max_steps=int(before.name[11:]) + "
+        "1)\nprint(trainer.checkpoint)"
     )
     assert "going on from" in output and "Error" not in output, output
     assert notebook.run("print(asyncio.get_running_loop().is_running())") == "True\n"

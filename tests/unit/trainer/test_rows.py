@@ -53,7 +53,13 @@ def keys(small_keys):
 def test_rows_and_functions_are_trained_on(keys):
     weights = [1.0, 0.5, 0.25, 2.0]
     functions = [has_letter, partial(longer, than=3), Brief(), lambda completions: [0.125] * len(completions)]
-    trainer = Trainer(**keys, train_dataset=ROWS, eval_dataset=iter(ROWS[:2]), reward_funcs=functions, reward_weights=weights)
+    trainer = Trainer(
+        **keys,
+        train_dataset=ROWS,
+        eval_dataset=iter(ROWS[:2]),
+        reward_funcs=functions,
+        reward_weights=weights,
+    )
     names = [asked.name.rpartition(":")[2] for asked in trainer.config.data.reward]
     assert names == ["has_letter", "partial", "Brief", "nameless"]
     for report in trainer.steps():
@@ -61,7 +67,9 @@ def test_rows_and_functions_are_trained_on(keys):
             text = trajectory.turns[-1].text
             letter = trajectory.task.payload["letter"]
             parts = [float(letter in text), float(len(text) > 3), -len(text) / 100, 0.125]
-            assert trajectory.score == pytest.approx(sum(w * part for w, part in zip(weights, parts, strict=True)))
+            assert trajectory.score == pytest.approx(
+                sum(w * part for w, part in zip(weights, parts, strict=True))
+            )
     assert read_metrics(trainer.run_folder / "metrics.jsonl")[-1]["val/num_episodes"] == 2
     assert trainer.evaluate().overall.num_episodes == 2
 
@@ -69,20 +77,29 @@ def test_rows_and_functions_are_trained_on(keys):
 @pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
 def test_a_reward_that_runs_programs_in_the_sandbox_is_trained_on(keys):
     async def counted(completions, letter):
-        programs = [f"print({text!r}.count({wanted!r}))" for text, wanted in zip(completions, letter, strict=True)]
+        programs = [
+            f"print({text!r}.count({wanted!r}))" for text, wanted in zip(completions, letter, strict=True)
+        ]
         return [float(result.text) for result in await asyncio.gather(*map(run_python, programs))]
 
     trainer = Trainer(**keys | {"eval_steps": 0}, train_dataset=ROWS, reward_funcs=counted)
     trajectories = [t for report in trainer.steps() for group in report.groups for t in group.trajectories]
     assert trajectories
-    assert [t.score for t in trajectories] == [t.turns[-1].text.count(t.task.payload["letter"]) for t in trajectories]
+    assert [t.score for t in trajectories] == [
+        t.turns[-1].text.count(t.task.payload["letter"]) for t in trajectories
+    ]
 
 
 def of_messages(completions, letter):
-    return [float(wanted in completion[-1]["content"]) for completion, wanted in zip(completions, letter, strict=True)]
+    return [
+        float(wanted in completion[-1]["content"])
+        for completion, wanted in zip(completions, letter, strict=True)
+    ]
 
 
-of_messages_of_trl = FunctionType(of_messages.__code__, {**globals(), "__name__": "trl.rewards.other"}, "of_messages_of_trl")
+of_messages_of_trl = FunctionType(
+    of_messages.__code__, {**globals(), "__name__": "trl.rewards.other"}, "of_messages_of_trl"
+)
 
 
 def test_entries_of_rewards_have_a_form_and_those_of_trl_need_none(keys):
@@ -94,7 +111,11 @@ def test_entries_of_rewards_have_a_form_and_those_of_trl_need_none(keys):
 
 
 def test_tools_are_functions_and_objects(keys):
-    given = {"train_dataset": ROWS, "reward_funcs": has_letter, "tools": [divide, Notebook(), "toy_tools:greet"]}
+    given = {
+        "train_dataset": ROWS,
+        "reward_funcs": has_letter,
+        "tools": [divide, Notebook(), "toy_tools:greet"],
+    }
     given["eval_steps"] = 0
     trainer = Trainer(**keys | given)
     assert [offered.name for offered in examine(trainer.config).tools.tools] == ["divide", "note", "greet"]
@@ -174,7 +195,9 @@ def test_another_method_is_noted_when_a_run_on_rows_goes_on(keys, capsys):
     trainer = Trainer(**keys, reward_funcs=[Judge().short, Kind().short])
     [report] = trainer.steps()
     assert {*report.groups[0].trajectories[0].outcome_rewards} == {"Judge.short", "Kind.short"}
-    again = Trainer(**keys | {"max_steps": 2}, reward_funcs=[Judge().long, Kind().short], resume_from_checkpoint=True)
+    again = Trainer(
+        **keys | {"max_steps": 2}, reward_funcs=[Judge().long, Kind().short], resume_from_checkpoint=True
+    )
     again.train()
     assert again.run_folder == trainer.run_folder and again.checkpoint.name == "checkpoint-2"
     said = capsys.readouterr().err
@@ -183,7 +206,9 @@ def test_another_method_is_noted_when_a_run_on_rows_goes_on(keys, capsys):
 
 def test_rows_are_played_by_a_loop_that_is_an_object(keys):
     data = {"default_agent": Shouting}
-    trainer = Trainer(**keys | {"eval_steps": 0, "max_steps": 1}, data=data, train_dataset=ROWS, reward_funcs=has_letter)
+    trainer = Trainer(
+        **keys | {"eval_steps": 0, "max_steps": 1}, data=data, train_dataset=ROWS, reward_funcs=has_letter
+    )
     [report] = trainer.steps()
     assert {group.task.agent.rpartition(":")[2] for group in report.groups} == {"Shouting"}
     assert report.metrics["env/data/shouts"] == 3.0
@@ -204,8 +229,14 @@ def test_rows_are_played_by_a_loop_that_is_an_object(keys):
         ({"reward_funcs": ["numpy:add"]}, "parameters of this ufunc"),
         ({"reward_funcs": ["torch:ones"]}, "parameters"),
         ({"rewards": [has_letter]}, "rewards and reward_funcs are the same"),
-        ({"reward_funcs": [{"name": has_letter, "form": "message"}]}, "form: input should be 'text' or 'messages'"),
-        ({"reward_funcs": [{"name": has_letter, "weight": 1.0}], "reward_weights": [2.0]}, "a weight of its own already"),
+        (
+            {"reward_funcs": [{"name": has_letter, "form": "message"}]},
+            "form: input should be 'text' or 'messages'",
+        ),
+        (
+            {"reward_funcs": [{"name": has_letter, "weight": 1.0}], "reward_weights": [2.0]},
+            "a weight of its own already",
+        ),
         ({"reward_funcs": ["accuracy"]}, "row 1: data.reward accuracy.*ground_truth or answer"),
         ({"tools": [3]}, "tools: got '3'.*schema, create, execute"),
         ({"tools": [{"type": "function"}]}, "tools: got .*a dict"),
@@ -220,4 +251,6 @@ def test_rows_are_played_by_a_loop_that_is_an_object(keys):
 def test_bad_rows_and_rewards_are_refused_when_the_trainer_is_made(keys, changes, sentence):
     given = {"train_dataset": ROWS, "reward_funcs": [has_letter]} | changes
     with pytest.raises(TurnwiseError, match=sentence):
-        Trainer(**keys | {"eval_steps": 0} | {key: value for key, value in given.items() if value is not None})
+        Trainer(
+            **keys | {"eval_steps": 0} | {key: value for key, value in given.items() if value is not None}
+        )

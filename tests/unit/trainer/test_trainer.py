@@ -65,8 +65,17 @@ def test_a_trainer_trains_evaluates_and_saves_what_the_commands_do(keys, tmp_pat
     assert trainer.save(tmp_path / "out") == saved  # a notebook's cell is called again
 
     names = {"env_type": f"{__name__}:OwnEnv"}
-    config = {k: str(v) if k == "output_dir" else v for k, v in keys.items() if k not in ("model", "env", "is_quiet")}
-    config |= {"pretrain": str(keys["model"]), "custom_envs": own(**names), "adv_estimator": "rloo", "eval_steps": 2}
+    config = {
+        k: str(v) if k == "output_dir" else v
+        for k, v in keys.items()
+        if k not in ("model", "env", "is_quiet")
+    }
+    config |= {
+        "pretrain": str(keys["model"]),
+        "custom_envs": own(**names),
+        "adv_estimator": "rloo",
+        "eval_steps": 2,
+    }
     config["exp_name"] = "by-file"
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
     sys.modules.setdefault(__name__, sys.modules[OwnEnv.__module__])
@@ -154,13 +163,17 @@ def test_a_callback_that_raises_is_named_and_the_steps_are_saved(keys):
             raise ValueError("not today")
 
     trainer = Trainer(**keys, callbacks=[Broken()])
-    with pytest.raises(EnvironmentFault, match=r"callback Broken.on_step_end raised ValueError: not today \(.*test_"):
+    with pytest.raises(
+        EnvironmentFault, match=r"callback Broken.on_step_end raised ValueError: not today \(.*test_"
+    ):
         trainer.train()
     assert trainer.checkpoint.name == "checkpoint-1"
 
 
 def test_a_callback_that_answers_something_else_or_has_no_method_is_refused(keys):
-    with pytest.raises(ConfigError, match=r"callback Watcher.on_step_end returned True; it returns nothing, or 'stop'"):
+    with pytest.raises(
+        ConfigError, match=r"callback Watcher.on_step_end returned True; it returns nothing, or 'stop'"
+    ):
         Trainer(**keys, callbacks=[Watcher(True)]).train()
 
     class Misspelt:
@@ -230,34 +243,67 @@ def test_closures_of_one_source_stay_apart(keys):
 
 def test_a_file_with_overrides(keys, tmp_path):
     (tmp_path / "own_env.py").write_text("from toy_envs import LettersEnv as Letters\n")
-    section = {"env_type": "own_env:Letters", "max_tokens_per_step": 4, "action_pattern": None, "max_steps": 3}
-    values = {"pretrain": str(keys["model"]), "custom_envs": {"Letters": section}, "train_env_manager": {"num_env_groups": 3}}
+    section = {
+        "env_type": "own_env:Letters",
+        "max_tokens_per_step": 4,
+        "action_pattern": None,
+        "max_steps": 3,
+    }
+    values = {
+        "pretrain": str(keys["model"]),
+        "custom_envs": {"Letters": section},
+        "train_env_manager": {"num_env_groups": 3},
+    }
     (tmp_path / "letters.yaml").write_text(yaml.safe_dump(values))
     trainer = Trainer.from_config(tmp_path / "letters.yaml", train_env_manager={"group_size": 2}, max_steps=1)
     config = trainer.config
-    assert (config.exp_name, config.train_env_manager.num_env_groups, config.train_env_manager.group_size) == ("letters", 3, 2)
+    assert (
+        config.exp_name,
+        config.train_env_manager.num_env_groups,
+        config.train_env_manager.group_size,
+    ) == ("letters", 3, 2)
     sys.path.remove(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"letters.yaml can't be used: 1 problem.\n .*max_step: unknown key. Did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"letters.yaml can't be used: 1 problem.\n .*max_step: unknown key. Did you mean"
+    ):
         Trainer.from_config(tmp_path / "letters.yaml", max_step=1)
 
 
 REFUSED = {
     "no model": ({"model": None}, "a Trainer needs a model: model='runs/model'"),
     "nothing to play": ({"env": None}, "nothing to play: give env=YourEnv"),
-    "rewards alone": ({"env": None, "reward_funcs": [len]}, "reward_funcs score what was played, and there is nothing to play"),
+    "rewards alone": (
+        {"env": None, "reward_funcs": [len]},
+        "reward_funcs score what was played, and there is nothing to play",
+    ),
     "weights alone": ({"reward_weights": [1.0]}, "there are no reward_funcs"),
     "a weight too many": ({"reward_funcs": ["a"], "reward_weights": [1, 2]}, "2 weights for 1 reward_funcs"),
     "a weight that is no number": (
         {"reward_funcs": ["a"], "reward_weights": ["a"]},
         r"reward_weights: got \['a'\]; give one number",
     ),
-    "weights that are no list": ({"reward_funcs": ["a"], "reward_weights": 0.5}, "reward_weights: got 0.5; give one number"),
+    "weights that are no list": (
+        {"reward_funcs": ["a"], "reward_weights": 0.5},
+        "reward_weights: got 0.5; give one number",
+    ),
     "a callback without a list": ({"callbacks": OwnEnv()}, r"callbacks: got <.*OwnEnv.*callbacks=\[…\]"),
     "a model twice": ({"pretrain": "runs/model"}, "model and pretrain are the same setting"),
-    "an algorithm twice": ({"algorithm": "grpo", "adv_estimator": "rloo"}, "algorithm and adv_estimator are the same setting"),
-    "an unknown keyword": ({"rollout_batch": 2}, "rollout_batch: unknown key. Did you mean 'rollout_batch_size'"),
-    "an instance": ({"env": OwnEnv()}, r"custom_envs.OwnEnv.env_type: got .*OwnEnv.*, an instance of OwnEnv; .*'env_config'"),
-    "an unknown environment": ({"env": "frozen_lak"}, "unknown env_type 'frozen_lak'.* Did you mean 'frozen_lake'"),
+    "an algorithm twice": (
+        {"algorithm": "grpo", "adv_estimator": "rloo"},
+        "algorithm and adv_estimator are the same setting",
+    ),
+    "an unknown keyword": (
+        {"rollout_batch": 2},
+        "rollout_batch: unknown key. Did you mean 'rollout_batch_size'",
+    ),
+    "an instance": (
+        {"env": OwnEnv()},
+        r"custom_envs.OwnEnv.env_type: got .*OwnEnv.*, an instance of OwnEnv; .*'env_config'",
+    ),
+    "an unknown environment": (
+        {"env": "frozen_lak"},
+        "unknown env_type 'frozen_lak'.* Did you mean 'frozen_lake'",
+    ),
     "data that is no section": ({"data": ["a.jsonl"]}, r"data: got \['a.jsonl'\]; it is a section"),
     "a number as a data set": ({"train_dataset": 3}, "a data set is a list of dicts"),
     "a wrong class": ({"env": {"A": {"env_type": int}}}, "has no `step`|int"),
@@ -279,7 +325,12 @@ def test_values_of_numpy_and_enums_are_plain_values():
     class Mode(enum.StrEnum):
         FAST = "fast"
 
-    given = {"penalty": np.float64(-0.5), "mode": Mode.FAST, "size": enum.IntEnum("Size", {"SMALL": 3}).SMALL, "is": True}
+    given = {
+        "penalty": np.float64(-0.5),
+        "mode": Mode.FAST,
+        "size": enum.IntEnum("Size", {"SMALL": 3}).SMALL,
+        "is": True,
+    }
     plain = plain_values(given, Objects(), "env_config")
     assert yaml.safe_load(yaml.safe_dump(plain)) == {"penalty": -0.5, "mode": "fast", "size": 3, "is": True}
 
@@ -323,7 +374,9 @@ def test_the_best_model_is_saved_where_it_is_asked_for(keys, tmp_path, capsys):
     with pytest.raises(ConfigError, match="has no best model yet"):
         trainer.save(tmp_path / "out", best=True)
     trainer.train()
-    measured_at = {row["step"]: row["val/score/mean"] for row in measured(trainer.run_folder) if "val/score/mean" in row}
+    measured_at = {
+        row["step"]: row["val/score/mean"] for row in measured(trainer.run_folder) if "val/score/mean" in row
+    }
     step = min(measured_at, key=measured_at.get)
     capsys.readouterr()
     for best in (True, False):
@@ -331,7 +384,10 @@ def test_the_best_model_is_saved_where_it_is_asked_for(keys, tmp_path, capsys):
         model = trainer.best if best else trainer.checkpoint
         assert (saved / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     told_best, told_newest = capsys.readouterr().out.splitlines()
-    assert told_best == f"{tmp_path / 'out'}: the best model, val/score/mean {measured_at[step]:g} after {step} steps"
+    assert (
+        told_best
+        == f"{tmp_path / 'out'}: the best model, val/score/mean {measured_at[step]:g} after {step} steps"
+    )
     assert "the model after 2 steps; best=True saves the best model, val/score/mean" in told_newest
 
     without = Trainer(**keys)
@@ -363,12 +419,17 @@ def test_an_agent_of_an_environment_is_given_what_it_asks_for(keys):
     trainer.train()
     [_, row, *_] = measured(trainer.run_folder)
     assert row["env/OwnEnv/seed"] == 7 and row["env/OwnEnv/num_tools"] == 0
-    with pytest.raises(ConfigError, match="needs judge, but is offered split, seed, tools, limits, interactions"):
+    with pytest.raises(
+        ConfigError, match="needs judge, but is offered split, seed, tools, limits, interactions"
+    ):
         Trainer(**keys | {"env": own(agent_name=AgentOfItsOwn)})
 
 
 def test_sft_takes_messages_as_objects(tiny_model, tmp_path, monkeypatch):
-    rows = [[{"role": "user", "content": f"write {i}"}, {"role": "assistant", "content": "Left"}] for i in range(4)]
+    rows = [
+        [{"role": "user", "content": f"write {i}"}, {"role": "assistant", "content": "Left"}]
+        for i in range(4)
+    ]
     given = {"output_dir": tmp_path, "track_with": [], "is_quiet": True, "sequence_length": 128}
     one = Trainer.sft(tiny_model, rows, exp_name="one", **given)
     two = Trainer.sft(tiny_model, [{"messages": messages} for messages in rows], exp_name="two", **given)
@@ -378,7 +439,10 @@ def test_sft_takes_messages_as_objects(tiny_model, tmp_path, monkeypatch):
     assert len({(folder / "model.safetensors").read_bytes() for folder in (one, two, three)}) == 1
     with pytest.raises(ConfigError, match="has no `messages`"):
         Trainer.sft(tiny_model, [{"text": "x"}], **given)
-    for content, said in (("\ud800", r"holds '\\ud800', half a char"), (date(2026, 1, 1), "is a list, which JSON can't hold")):
+    for content, said in (
+        ("\ud800", r"holds '\\ud800', half a char"),
+        (date(2026, 1, 1), "is a list, which JSON can't hold"),
+    ):
         with pytest.raises(DataError, match=f"messages, row 2: column 'messages' {said}"):
             Trainer.sft(tiny_model, [rows[0], [{"role": "user", "content": content}]], **given)
     whole = file.read_text()

@@ -9,8 +9,13 @@ from turnwise.types import ModelOutputs
 
 def test_it_is_the_weighted_mean_over_masked_tokens_and_adds_up_over_micro_batches() -> None:
     samples = toy_samples(3)
-    logprobs = {i: -torch.rand(s.num_tokens, generator=torch.Generator().manual_seed(i)) for i, s in enumerate(samples)}
-    expected = -sum(s.weight * logprobs[i][torch.tensor(s.response_mask)].sum() for i, s in enumerate(samples))
+    logprobs = {
+        i: -torch.rand(s.num_tokens, generator=torch.Generator().manual_seed(i))
+        for i, s in enumerate(samples)
+    }
+    expected = -sum(
+        s.weight * logprobs[i][torch.tensor(s.response_mask)].sum() for i, s in enumerate(samples)
+    )
     expected = expected / sum(s.weight * s.num_trained for s in samples)
     for parts in ([[0, 1, 2]], [[1], [2, 0]]):
         total = torch.zeros(())

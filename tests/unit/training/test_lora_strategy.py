@@ -83,7 +83,9 @@ def test_the_log_probs_of_the_first_update_are_the_old_ones() -> None:
 def test_dropout_acts_in_steps_alone_and_the_same_way_at_the_same_place() -> None:
     def losses(strategy: TorchStrategy, positions: list[float]) -> list[float]:
         torch.rand(1)  # somebody else draws from the process's generator
-        return [metric(strategy.train_step(BATCHES, WeightedLoss(), position), "loss") for position in positions]
+        return [
+            metric(strategy.train_step(BATCHES, WeightedLoss(), position), "loss") for position in positions
+        ]
 
     strategies = [make_strategy(dropout=0.5) for _ in range(2)]
     for strategy in strategies:
@@ -118,7 +120,8 @@ def test_a_state_of_other_adapters_or_of_another_base_is_refused(tmp_path: Path)
 
 
 def test_a_step_on_another_rank_drops_other_elements() -> None:
-    """The ranks are made apart, and none sums gradients with others: what differs between their steps is what is dropped."""
+    """The ranks are made apart, and none sums gradients with others: what differs between their steps is what
+    is dropped."""
     zero, one, again = (trained(1, dropout=0.5, rank=rank) for rank in (0, 1, 1))
     assert all(torch.equal(weight, again[name]) for name, weight in one.items())
     assert any(not torch.equal(weight, zero[name]) for name, weight in one.items())

@@ -21,11 +21,21 @@ def test_schedules() -> None:
 
 
 def test_every_schedule_is_one_of_positions_that_need_not_be_whole() -> None:
-    for name in ("constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"):
+    for name in (
+        "constant",
+        "constant_with_warmup",
+        "inverse_sqrt",
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "polynomial",
+    ):
         schedule = LRSchedule(OptimizerSettings(1.0, scheduler=name, warmup_steps=2, total_steps=8))
         around = [schedule.rate(position) for position in (0, 0.5, 1, 3, 3.5, 4)]
         assert around[0] == 0.0 and around[1] == 0.25 and around[2] == 0.5
-        assert around[3] >= around[4] >= around[5] and (around[3] > around[4]) == (not name.startswith("constant"))
+        assert around[3] >= around[4] >= around[5] and (around[3] > around[4]) == (
+            not name.startswith("constant")
+        )
 
 
 def test_bad_settings_name_the_key() -> None:

@@ -94,7 +94,9 @@ def test_fp16_scales_the_loss_and_halves_the_scale_after_an_overflow(tmp_path: P
     # A scale of 2¹⁶ overflows here: steps are skipped until it is small enough.
     while metric(first := strategy.train_step(BATCHES, CrossEntropy()), "skipped_steps"):
         continue
-    assert metric(first, "grad_norm") == pytest.approx(metric(exact, "grad_norm"), rel=0.02), "the gradient isn't scaled"
+    assert metric(first, "grad_norm") == pytest.approx(metric(exact, "grad_norm"), rel=0.02), (
+        "the gradient isn't scaled"
+    )
     scale = strategy._loss_scale.factor
     assert 1 < scale < 2.0**16
 
@@ -148,7 +150,8 @@ def test_an_update_that_is_interrupted_is_counted() -> None:
 
 def test_temperature_divides_the_logits() -> None:
     hot, cold = (
-        TorchStrategy(toy_model(), temperature=t).forward(BATCHES, frozenset({"entropy"}))[0]["entropy"] for t in (2.0, 0.5)
+        TorchStrategy(toy_model(), temperature=t).forward(BATCHES, frozenset({"entropy"}))[0]["entropy"]
+        for t in (2.0, 0.5)
     )
     mask = BATCHES[0].response_mask
     assert (hot[mask] > cold[mask]).mean() > 0.95

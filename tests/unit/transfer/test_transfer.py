@@ -98,7 +98,9 @@ def test_weights_that_one_server_has_no_place_for_are_sent_to_none() -> None:
         ([B], "no values for 1 tensor .* such as a"),
     ],
 )
-def test_names_and_shapes_must_be_the_model_s_and_dtypes_may_differ(sent: list[tuple[str, Tensor]], message: str) -> None:
+def test_names_and_shapes_must_be_the_model_s_and_dtypes_may_differ(
+    sent: list[tuple[str, Tensor]], message: str
+) -> None:
     model = manifest_of([A, B])
     if not message:
         manifest_of(sent).check_fits(model, "the server")
@@ -123,9 +125,14 @@ def test_one_name_of_tied_tensors_is_enough(device: str) -> None:
 
 
 def test_a_model_receives_in_place() -> None:
-    model, trained = toy_model(tie_word_embeddings=True), toy_model(seed=1, tie_word_embeddings=True).to(torch.bfloat16)
+    model, trained = (
+        toy_model(tie_word_embeddings=True),
+        toy_model(seed=1, tie_word_embeddings=True).to(torch.bfloat16),
+    )
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
-    assert copy_into(model, LiveWeights.of(trained.named_parameters)) == sum(p.nbytes for p in model.parameters())
+    assert copy_into(model, LiveWeights.of(trained.named_parameters)) == sum(
+        p.nbytes for p in model.parameters()
+    )
     assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
     for mine, theirs in zip(model.parameters(), trained.parameters(), strict=True):
         assert torch.equal(mine, theirs.float())
@@ -140,7 +147,9 @@ def test_a_model_receives_in_place() -> None:
         ([], "a is missing, but it was among the tensors"),
     ],
 )
-def test_other_tensors_than_the_manifest_says_are_refused_in_every_form(tensors: Sequence, message: str) -> None:
+def test_other_tensors_than_the_manifest_says_are_refused_in_every_form(
+    tensors: Sequence, message: str
+) -> None:
     manifest = manifest_of([A])
     with pytest.raises(WorkerError, match=message):
         SharedMemory(manifest).write(tensors)
@@ -162,12 +171,16 @@ def test_shared_weights_are_mapped_by_whoever_gets_them() -> None:
     assert len(pickle.dumps(memory.weights)) < 1000
 
 
-def test_memory_that_can_not_be_had_is_told_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_can_not_be_had_is_told_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def too_small(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", too_small)
-    with pytest.raises(WorkerError, match=r"the 4 MB that bring the weights to other processes can't be had: No space left"):
+    with pytest.raises(
+        WorkerError, match=r"the 4 MB that bring the weights to other processes can't be had: No space left"
+    ):
         SharedMemory(manifest_of([("a", torch.zeros(2**20))]))
 
 
@@ -180,7 +193,8 @@ def test_only_the_rank_that_answers_keeps_a_sharded_model() -> None:
             yield A
 
     first, second = (
-        make_sender("actor_train", True, RankContext(rank=rank, neighbours={"actor_train": Strategy()})) for rank in range(2)
+        make_sender("actor_train", True, RankContext(rank=rank, neighbours={"actor_train": Strategy()}))
+        for rank in range(2)
     )
     assert first.manifest() == second.manifest() == manifest_of([A])
     assert [name for name, _ in first.publish()] == ["a"]

@@ -47,10 +47,14 @@ def test_of_many_waits_those_end_that_are_due_and_a_new_loop_has_timers_of_its_o
     for _ in range(2):
 
         async def everybody():
-            return await asyncio.gather(*(wait(number % 3 == 0) for number in range(30)), return_exceptions=True)
+            return await asyncio.gather(
+                *(wait(number % 3 == 0) for number in range(30)), return_exceptions=True
+            )
 
         outcomes = asyncio.run(everybody())
-        assert [isinstance(outcome, DeadlineError) for outcome in outcomes] == [number % 3 == 0 for number in range(30)]
+        assert [isinstance(outcome, DeadlineError) for outcome in outcomes] == [
+            number % 3 == 0 for number in range(30)
+        ]
 
 
 @pytest.mark.parametrize(("pause_s", "timeout_s"), [(0.0, 0.1), (1.5, 2.0)])

@@ -1,4 +1,5 @@
-"""What can't be interrupted ends its process, and what was left behind in threads doesn't keep one from ending."""
+"""What can't be interrupted ends its process, and what was left behind in threads doesn't keep one from
+ending."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     "code",
     [
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}); stuck(lambda: time.sleep(60))",
-        "thread = threading.Thread(target=stuck, args=(lambda: time.sleep(60),)); thread.start(); thread.join()",
+        "thread = threading.Thread(target=stuck, args=(lambda: time.sleep(60),)); thread.start(); "
+        "thread.join()",
     ],
     ids=["a call that no signal reaches", "off the main thread"],
 )
 def test_what_does_not_come_back_ends_the_process_with_the_same_error(code: str) -> None:
     done = run(code)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the pipeline waited 0.1 s for actor_train.train_step; raise deadlines.train_s")
+    assert done.stderr.startswith(
+        "error: the pipeline waited 0.1 s for actor_train.train_step; raise deadlines.train_s"
+    )
     assert "in stuck" in done.stderr
     assert "it didn't come back within 0.3 s of being interrupted: the process ends" in done.stderr
 

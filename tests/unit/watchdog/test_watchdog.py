@@ -59,25 +59,37 @@ def test_a_call_that_blocks_is_interrupted_and_named(watchdog: Watchdog, stuck: 
     ):
         stuck()
     first, *stacks = str(caught.value).splitlines()
-    assert first == "an episode of Lake waited 0.05 s for Stuck.step; raise env_step_timeout_s if that may take longer"
+    assert (
+        first
+        == "an episode of Lake waited 0.05 s for Stuck.step; raise env_step_timeout_s if that may take longer"
+    )
     assert stacks[0] == "  thread MainThread:" and any(f"in {stuck.__name__}:" in line for line in stacks)
     assert not any("thread watchdog" in line for line in stacks)
 
 
 def test_of_nested_waits_the_one_that_is_past_its_deadline_ends(watchdog: Watchdog) -> None:
-    outer, inner = watchdog.waiting("outer", "inner", 0.05, "a"), watchdog.waiting("inner", "sleep", 60.0, "b")
+    outer, inner = (
+        watchdog.waiting("outer", "inner", 0.05, "a"),
+        watchdog.waiting("inner", "sleep", 60.0, "b"),
+    )
     with pytest.raises(DeadlineError, match="outer waited"), outer, inner:
         sleep_for_ever()
     assert watchdog.innermost is None
     with watchdog.waiting("outer", "inner", 60.0, "a"), watchdog.waiting("middle", "inner", None, "m"):
-        with pytest.raises(DeadlineError, match="inner waited"), watchdog.waiting("inner", "sleep", 0.05, "b"):
+        with (
+            pytest.raises(DeadlineError, match="inner waited"),
+            watchdog.waiting("inner", "sleep", 0.05, "b"),
+        ):
             sleep_for_ever()
         assert watchdog.innermost is not None and watchdog.innermost.waiter == "middle"
 
 
 def test_what_comes_back_late_by_itself_fails_too() -> None:
     unstarted = Watchdog()
-    with pytest.raises(DeadlineError, match=r"^x waited 0\.001 s for y; raise z"), unstarted.waiting("x", "y", 0.001, "z"):
+    with (
+        pytest.raises(DeadlineError, match=r"^x waited 0\.001 s for y; raise z"),
+        unstarted.waiting("x", "y", 0.001, "z"),
+    ):
         time.sleep(0.002)
 
 
@@ -170,7 +182,9 @@ def run(watchdog: Watchdog, main: Any, iteration_s: float | None = None) -> Any:
 
 def test_awaiting_without_end_shows_what_each_task_awaits(watchdog: Watchdog) -> None:
     async def ask() -> None:
-        async with watchdog.waiting("conversation c", "inference replica 0 to answer", 0.05, "deadlines.request_s"):
+        async with watchdog.waiting(
+            "conversation c", "inference replica 0 to answer", 0.05, "deadlines.request_s"
+        ):
             await never()
 
     async def main() -> None:
@@ -181,7 +195,9 @@ def test_awaiting_without_end_shows_what_each_task_awaits(watchdog: Watchdog) ->
     with pytest.raises(DeadlineError) as caught:
         run(watchdog, main())
     text = str(caught.value)
-    assert text.startswith("conversation c waited 0.05 s for inference replica 0 to answer; raise deadlines.request_s")
+    assert text.startswith(
+        "conversation c waited 0.05 s for inference replica 0 to answer; raise deadlines.request_s"
+    )
     assert "20 tasks, one of them other 0:" in text and "in ask: await never()" in text
     assert len(text.splitlines()) < 30 + len(lines_before)
 
@@ -199,7 +215,9 @@ def test_a_call_that_blocks_inside_an_awaiting_wait_is_interrupted(watchdog: Wat
 
 def test_a_deadline_outside_ends_a_call_inside(watchdog: Watchdog) -> None:
     async def main() -> None:
-        async with watchdog.waiting("the rollouts", "an episode", 0.05, "episode_timeout_s", EnvironmentFault):
+        async with watchdog.waiting(
+            "the rollouts", "an episode", 0.05, "episode_timeout_s", EnvironmentFault
+        ):
             with watchdog.waiting("an episode", "step", 60.0, "env_step_timeout_s", EnvironmentFault):
                 sleep_for_ever()
 
@@ -357,7 +375,11 @@ def test_an_error_shows_the_calls_of_users_code_only() -> None:
     with pytest.raises(ValueError, match="no row") as caught:
         list(noting(rows(), "reading rows"))
     calls = describe_calls(caught.value)
-    assert len(calls) == 2 and all("test_watchdog.py" in call for call in calls) and "in rows: raise" in calls[-1]
+    assert (
+        len(calls) == 2
+        and all("test_watchdog.py" in call for call in calls)
+        and "in rows: raise" in calls[-1]
+    )
 
 
 def test_ctrl_c_that_is_raised_in_a_task_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,1 +1,2 @@
-"""The rules between settings: which contradict each other (`Rule`), and which have no effect beside others (`Requirement`)."""
+"""The rules between settings: which contradict each other (`Rule`), and which have no effect beside others
+(`Requirement`)."""

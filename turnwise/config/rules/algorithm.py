@@ -4,21 +4,27 @@ from turnwise.config.rules.rule import Rule
 from turnwise.config.schema import AgenticConfig
 from turnwise.spec import MAX_KEPT
 
-_GREEDY = "training samples greedily (temperature 0, or do_sample false), and greedy tokens can't be trained on"
+_GREEDY = (
+    "training samples greedily (temperature 0, or do_sample false), and greedy tokens can't be trained on"
+)
 
 
 def _hides_candidates(config: AgenticConfig) -> str:
-    """Why log-probs of sampler and trainer can't be compared if sampling is truncated without a record of the candidates."""
+    """Why log-probs of sampler and trainer can't be compared if sampling is truncated without a record of the
+    candidates."""
     sampling = config.train_sampling
     return (
-        f"with top_k {sampling.top_k} and repetition_penalty {sampling.repetition_penalty:g} the sampler hides "
-        "which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take top_k 1 to "
+        f"with top_k {sampling.top_k} and repetition_penalty {sampling.repetition_penalty:g} the sampler "
+        f"hides "
+        "which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take top_k "
+        "1 to "
         f"{MAX_KEPT} beside top_p and min_p, or top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
     )
 
 
 def _covers_candidates_only(needs: str) -> str:
-    """Why the sampler's log-probs, which cover the candidates that top_k left, can't be used by what `needs` all tokens."""
+    """Why the sampler's log-probs, which cover the candidates that top_k left, can't be used by what `needs`
+    all tokens."""
     return (
         "true takes the sampler's log-probs, which are over the tokens that top_k left, and the "
         f"{needs} those over the whole vocabulary; leave one of the two out, or set top_k 0, top_p 1, min_p 0"
@@ -38,7 +44,9 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "reward_normalization.method",
         when=lambda c: (
-            c.estimator.needs_mean and c.estimator.normalization != "own" and c.reward_normalization.statistics.mean == "none"
+            c.estimator.needs_mean
+            and c.estimator.normalization != "own"
+            and c.reward_normalization.statistics.mean == "none"
         ),
         says=lambda c: (
             f"{c.reward_normalization.method} contradicts adv_estimator {c.adv_estimator}, "
@@ -77,7 +85,9 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
     ),
     Rule(
         "use_rollout_log_probs",
-        when=lambda c: c.use_rollout_log_probs and c.train_sampling.loses_ids and not c.train_infer_correction,
+        when=lambda c: (
+            c.use_rollout_log_probs and c.train_sampling.loses_ids and not c.train_infer_correction
+        ),
         says=lambda c: f"{_hides_candidates(c)}, or leave this out",
     ),
     Rule(
@@ -133,7 +143,10 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "add_token_level_kl",
         when=lambda c: c.add_token_level_kl and not c.init_kl_coef,
-        says=lambda c: "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or leave this out",
+        says=lambda c: (
+            "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or leave "
+            "this out"
+        ),
     ),
     Rule(
         "kl_loss_type",
@@ -149,7 +162,8 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
         "train_infer_correction",
         when=lambda c: c.train_infer_correction and c.use_rollout_log_probs,
         says=lambda c: (
-            "use_rollout_log_probs takes the sampler's log-probs as old ones, so every ratio is 1; remove one of the two"
+            "use_rollout_log_probs takes the sampler's log-probs as old ones, so every ratio is 1; remove "
+            "one of the two"
         ),
     ),
 )
@@ -158,6 +172,9 @@ SIBLING_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "group_filter",
         when=lambda c: c.group_filter == "non_zero_variance",
-        says=lambda c: "non_zero_variance keeps groups whose scores differ, and those of group_size 1 can't; leave it out",
+        says=lambda c: (
+            "non_zero_variance keeps groups whose scores differ, and those of group_size 1 can't; leave "
+            "it out"
+        ),
     ),
 )

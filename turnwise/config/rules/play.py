@@ -29,14 +29,19 @@ PLAY_RULES: tuple[Rule[AgenticConfig], ...] = (
     ),
     Rule(
         "data.train_files",
-        when=lambda c: c.data.train_files and not c.train_env_manager.has_rows and ROWS_TAG not in c.custom_envs,
-        says=lambda c: "are not played: train_env_manager.tags doesn't name 'data'; add it, or leave tags out",
+        when=lambda c: (
+            c.data.train_files and not c.train_env_manager.has_rows and ROWS_TAG not in c.custom_envs
+        ),
+        says=lambda c: (
+            "are not played: train_env_manager.tags doesn't name 'data'; add it, or leave tags out"
+        ),
     ),
     Rule(
         "data.reward",
         when=lambda c: c.train_env_manager.has_rows and not c.data.reward,
         says=lambda c: (
-            "is unset, and nothing else rewards the rows of train_files; name exact_match, or your own module:function"
+            "is unset, and nothing else rewards the rows of train_files; name exact_match, or your own "
+            "module:function"
         ),
     ),
     Rule(
@@ -52,11 +57,18 @@ PLAY_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "data.reward",
         when=lambda c: c.has_own_judge and c.needs_reward_model,
-        says=lambda c: "reward_model and a judge without base_url both want the reward role's model; give the judge a base_url",
+        says=lambda c: (
+            "reward_model and a judge without base_url both want the reward role's model; give the judge a "
+            "base_url"
+        ),
     ),
     Rule(
         "reward.strategy_args.strategy_name",
-        when=lambda c: c.has_own_judge and not c.needs_reward_model and c.reward.strategy_args.strategy_name not in IN_PROCESS,
+        when=lambda c: (
+            c.has_own_judge
+            and not c.needs_reward_model
+            and c.reward.strategy_args.strategy_name not in IN_PROCESS
+        ),
         says=lambda c: (
             f"{c.reward.strategy_args.strategy_name} doesn't serve a judge in the run's "
             "process; take embedded or hf, or give the judge a base_url"

@@ -24,7 +24,8 @@ class Rule(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class Requirement(Generic[C]):
-    """Dotted keys of a section that have no effect, for the `reason` given, unless what they need is true of the section."""
+    """Dotted keys of a section that have no effect, for the `reason` given, unless what they need is true of
+    the section."""
 
     keys: tuple[str, ...]
     needs: Callable[[C], object]
@@ -39,7 +40,8 @@ def refused(rules: Iterable[Rule[S]], config: S) -> Iterator[Problem]:
 
 
 def without_effect(requirements: Iterable[Requirement[S]], section: S, *prefix: str) -> Iterator[Problem]:
-    """A problem for each key of a section whose value isn't the default and has no effect. `prefix` is the section's path."""
+    """A problem for each key of a section whose value isn't the default and has no effect. `prefix` is the
+    section's path."""
     for requirement in requirements:
         if requirement.needs(section):
             continue

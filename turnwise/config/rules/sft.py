@@ -24,13 +24,16 @@ SFT_RULES: tuple[Rule[SFTConfig], ...] = (
     Rule(
         "save_best",
         when=lambda c: c.save_best and not c.uses_validation,
-        says=lambda c: "metric, mode act on the validation loss; set eval_steps and val_files, or leave this out",
+        says=lambda c: (
+            "metric, mode act on the validation loss; set eval_steps and val_files, or leave this out"
+        ),
     ),
     Rule(
         "early_stopping",
         when=lambda c: c.early_stopping and not c.uses_validation,
         says=lambda c: (
-            "metric, mode, patience, min_delta act on the validation loss; set eval_steps and val_files, or leave this out"
+            "metric, mode, patience, min_delta act on the validation loss; set eval_steps and val_files, or "
+            "leave this out"
         ),
     ),
 )

@@ -12,7 +12,15 @@ import numpy as np
 
 from turnwise.envs.checks import findings
 from turnwise.envs.checks.findings import CheckedEpisode, Finding, Verdict
-from turnwise.envs.checks.session import BrokenCall, CallResult, CallTimes, CheckedEnv, Timings, first_difference, play
+from turnwise.envs.checks.session import (
+    BrokenCall,
+    CallResult,
+    CallTimes,
+    CheckedEnv,
+    Timings,
+    first_difference,
+    play,
+)
 from turnwise.envs.contract import is_picture
 from turnwise.envs.hold_out import HeldOutEnv
 from turnwise.envs.players import ExpertPlayer, RandomPlayer
@@ -58,7 +66,8 @@ class Report:
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether an episode was played, by the random player (needs known actions) or by the expert (if there is one)."""
+    """Whether an episode was played, by the random player (needs known actions) or by the expert (if there is
+    one)."""
 
     @property
     def verdict(self) -> Verdict:
@@ -75,8 +84,8 @@ class Report:
 
 
 def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
-    """Plays an environment and returns the findings. A call that hangs, or any fault in the first check, ends the examination;
-    other faults end their check. `takes_split` says whether the constructor takes a split.
+    """Plays an environment and returns the findings. A call that hangs, or any fault in the first check, ends
+    the examination; other faults end their check. `takes_split` says whether the constructor takes a split.
 
     >>> from turnwise.envs.frozen_lake.env import FrozenLakeEnv
     >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
@@ -95,7 +104,9 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
                 break
     if not any(row.verdict == "error" for row in rows):
         num_calls = sum(len(examination.clock[method].wall_s) for method in ("reset", "step"))
-        rows.insert(0, Finding("returns", "ok", f"{num_calls:,} calls of reset and step return what they should"))
+        rows.insert(
+            0, Finding("returns", "ok", f"{num_calls:,} calls of reset and step return what they should")
+        )
     return Report(examination.name, tuple(rows), bool(examination.played))
 
 
@@ -152,7 +163,9 @@ class _Examination:
                 call_results += (env.reset(seed) for seed in self._seeds(split))
                 plays_all |= isinstance(env.env, HeldOutEnv) and env.env.plays_all
         yield findings.starts(starts["train"])
-        yield findings.splits(starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all)
+        yield findings.splits(
+            starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all
+        )
 
     def _random_play(self) -> Iterator[Finding]:
         def choose(env: CheckedEnv, seed: int) -> Callable[[], str] | None:
@@ -160,8 +173,13 @@ class _Examination:
             player: RandomPlayer = env.call("actions", make)
             return player.act if player.actions else None
 
-        advice = "name them with --actions a,b,c or --actions-file FILE, or give the environment an attribute `actions`"
-        unknown = Finding("random play", "skipped", "not examined: nobody says which actions there are", advice)
+        advice = (
+            "name them with --actions a,b,c or --actions-file FILE, or give the environment an "
+            "attribute `actions`"
+        )
+        unknown = Finding(
+            "random play", "skipped", "not examined: nobody says which actions there are", advice
+        )
         return self._play("random play", choose, self._random, unknown)
 
     def _scripted_play(self) -> Iterator[Finding]:
@@ -179,12 +197,20 @@ class _Examination:
             for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
                     for where, env in (("in a new environment", new), ("after a reset", used)):
-                        if found := first_difference(episode.call_results, play([env], episode.seed, episode.actions)[0]):
-                            advice = "draw everything from reset's seed, by a generator of the environment's own"
+                        if found := first_difference(
+                            episode.call_results, play([env], episode.seed, episode.actions)[0]
+                        ):
+                            advice = (
+                                "draw everything from reset's seed, by a generator of the environment's own"
+                            )
                             yield _differs("same seed", f"another episode {where}", found, advice)
                             return
                 num_replayed += 1
-        yield Finding("same seed", "ok", f"{num_replayed} episodes come out the same, in new environments and after a reset")
+        yield Finding(
+            "same seed",
+            "ok",
+            f"{num_replayed} episodes come out the same, in new environments and after a reset",
+        )
 
     def _side_by_side(self) -> Iterator[Finding]:
         num_groups = 0
@@ -196,10 +222,16 @@ class _Examination:
                 if found := next(filter(None, differences), None):
                     if any(sibling[0] != episode.call_results[0] for sibling in siblings):
                         what = "siblings start differently"
-                        advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
+                        advice = (
+                            "make reset's seed determine the whole start: group statistics mean "
+                            "nothing otherwise"
+                        )
                     else:
                         what = "siblings disturb each other"
-                        advice = "keep generator and state in the instance: environments side by side can't share any"
+                        advice = (
+                            "keep generator and state in the instance: environments side by side can't "
+                            "share any"
+                        )
                     yield _differs("siblings", what, found, advice)
                     return
             num_groups += 1
@@ -216,8 +248,13 @@ class _Examination:
                 except BrokenCall as broken:
                     if broken.hangs or not self.played:
                         raise
-                    advice = "what can't be understood moves nothing, or costs a penalty; an exception fails the episode"
-                    yield Finding("no action", "error", f"{broken.problem} (action {action!r})", advice, broken.trace)
+                    advice = (
+                        "what can't be understood moves nothing, or costs a penalty; an exception "
+                        "fails the episode"
+                    )
+                    yield Finding(
+                        "no action", "error", f"{broken.problem} (action {action!r})", advice, broken.trace
+                    )
                     return
         yield findings.unreadable(answers, self.played)
 
@@ -232,7 +269,9 @@ class _Examination:
                 yield Finding(check, "skipped", "not examined: nobody played")
         seen = findings.observations(played, settings.count_tokens, settings.token_budget)
         if not self.played and seen.verdict == "ok":
-            seen = replace(seen, verdict="skipped", result=f"{seen.result}; those after an action weren't examined")
+            seen = replace(
+                seen, verdict="skipped", result=f"{seen.result}; those after an action weren't examined"
+            )
         yield seen
         yield findings.state_keys(played)
 
@@ -268,8 +307,9 @@ class _Examination:
         unknown: Finding,
         beaten: Sequence[CheckedEpisode] | None = None,
     ) -> Iterator[Finding]:
-        """Adds one episode per seed to `episodes`, each in its own environment. Then yields the finding on them, even if a call
-        raises midway. `choose` returns a player's `act`, or None to play no more; if nothing was played, yields `unknown`."""
+        """Adds one episode per seed to `episodes`, each in its own environment. Then yields the finding on
+        them, even if a call raises midway. `choose` returns a player's `act`, or None to play no more; if
+        nothing was played, yields `unknown`."""
         try:
             for seed in self._seeds("train"):
                 with self._opened() as env:
@@ -279,7 +319,10 @@ class _Examination:
                         if not episodes:
                             yield unknown
                         return
-                    while len(episode.actions) < self._settings.max_steps and not episode.call_results[-1].is_over:
+                    while (
+                        len(episode.actions) < self._settings.max_steps
+                        and not episode.call_results[-1].is_over
+                    ):
                         episode.actions.append(act())
                         episode.call_results.append(env.step(episode.actions[-1]))
                     episodes.append(episode)
@@ -288,7 +331,8 @@ class _Examination:
                 yield findings.player(check, episodes, self._reductions, beaten=beaten)
 
     def _replayable(self) -> list[CheckedEpisode]:
-        """Up to `NUM_REPLAYED` episodes of one player. If nobody has played, new episodes of one step, with the action ""."""
+        """Up to `NUM_REPLAYED` episodes of one player. If nobody has played, new episodes of one step, with
+        the action ""."""
         if not self.played:
             with self._opened() as env:
                 seeds = [_seed("train", index) for index in range(NUM_REPLAYED)]
@@ -322,7 +366,10 @@ def _seed(split: Split, index: int = 0) -> int:
 def _differs(check: str, what: str, found: tuple[str, str], advice: str) -> Finding:
     name, where = found
     if name == "state_key":
-        advice = "make the key of the state's content, not of an object or a counter: GiGPO compares turns with equal keys"
+        advice = (
+            "make the key of the state's content, not of an object or a counter: GiGPO compares turns "
+            "with equal keys"
+        )
     return Finding(check, "error", f"{what}, {where}", advice)
 
 
@@ -333,5 +380,9 @@ def _of_picture(rendered: Any) -> Finding:
         return Finding("render", "ok", f"a string of {len(rendered.splitlines())} lines")
     if is_picture(rendered):
         return Finding("render", "ok", f"a picture of {rendered.shape[1]} × {rendered.shape[0]}")
-    shown = f"{rendered.dtype} {list(rendered.shape)}" if isinstance(rendered, np.ndarray) else type(rendered).__name__
+    shown = (
+        f"{rendered.dtype} {list(rendered.shape)}"
+        if isinstance(rendered, np.ndarray)
+        else type(rendered).__name__
+    )
     return Finding("render", "warning", f"returns {shown}", "return uint8 [H, W, 3], a string, or None")

@@ -18,7 +18,8 @@ COOPERATIVE_S = 1e-3
 TAIL_S = 1e-2
 """Maximum 99th percentile of the seconds of a step on the event loop."""
 BLOCK_S = 0.1
-"""Maximum seconds of constructor and `reset` together on the event loop, where they hold up all other episodes."""
+"""Maximum seconds of constructor and `reset` together on the event loop, where they hold up all other
+episodes."""
 NUM_WAITING = 16
 """Number of concurrent calls suggested for an environment that waits for something other than a processor."""
 
@@ -59,7 +60,8 @@ class CheckedEpisode:
         return sum(step.reward for step in self.steps)
 
     def is_success(self, reductions: Mapping[str, Reduction]) -> bool:
-        """Whether `success` is above ½ or, without this metric, the score is above 0. `turnwise eval` counts this way."""
+        """Whether `success` is above ½ or, without this metric, the score is above 0. `turnwise eval` counts
+        this way."""
         values = [value for step in self.steps for name, value in step.metrics if name == "success"]
         return reduce_metric(values, reductions["success"]) > 0.5 if values else self.score > 0
 
@@ -81,10 +83,15 @@ def have_keys(call_results: Iterable[CallResult]) -> bool:
 
 
 def splits(
-    train: Sequence[CallResult], val: Sequence[CallResult], takes_split: bool, is_given: bool = False, plays_all: bool = False
+    train: Sequence[CallResult],
+    val: Sequence[CallResult],
+    takes_split: bool,
+    is_given: bool = False,
+    plays_all: bool = False,
 ) -> Finding:
-    """Whether any start of validation has the same state as a start of training: the same state key or, without keys, the same
-    look. `is_given`: the arguments fix one `split` for both. `plays_all`: the environment has too few tasks to hold any out."""
+    """Whether any start of validation has the same state as a start of training: the same state key or,
+    without keys, the same look. `is_given`: the arguments fix one `split` for both. `plays_all`: the
+    environment has too few tasks to hold any out."""
     states, contents = {start.state for start in train}, {start.content for start in train}
     num_shared = sum(start.state in states for start in val)
     num_alike = sum(start.content in contents for start in val)
@@ -92,7 +99,9 @@ def splits(
     compared = "by state_key" if are_keyed else "by what they show, as there is no state_key"
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training, {compared}"
     if plays_all:
-        advice = "training and validation tasks are the same: success in validation says nothing about new tasks"
+        advice = (
+            "training and validation tasks are the same: success in validation says nothing about new tasks"
+        )
         return judged("train/val", f"{result}: too few tasks to hold any out", advice)
     if takes_split and is_given:
         advice = "remove `split` from the arguments, if the environment can hold tasks out"
@@ -105,10 +114,15 @@ def splits(
         return Finding("train/val", "error", result, advice)
     if are_keyed and num_shared:
         return judged(
-            "train/val", f"{result}; they look different", f"{advice}, or put all that tells tasks apart into state_key()"
+            "train/val",
+            f"{result}; they look different",
+            f"{advice}, or put all that tells tasks apart into state_key()",
         )
     if num_shared:
-        advice = f"if they differ in what isn't shown, add state_key(), by which starts are compared; if not, {advice}"
+        advice = (
+            f"if they differ in what isn't shown, add state_key(), by which starts are compared; if "
+            f"not, {advice}"
+        )
         return judged("train/val", result, advice)
     return judged("train/val", result)
 
@@ -117,15 +131,23 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
     """The range of rewards and scores, and how often they aren't 0."""
     values, scores = [step.reward for e in episodes for step in e.steps], [e.score for e in episodes]
     spread = f"{min(values):.3g} … {max(values):.3g} a step, {min(scores):.3g} … {max(scores):.3g} an episode"
-    result = f"{spread}; not 0 in {_share(map(bool, values)):.1%} of steps, {_share(map(bool, scores)):.0%} of episodes"
+    result = (
+        f"{spread}; not 0 in {_share(map(bool, values)):.1%} of steps, {_share(map(bool, scores)):.0%} "
+        f"of episodes"
+    )
     is_equal = min(scores) == max(scores) and len(scores) > 1
-    advice = "equal scores teach nothing: use easier tasks, rewards on the way, or a start from demonstrations"
+    advice = (
+        "equal scores teach nothing: use easier tasks, rewards on the way, or a start from demonstrations"
+    )
     return judged("rewards", result, advice if is_equal else "")
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """Whether a text that is no action earns more than most actions, so that models learn it. `answers`: (its name, result)."""
-    result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
+    """Whether a text that is no action earns more than most actions, so that models learn it. `answers`: (its
+    name, result)."""
+    result = ", ".join(
+        f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers
+    )
     if not episodes:
         return judged("no action", f"{result}; what actions get wasn't examined")
     steps, scores = [step.reward for e in episodes for step in e.steps], [e.score for e in episodes]
@@ -134,8 +156,14 @@ def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Che
         what, beside = ("episodes", scores) if call_result.is_over else ("actions", steps)
         worse = _share(call_result.reward > value for value in beside)
         if worse > 0.5:
-            result += f"; {name} pays better than {worse:.0%} of {what}, which get {min(beside):.3g} … {max(beside):.3g}"
-            advice = f"give it less than {min(beside):.3g}, such as by a format_penalty: training would learn to say nothing"
+            result += (
+                f"; {name} pays better than {worse:.0%} of {what}, which get {min(beside):.3g} … "
+                f"{max(beside):.3g}"
+            )
+            advice = (
+                f"give it less than {min(beside):.3g}, such as by a format_penalty: training would "
+                f"learn to say nothing"
+            )
             return judged("no action", result, advice)
     return judged("no action", result)
 
@@ -154,10 +182,16 @@ def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reducti
 
 
 def observations(
-    episodes: Sequence[CheckedEpisode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
+    episodes: Sequence[CheckedEpisode],
+    count_tokens: Callable[[str], int] | None = None,
+    budget: int | None = None,
 ) -> Finding:
-    """The lengths of observations in characters and tokens, compared with `budget`, the maximum tokens of a context."""
-    shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)] for e in episodes]
+    """The lengths of observations in characters and tokens, compared with `budget`, the maximum tokens of a
+    context."""
+    shown = [
+        [" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)]
+        for e in episodes
+    ]
     lengths = [len(text) for texts in shown for text in texts]
     result = f"{fmean(lengths):.0f} characters a turn, at most {max(lengths)}"
     if count_tokens is not None:
@@ -169,12 +203,19 @@ def observations(
             advice = "one observation fills the whole context: shorten it, or raise sequence_length"
             return Finding("observations", "error", result, advice)
         if budget and longest > budget:
-            advice = "episodes will be cut by sequence_length: shorten observations, raise it, or use mode: step"
+            advice = (
+                "episodes will be cut by sequence_length: shorten observations, raise it, or use mode: step"
+            )
             return judged("observations", result, advice)
     elif budget and max(lengths) > CHARACTERS_PER_TOKEN * budget:
-        advice = f"it hardly fits into a context of {budget} tokens: shorten it, or count them with --tokenizer DIR"
+        advice = (
+            f"it hardly fits into a context of {budget} tokens: shorten it, or count them with "
+            f"--tokenizer DIR"
+        )
         return judged("observations", result, advice)
-    num_empty = sum(not m.text.strip() and not m.images for e in episodes for m in e.call_results if not m.is_over)
+    num_empty = sum(
+        not m.text.strip() and not m.images for e in episodes for m in e.call_results if not m.is_over
+    )
     if num_empty:
         return judged("observations", f"{result}; {num_empty} are empty", "show the model something")
     return judged("observations", result)
@@ -182,11 +223,22 @@ def observations(
 
 def lengths(episodes: Sequence[CheckedEpisode], max_steps: int) -> Finding:
     """Lengths of episodes, and what ends them."""
-    counts, last = [len(episode.actions) for episode in episodes], [episode.call_results[-1] for episode in episodes]
-    ended, cut = _share(m.is_terminated for m in last), _share(m.is_truncated and not m.is_terminated for m in last)
-    result = f"{fmean(counts):.1f} steps, at most {max(counts)}; {ended:.0%} terminated, {cut:.0%} truncated, "
+    counts, last = (
+        [len(episode.actions) for episode in episodes],
+        [episode.call_results[-1] for episode in episodes],
+    )
+    ended, cut = (
+        _share(m.is_terminated for m in last),
+        _share(m.is_truncated and not m.is_terminated for m in last),
+    )
+    result = (
+        f"{fmean(counts):.1f} steps, at most {max(counts)}; {ended:.0%} terminated, {cut:.0%} truncated, "
+    )
     result += f"{max(1 - ended - cut, 0.0):.0%} cut by max_steps {max_steps}"
-    advice = "no episode came to its end: raise max_steps (--max-steps here), or check that step ever says terminated"
+    advice = (
+        "no episode came to its end: raise max_steps (--max-steps here), or check that step ever says "
+        "terminated"
+    )
     return judged("episodes", result, "" if ended + cut else advice)
 
 
@@ -196,11 +248,17 @@ def player(
     reductions: Mapping[str, Reduction],
     beaten: Sequence[CheckedEpisode] | None = None,
 ) -> Finding:
-    """How often a player succeeds, and its mean score. `beaten`, for experts only, holds episodes of a random player: the
-    finding is a warning if the expert never succeeds, or its mean score doesn't exceed the random player's."""
+    """How often a player succeeds, and its mean score. `beaten`, for experts only, holds episodes of a random
+    player: the finding is a warning if the expert never succeeds, or its mean score doesn't exceed the random
+    player's."""
     num_successes, score = sum(e.is_success(reductions) for e in episodes), fmean(e.score for e in episodes)
-    result = f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score {score:.3g} on average"
-    is_weak = beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten)))
+    result = (
+        f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score "
+        f"{score:.3g} on average"
+    )
+    is_weak = beaten is not None and (
+        not num_successes or (beaten and score <= fmean(e.score for e in beaten))
+    )
     advice = "it should beat a random player: check rewards, `success`, max_steps and the expert"
     return judged(check, result, advice if is_weak else "")
 
@@ -222,12 +280,15 @@ def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
         return judged("state_key", f"{result}; {merged:.0%} of turns share a key and look different", advice)
     if hidden := _share(len(keys_of[view]) > 1 for view, _ in seen):
         advice = "the model can't tell these states apart: show more, or accept that it must remember"
-        return judged("state_key", f"{result}; {hidden:.0%} of turns look the same but are in different states", advice)
+        return judged(
+            "state_key", f"{result}; {hidden:.0%} of turns look the same but are in different states", advice
+        )
     return judged("state_key", f"{result}, one to one")
 
 
 def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
-    """The seconds of `step` and of a start (constructor and `reset`), and whether calls may run on the event loop."""
+    """The seconds of `step` and of a start (constructor and `reset`), and whether calls may run on the event
+    loop."""
     step, reset, made = clock["step"], clock["reset"], clock["the constructor"]
     ordered = sorted(step.wall_s)
     if not ordered:
@@ -240,9 +301,14 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
     if mean_s + start_s / max(mean_steps, 1.0) <= COOPERATIVE_S and p99_s <= TAIL_S and start_s <= BLOCK_S:
         return judged("step time", f"{result}: cooperative")
     if sum(step.cpu_s) + sum(reset.cpu_s) < 0.5 * (sum(step.wall_s) + sum(reset.wall_s)):
-        advice = f"it mostly waits: max_env_num_per_worker: {NUM_WAITING} lets {NUM_WAITING} calls wait at once"
+        advice = (
+            f"it mostly waits: max_env_num_per_worker: {NUM_WAITING} lets {NUM_WAITING} calls wait at once"
+        )
     else:
-        advice = f"it mostly computes: make it quicker, or set max_env_num_per_worker: {num_cores} if it releases Python's lock"
+        advice = (
+            f"it mostly computes: make it quicker, or set max_env_num_per_worker: {num_cores} if it "
+            f"releases Python's lock"
+        )
     return judged("step time", f"{result}: blocking", advice)
 
 
@@ -252,7 +318,9 @@ def _time(seconds: float) -> str:
     >>> _time(2.34e-6), _time(0.0142), _time(3.0), _time(0.0)
     ('2.3 µs', '14 ms', '3.0 s', '0.0 µs')
     """
-    unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))
+    unit, size = next(
+        ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6)
+    )
     count = seconds / size
     return f"{count:.1f} {unit}" if count < 10 else f"{count:.0f} {unit}"
 

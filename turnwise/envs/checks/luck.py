@@ -16,12 +16,16 @@ MIN_EPISODES = 50
 """Minimum episodes of a measurement."""
 
 
-def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float) -> list[bool]:
-    """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each succeeded by the
-    environment's metric `success`. The player draws uniformly from the environment's `actions`.
+def random_outcomes(
+    make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float
+) -> list[bool]:
+    """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each
+    succeeded by the environment's metric `success`. The player draws uniformly from the environment's
+    `actions`.
 
-    The result is empty if the environment has no `actions`, doesn't report `success` or fails in a call, or if fewer than
-    `MIN_EPISODES` episodes were begun within `budget_s` seconds: a partial measurement proves nothing."""
+    The result is empty if the environment has no `actions`, doesn't report `success` or fails in a call, or
+    if fewer than `MIN_EPISODES` episodes were begun within `budget_s` seconds: a partial measurement proves
+    nothing."""
     outcomes: list[bool] = []
     ends_at = time.monotonic() + budget_s
     for seed in seeds:
@@ -41,7 +45,9 @@ def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
     """Whether one episode succeeded; None if the environment has no `actions` or doesn't report `success`."""
     with CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings)) as env:
         env.reset(seed)
-        player: RandomPlayer = env.call("actions", partial(RandomPlayer, env.env, derive_seed(seed, "random player")))
+        player: RandomPlayer = env.call(
+            "actions", partial(RandomPlayer, env.env, derive_seed(seed, "random player"))
+        )
         if not player.actions or "success" not in env.reductions:
             return None
         told: list[float] = []

@@ -1,4 +1,5 @@
-"""An environment under examination: each call is timed and has a deadline, and a fault in it becomes a BrokenCall."""
+"""An environment under examination: each call is timed and has a deadline, and a fault in it becomes a
+BrokenCall."""
 
 import asyncio
 import inspect
@@ -53,8 +54,8 @@ class CallResult(NamedTuple):
 
 
 def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> tuple[str, str] | None:
-    """The first difference of two episodes, as `(name of the field, description)`; None if they are equal. The name is "end" if
-    one episode is shorter.
+    """The first difference of two episodes, as `(name of the field, description)`; None if they are equal.
+    The name is "end" if one episode is shorter.
 
     >>> first_difference([CallResult("P _", (), ())], [CallResult("_ P", (), ())])
     ('text', "at the start: text 'P _' and '_ P'")
@@ -71,18 +72,27 @@ def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) 
 
 
 def _shown(first: object, second: object) -> list[str]:
-    """The `repr` of each value. If one is longer than `_MAX_SHOWN`, both are cut to the part around their first difference."""
+    """The `repr` of each value. If one is longer than `_MAX_SHOWN`, both are cut to the part around their
+    first difference."""
     texts = [repr(first), repr(second)]
     num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
-    return [f"{'…' if start else ''}{t[start : start + _MAX_SHOWN]}{'…' if len(t) > start + _MAX_SHOWN else ''}" for t in texts]
+    return [
+        f"{'…' if start else ''}{t[start : start + _MAX_SHOWN]}{'…' if len(t) > start + _MAX_SHOWN else ''}"
+        for t in texts
+    ]
 
 
 class BrokenCall(EnvironmentFault):
     """A call that hung, raised, or returned what the contract of environments forbids."""
 
     def __init__(
-        self, method: str, problem: str, trace: tuple[str, ...] = (), hangs: bool = False, is_raised: bool = False
+        self,
+        method: str,
+        problem: str,
+        trace: tuple[str, ...] = (),
+        hangs: bool = False,
+        is_raised: bool = False,
     ) -> None:
         super().__init__(problem)
         self.method = method
@@ -107,8 +117,8 @@ CallTimes = defaultdict[str, Timings]
 
 
 class CheckedEnv(AbstractContextManager["CheckedEnv"]):
-    """An environment in its own thread, so that a call that never returns can be abandoned. A failed call raises BrokenCall;
-    a TurnwiseError of the environment's constructor passes unchanged."""
+    """An environment in its own thread, so that a call that never returns can be abandoned. A failed call
+    raises BrokenCall; a TurnwiseError of the environment's constructor passes unchanged."""
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")
@@ -133,7 +143,9 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
 
     def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
-        observation, info = self.call("reset", lambda: self.env.reset(seed=seed), partial(read_reset, env_name=self.name))
+        observation, info = self.call(
+            "reset", lambda: self.env.reset(seed=seed), partial(read_reset, env_name=self.name)
+        )
         return self._result(observation, info)
 
     def step(self, action: str) -> CallResult:
@@ -162,14 +174,19 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
             self._thread.start(self._runner.close)
         self._thread.end()
 
-    def call(self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result) -> Any:
-        """Calls `function` in the thread, awaits the result if it is a coroutine, and returns `read(result)`."""
+    def call(
+        self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result
+    ) -> Any:
+        """Calls `function` in the thread, awaits the result if it is a coroutine, and returns
+        `read(result)`."""
         line = CALLS.begin(f"{method} of the environment that is examined")
         call = self._thread.start(self._timed, self._clock[method], function)
         try:
             error = call.exception(self._timeout_s)
         except CallTimeout:
-            raise BrokenCall(method, f"hangs in {method}: no answer within {self._timeout_s:g} s", hangs=True) from None
+            raise BrokenCall(
+                method, f"hangs in {method}: no answer within {self._timeout_s:g} s", hangs=True
+            ) from None
         finally:
             CALLS.end(line)
         if error is None:
@@ -202,7 +219,8 @@ async def _awaited(result: Any) -> Any:
 
 
 def play(envs: Sequence[CheckedEnv], seed: int, actions: Iterable[str]) -> list[list[CallResult]]:
-    """Plays the same actions in all environments, each action everywhere before the next. Returns results by environment."""
+    """Plays the same actions in all environments, each action everywhere before the next. Returns results by
+    environment."""
     episodes = [[env.reset(seed)] for env in envs]
     for action in actions:
         for env, call_results in zip(envs, episodes, strict=True):

@@ -1,5 +1,6 @@
-"""FrozenLake: walk over the ice to the goal and don't fall into a hole. The dynamics are those of gymnasium's FrozenLake-v1
-(Towers et al. 2024, arXiv:2407.17032), written again: a step takes microseconds, and gymnasium isn't needed."""
+"""FrozenLake: walk over the ice to the goal and don't fall into a hole. The dynamics are those of gymnasium's
+FrozenLake-v1 (Towers et al. 2024, arXiv:2407.17032), written again: a step takes microseconds, and gymnasium
+isn't needed."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,7 +11,15 @@ from numpy.typing import NDArray
 
 from turnwise.envs.arguments import check_type
 from turnwise.envs.base import Step
-from turnwise.envs.frozen_lake.map import Map, check_map_arguments, map_hash, neighbours, random_map, read_map, shortest_path
+from turnwise.envs.frozen_lake.map import (
+    Map,
+    check_map_arguments,
+    map_hash,
+    neighbours,
+    random_map,
+    read_map,
+    shortest_path,
+)
 from turnwise.envs.frozen_lake.picture import draw_lake
 from turnwise.envs.grid import GridEnv, ObservationKind as ObservationKind, RenderMode
 from turnwise.errors import EnvironmentFault
@@ -22,24 +31,23 @@ GRID_VOCAB = MappingProxyType(
 
 
 class FrozenLakeEnv(GridEnv):
-    """A lake of `size` × `size` cells, drawn from the seed. The step that reaches the goal has reward 1, any other valid
-    step 0. Raises EnvironmentFault if an argument is out of range.
+    """A lake of `size` × `size` cells, drawn from the seed. The step that reaches the goal has reward 1, any
+    other valid step 0. Raises EnvironmentFault if an argument is out of range.
 
-    An action that isn't one of the four words (case doesn't matter) moves nothing and costs `format_penalty` (≤ 0); the
-    episode continues. The environment has no step limit of its own; the agent has `max_steps`.
+    An action that isn't one of the four words (case doesn't matter) moves nothing and costs `format_penalty`
+    (≤ 0); the episode continues. The environment has no step limit of its own; the agent has `max_steps`.
 
     Args:
-        size: cells of a side, at least 2.
-        p: probability that a cell is ice and not a hole, in (0, 1]. A map without a way to the goal is drawn again.
-        is_slippery: a step goes in the chosen direction, to its left or to its right, with probability 1/3 each.
-        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
-        observation: the form of the text: a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
-        format_penalty: reward of an invalid action.
-        split: `train` or `val`: draws only maps whose *content* belongs to this split. None: draws from all maps.
-        map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`.
-        grid_vocab: symbol → meaning, in the order of `GRID_VOCAB`.
-        action_lookup: gymnasium's number → word, for each of 0 left, 1 down, 2 right, 3 up.
-        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
+        size: cells of a side, at least 2. p: probability that a cell is ice and not a hole, in (0, 1]. A map
+        without a way to the goal is drawn again. is_slippery: a step goes in the chosen direction, to its
+        left or to its right, with probability 1/3 each. render_mode: what is observed, `text` or a picture
+        (`rgb_array`). `render()` draws in both modes. observation: the form of the text: a `grid` of symbols,
+        `coordinates` (`P0,0 G3,3 O1,2`), or `both`. format_penalty: reward of an invalid action. split:
+        `train` or `val`: draws only maps whose *content* belongs to this split. None: draws from all maps.
+        map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`. grid_vocab:
+        symbol → meaning, in the order of `GRID_VOCAB`. action_lookup: gymnasium's number → word, for each of
+        0 left, 1 down, 2 right, 3 up. env_instruction: replaces the rules that open the first prompt; ""
+        leaves them out.
 
     >>> lake = FrozenLakeEnv(map_rows=["SF", "HG"], is_slippery=False)
     >>> print(lake.reset(seed=0)[0])
@@ -90,9 +98,12 @@ class FrozenLakeEnv(GridEnv):
         self._letters = "".join(self.rows)
         self._map_id = f"{map_hash(self.rows):016x}"
         self._moves = neighbours(len(self.rows), len(self.rows[0]))
-        letters = [(letter, place) for letter in "GH" for place, found in enumerate(self._letters) if found == letter]
+        letters = [
+            (letter, place) for letter in "GH" for place, found in enumerate(self._letters) if found == letter
+        ]
         self._marks = [self._alone[letter] + self._place(place) for letter, place in letters]
-        # Slips are drawn from a seed of their own: with the map's seed they would be correlated with the holes.
+        # Slips are drawn from a seed of their own: with the map's seed they would be correlated with the
+        # holes.
         self._slips = np.random.default_rng(derive_seed(self._seed, "slips")) if self.is_slippery else None
         self.position = self._letters.index("S")
         return self._observe(), {"env_instruction": self._instruction}
@@ -112,7 +123,8 @@ class FrozenLakeEnv(GridEnv):
         return f"{self._map_id}:{self.position}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest path to the goal, as if no step slipped; `actions[0]` if there is no path."""
+        """The first action of a shortest path to the goal, as if no step slipped; `actions[0]` if there is no
+        path."""
         return self.actions[(shortest_path(self.rows, self.position) or [0])[0]]
 
     def render(self) -> NDArray[np.uint8]:
@@ -130,7 +142,9 @@ class FrozenLakeEnv(GridEnv):
 
     def _coordinates(self) -> str:
         """Player, goal and holes as `symbol row,column`, the player first. All other cells are ice."""
-        return " ".join([self._with_player[self._letters[self.position]] + self._place(self.position), *self._marks])
+        return " ".join(
+            [self._with_player[self._letters[self.position]] + self._place(self.position), *self._marks]
+        )
 
     def _place(self, position: int) -> str:
         row, column = divmod(position, len(self.rows[0]))
@@ -138,15 +152,20 @@ class FrozenLakeEnv(GridEnv):
 
     def _own_rules(self) -> str:
         goal = "You are on a frozen lake. Walk to the goal and don't step into a hole."
-        rules = self._rules(goal, self._vocab.items(), "; the rest is ice.", "; the edge of the lake holds you.")
+        rules = self._rules(
+            goal, self._vocab.items(), "; the rest is ice.", "; the edge of the lake holds you."
+        )
         slides = "\nThe ice is slippery: two times in three you slide to one side of where you wanted to go."
         return rules + slides if self.is_slippery else rules
 
 
 def _checked_vocab(vocab: Mapping[str, str]) -> dict[str, str]:
     symbols = list(vocab) if isinstance(vocab, Mapping) else []
-    if len(symbols) != len(GRID_VOCAB) or not all(isinstance(symbol, str) and symbol.strip() for symbol in symbols):
+    if len(symbols) != len(GRID_VOCAB) or not all(
+        isinstance(symbol, str) and symbol.strip() for symbol in symbols
+    ):
         raise EnvironmentFault(
-            f"grid_vocab {vocab!r} must have six symbols with their meanings, in this order: {', '.join(GRID_VOCAB.values())}"
+            f"grid_vocab {vocab!r} must have six symbols with their meanings, in this order: "
+            f"{', '.join(GRID_VOCAB.values())}"
         )
     return dict(vocab)

@@ -1,6 +1,6 @@
-"""Maps of the frozen lake: drawing, hashing and checking them, and finding paths. A map is a tuple of rows of the letters S
-(start), F (ice), H (hole) and G (goal). A position is row · width + column. An action is gymnasium's number: 0 left, 1 down,
-2 right, 3 up."""
+"""Maps of the frozen lake: drawing, hashing and checking them, and finding paths. A map is a tuple of rows of
+the letters S (start), F (ice), H (hole) and G (goal). A position is row · width + column. An action is
+gymnasium's number: 0 left, 1 down, 2 right, 3 up."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,7 +19,8 @@ Map = tuple[str, ...]
 
 LEFT, DOWN, RIGHT, UP = range(4)
 MAX_DRAWS = 20_000
-"""Maximum maps drawn for one seed: some combinations of `size`, `p` and `split` (almost) never yield a solvable map."""
+"""Maximum maps drawn for one seed: some combinations of `size`, `p` and `split` (almost) never yield a
+solvable map."""
 
 
 @lru_cache(maxsize=64)
@@ -42,14 +43,17 @@ def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]
 
 
 def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | None:
-    """The shortest list of actions from `start` (default: S) to the goal if the ice isn't slippery; None if there is no way.
+    """The shortest list of actions from `start` (default: S) to the goal if the ice isn't slippery; None if
+    there is no way.
 
     >>> shortest_path(("SH", "FG"))
     [1, 2]
     """
     letters, moves = "".join(rows), neighbours(len(rows), len(rows[0]))
     first = letters.index("S") if start is None else start
-    return fewest_actions(first, lambda at: letters[at] == "G", lambda at: () if letters[at] == "H" else moves[at])
+    return fewest_actions(
+        first, lambda at: letters[at] == "G", lambda at: () if letters[at] == "H" else moves[at]
+    )
 
 
 def map_hash(rows: Sequence[str]) -> int:
@@ -59,9 +63,10 @@ def map_hash(rows: Sequence[str]) -> int:
 
 @lru_cache(maxsize=1024)  # all siblings of a group draw the same map
 def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Map:
-    """A solvable map with S at the top left and G at the bottom right; other cells are ice with probability `p`. It depends on
-    the arguments alone. Without `split` it is gymnasium's `generate_random_map(size, p, seed)`; with `split`, it is the first
-    solvable map of the same draws that belongs to the split. Raises EnvironmentFault if `MAX_DRAWS` draws yield none."""
+    """A solvable map with S at the top left and G at the bottom right; other cells are ice with probability
+    `p`. It depends on the arguments alone. Without `split` it is gymnasium's `generate_random_map(size, p,
+    seed)`; with `split`, it is the first solvable map of the same draws that belongs to the split. Raises
+    EnvironmentFault if `MAX_DRAWS` draws yield none."""
     check_map_arguments(size, p)
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
@@ -72,7 +77,8 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
         if in_split(map_hash(rows), split) and shortest_path(rows) is not None:
             return rows
     raise EnvironmentFault(
-        f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or for a tiny or "
+        f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or "
+        f"for a tiny or "
         f"hole-free lake, which has too few maps to split, set split: null or map_rows in env_config"
     )
 
@@ -81,7 +87,9 @@ def check_map_arguments(size: int, p: float) -> None:
     check_count("FrozenLake", "size", size)
     check_type("FrozenLake", "p", p, Real, "a number")
     if size < 2 or not 0.0 < p <= 1.0:
-        raise EnvironmentFault(f"got size {size} and p {p} for a frozen lake; size must be at least 2 and p in (0, 1]")
+        raise EnvironmentFault(
+            f"got size {size} and p {p} for a frozen lake; size must be at least 2 and p in (0, 1]"
+        )
 
 
 def read_map(rows: Sequence[str]) -> Map:
@@ -94,10 +102,12 @@ def read_map(rows: Sequence[str]) -> Map:
 
 
 def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
-    """The sequence of right and down that solves the most maps if the ice isn't slippery, and the share of maps that it solves.
+    """The sequence of right and down that solves the most maps if the ice isn't slippery, and the share of
+    maps that it solves.
 
-    A player reaches this share without looking at the maps, so a learnt policy must beat it. For n×n maps, C(2n−2, n−1)
-    sequences are tried, so n should be at most 8. Raises ValueError unless all maps have one size, S first and G last.
+    A player reaches this share without looking at the maps, so a learnt policy must beat it. For n×n maps,
+    C(2n−2, n−1) sequences are tried, so n should be at most 8. Raises ValueError unless all maps have one
+    size, S first and G last.
 
     >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
     ([2, 1], 0.6666666666666666)
@@ -105,7 +115,9 @@ def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
     height, width = len(maps[0]), len(maps[0][0])
     letters = ["".join(rows) for rows in maps]
     if any(len(cells) != height * width or cells[0] != "S" or cells[-1] != "G" for cells in letters):
-        raise ValueError("best_blind_path needs maps of one size with S at the top left and G at the bottom right")
+        raise ValueError(
+            "best_blind_path needs maps of one size with S at the top left and G at the bottom right"
+        )
     is_hole = np.array([[letter == "H" for letter in cells] for cells in letters])
     moves, num_steps = neighbours(height, width), height + width - 2
 

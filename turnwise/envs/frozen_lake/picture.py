@@ -18,7 +18,8 @@ _CROSS = disc(0, 0, 0.34) & (np.minimum(np.abs(x - y), np.abs(x + y)) <= 0.09)
 
 
 def draw_lake(rows: Sequence[str], position: int) -> NDArray[np.uint8]:
-    """The map with the player at `position`, uint8 [TILE · rows, TILE · columns, 3]. A cross marks a player in a hole."""
+    """The map with the player at `position`, uint8 [TILE · rows, TILE · columns, 3]. A cross marks a player
+    in a hole."""
 
     def paint(tile: NDArray[np.uint8], index: int, letter: str) -> None:
         tile[:], tile[EDGE] = ICE, CRACK

@@ -1,4 +1,5 @@
-"""Any gymnasium environment with discrete actions (Towers et al. 2024, arXiv:2407.17032) as a text environment."""
+"""Any gymnasium environment with discrete actions (Towers et al. 2024, arXiv:2407.17032) as a text
+environment."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,29 +26,34 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 
 
 class GymnasiumEnv(HeldOutEnv):
-    """The environment `id` of gymnasium's registry, with its own dynamics and rewards, and actions and observations as text.
+    """The environment `id` of gymnasium's registry, with its own dynamics and rewards, and actions and
+    observations as text.
 
-    An action that isn't one of the words (case doesn't matter) doesn't reach the environment. It costs `format_penalty` (≤ 0),
-    the observation is repeated, and the episode continues. Raises EnvironmentFault if there is no such environment, an argument
-    isn't allowed, or the environment's spaces can't be text; NotAvailableError if gymnasium, or a package that the environment
-    needs, isn't installed.
+    An action that isn't one of the words (case doesn't matter) doesn't reach the environment. It costs
+    `format_penalty` (≤ 0), the observation is repeated, and the episode continues. Raises EnvironmentFault if
+    there is no such environment, an argument isn't allowed, or the environment's spaces can't be text;
+    NotAvailableError if gymnasium, or a package that the environment needs, isn't installed.
 
     Args:
-        id: a name in gymnasium's registry, with its version; `package:id` if another package registers the environment.
-        kwargs: arguments of the environment's own constructor.
-        action_names: the words of actions. A mapping number → word, or a list of names that turnwise knows for this
-            environment, allows these actions only. A list of other words names all actions in the order of their numbers.
-            None: the known names, else the numbers.
-        renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the environment's own
-            drawing in text, with coloured parts in brackets), a name that turnwise knows for this environment, or
-            `module:function` of `(observation, env)`. None: the first known name, else `space`.
-        max_observation_chars: a longer text is cut at this length, and says so.
-        render_mode: what is observed: `text`, or a picture (`rgb_array`), with the text of the `renderer` if one is given.
-        success: what counts as success: `reward` (the last reward is above 0), `terminated`, `truncated`, or `info:KEY` (the
-            value of this key, which the last info must have, is true). None: what turnwise knows, else `reward`.
-        format_penalty: reward of an invalid action.
-        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
-        split: `train` or `val`: plays only starts whose state hashes into this split, unless none is found. None: plays all.
+        id: a name in gymnasium's registry, with its version; `package:id` if another package registers the
+        environment. kwargs: arguments of the environment's own constructor. action_names: the words of
+        actions. A mapping number → word, or a list of names that turnwise knows for this
+            environment, allows these actions only. A list of other words names all actions in the order of
+            their numbers. None: the known names, else the numbers.
+        renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the
+        environment's own
+            drawing in text, with coloured parts in brackets), a name that turnwise knows for this
+            environment, or `module:function` of `(observation, env)`. None: the first known name, else
+            `space`.
+        max_observation_chars: a longer text is cut at this length, and says so. render_mode: what is
+        observed: `text`, or a picture (`rgb_array`), with the text of the `renderer` if one is given.
+        success: what counts as success: `reward` (the last reward is above 0), `terminated`, `truncated`, or
+        `info:KEY` (the
+            value of this key, which the last info must have, is true). None: what turnwise knows, else
+            `reward`.
+        format_penalty: reward of an invalid action. env_instruction: replaces the rules that open the first
+        prompt; "" leaves them out. split: `train` or `val`: plays only starts whose state hashes into this
+        split, unless none is found. None: plays all.
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
@@ -77,19 +83,27 @@ class GymnasiumEnv(HeldOutEnv):
         if not re.fullmatch("info:.+", str(success)):
             check_choice("gymnasium", "success", success, (*OUTCOMES, "info:KEY", None))
         if renderer == "ansi" and render_mode == "rgb_array":
-            raise EnvironmentFault("gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture")
+            raise EnvironmentFault(
+                "gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture"
+            )
         if "render_mode" in (kwargs or {}):
-            raise EnvironmentFault("render_mode is a key of env_config itself, text or rgb_array; take it out of kwargs")
+            raise EnvironmentFault(
+                "render_mode is a key of env_config itself, text or rgb_array; take it out of kwargs"
+            )
         with needs("gymnasium", "gym"):
             from turnwise.envs.gymnasium import make, spaces
 
         self._id = id
-        self._env, draws = make.make_gymnasium(id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array")
+        self._env, draws = make.make_gymnasium(
+            id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array"
+        )
         known = known_class(self._env)
         self._draw = make.draw if draws and renderer != "ansi" else None
         if not draws and (renderer == "ansi" or render_mode == "rgb_array"):
             modes = self._env.metadata.get("render_modes", [])
-            raise EnvironmentFault(f"gymnasium's {id} can't draw as asked; its render modes are {', '.join(modes) or 'none'}")
+            raise EnvironmentFault(
+                f"gymnasium's {id} can't draw as asked; its render modes are {', '.join(modes) or 'none'}"
+            )
         if render_mode == "rgb_array":
             make.check_pictures(self._env)
         numbers = spaces.action_numbers(self._env.action_space, f"gymnasium's {id}")
@@ -107,9 +121,15 @@ class GymnasiumEnv(HeldOutEnv):
         self._success = success or known.success
         self._format_penalty = float(format_penalty)
         rules = f"{known.rules}\n" if known.rules else ""
-        self._instruction = f"{rules}Actions: {', '.join(self.actions)}." if env_instruction is None else env_instruction
+        self._instruction = (
+            f"{rules}Actions: {', '.join(self.actions)}." if env_instruction is None else env_instruction
+        )
         self._split = split
-        self._key = load_function(known.state_key, "state_key", EnvironmentFault, ["env"]) if known.state_key else None
+        self._key = (
+            load_function(known.state_key, "state_key", EnvironmentFault, ["env"])
+            if known.state_key
+            else None
+        )
         self._sees_number = spaces.is_number(self._env.observation_space)
         self._quiet: Callable[[], AbstractContextManager[None]] = silenced if known.prints else nullcontext
         self._observation: Any = None
@@ -140,7 +160,8 @@ class GymnasiumEnv(HeldOutEnv):
         return self._shown, float(reward), bool(terminated), bool(truncated), told
 
     def state_key(self) -> Hashable:
-        """The key from `Known.state_key`; if that is empty, the observation, hashed unless it is a whole number."""
+        """The key from `Known.state_key`; if that is empty, the observation, hashed unless it is a whole
+        number."""
         if self._key is not None:
             return self._key(self._env)
         return int(self._observation) if self._sees_number else fingerprint(self._observation)
@@ -164,21 +185,28 @@ class GymnasiumEnv(HeldOutEnv):
         if is_over and name not in info:
             found = [str(key) for key in info]
             raise EnvironmentFault(
-                f"gymnasium's {self._id}: success is info:{name}, and the info that ended the episode has no such key; it has "
-                f"{', '.join(found) or 'none at all'}. Set success to info:KEY of these, or to one of {', '.join(OUTCOMES)}."
-                + nearest(name, found)
+                f"gymnasium's {self._id}: success is info:{name}, and the info that ended the episode has "
+                f"no such key; it has "
+                f"{', '.join(found) or 'none at all'}. Set success to info:KEY of these, or to one of "
+                f"{', '.join(OUTCOMES)}." + nearest(name, found)
             )
         return bool(info.get(name))
 
     def _observe(self) -> str | Observation:
-        text = self._text(self._observation, self._env) if self._shows_text else "The picture shows the environment."
+        text = (
+            self._text(self._observation, self._env)
+            if self._shows_text
+            else "The picture shows the environment."
+        )
         if len(text) > self._max_chars:
             text = f"{text[: self._max_chars]}… (cut at {self._max_chars} characters)"
         if not self.shows_pictures:
             return text
         picture = self.render()
         if picture is None:
-            raise EnvironmentFault(f"gymnasium's {self._id} draws with a package that isn't installed; set render_mode: text")
+            raise EnvironmentFault(
+                f"gymnasium's {self._id} draws with a package that isn't installed; set render_mode: text"
+            )
         return Observation(text, (Media("image", picture),))
 
 
@@ -193,6 +221,7 @@ def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callab
         return load_function(entry, "renderer", EnvironmentFault, ["observation", "env"])
     names = ("space", "ansi", *known)
     raise EnvironmentFault(
-        f"unknown renderer {name!r} for gymnasium's {env_id}; it is one of {', '.join(names)}, or module:function."
+        f"unknown renderer {name!r} for gymnasium's {env_id}; it is one of {', '.join(names)}, or "
+        f"module:function."
         f"{nearest(name, names)}"
     )

@@ -18,7 +18,8 @@ class Known:
     success: str = "reward"
     """Default of the argument `success` of `GymnasiumEnv`."""
     renderers: Mapping[str, str] = field(default_factory=dict)
-    """Name → `module:function` of `(observation, env)`, where `env` has gymnasium's wrappers. The first is the default."""
+    """Name → `module:function` of `(observation, env)`, where `env` has gymnasium's wrappers. The first is
+    the default."""
     state_key: str = ""
     """`module:function` of `env` that returns a key of the state; "" = the observation is the key."""
     prints: bool = False
@@ -26,7 +27,8 @@ class Known:
 
 
 def known_class(env: Any) -> Known:
-    """What is known about the environment's class (without wrappers), else about its first known base class, else defaults."""
+    """What is known about the environment's class (without wrappers), else about its first known base class,
+    else defaults."""
     table: dict[str, dict[str, Any]] = known_of("gymnasium")
     names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(env.unwrapped).__mro__)
     return Known(**next((table[name] for name in names if name in table), {}))

@@ -29,15 +29,18 @@ class HasMetadata(Protocol):
 
 
 def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> tuple[Any, bool]:
-    """The environment `env_id`, and whether it supports the render mode `drawing`. `package:id` imports the package. Raises
-    EnvironmentFault if there is no such environment or it doesn't take `kwargs`; NotAvailableError if a package is missing."""
+    """The environment `env_id`, and whether it supports the render mode `drawing`. `package:id` imports the
+    package. Raises EnvironmentFault if there is no such environment or it doesn't take `kwargs`;
+    NotAvailableError if a package is missing."""
     package, _, name = env_id.rpartition(":")
     if package:
         _import(package)
     if name not in gymnasium.registry:
         raise EnvironmentFault(
-            f"gymnasium has no environment {env_id!r}.{nearest(name, gymnasium.registry)} Another package's are written "
-            "package:id, such as minigrid:MiniGrid-Empty-5x5-v0; `import gymnasium; gymnasium.pprint_registry()` lists those "
+            f"gymnasium has no environment {env_id!r}.{nearest(name, gymnasium.registry)} Another package's "
+            f"are written "
+            "package:id, such as minigrid:MiniGrid-Empty-5x5-v0; `import gymnasium; "
+            "gymnasium.pprint_registry()` lists those "
             "of gymnasium itself"
         )
     try:
@@ -46,11 +49,17 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> 
         modes = creator.metadata.get("render_modes", ()) if isinstance(creator, HasMetadata) else ()
         draws = drawing in modes
         # Turnwise checks the results in every episode, so gymnasium's checker would only repeat the warnings.
-        env = gymnasium.make(name, disable_env_checker=True, **({"render_mode": drawing} if draws else {}), **kwargs)
+        env = gymnasium.make(
+            name, disable_env_checker=True, **({"render_mode": drawing} if draws else {}), **kwargs
+        )
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise NotAvailableError(f"gymnasium's {env_id} needs a package that isn't installed: {error}") from error
+        raise NotAvailableError(
+            f"gymnasium's {env_id} needs a package that isn't installed: {error}"
+        ) from error
     except (gymnasium.error.Error, TypeError, ValueError, AssertionError) as error:
-        raise EnvironmentFault(f"gymnasium can't make {env_id} with kwargs {dict(kwargs)!r}: {error}") from error
+        raise EnvironmentFault(
+            f"gymnasium can't make {env_id} with kwargs {dict(kwargs)!r}: {error}"
+        ) from error
     return env, draws
 
 

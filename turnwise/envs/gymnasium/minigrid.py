@@ -39,13 +39,18 @@ def full_view(observation: Any, env: Any) -> str:
 def state_key(env: Any) -> Hashable:
     """The grid with the contents of its boxes, the agent with what it carries, and the mission."""
     state = env.unwrapped
-    hidden = [(cell, _named(thing.contains)) for cell, thing in enumerate(state.grid.grid) if thing and thing.contains]
+    hidden = [
+        (cell, _named(thing.contains))
+        for cell, thing in enumerate(state.grid.grid)
+        if thing and thing.contains
+    ]
     agent = [int(state.agent_pos[0]), int(state.agent_pos[1]), int(state.agent_dir), _named(state.carrying)]
     return fingerprint([state.grid.encode(), hidden, agent, state.mission])
 
 
 def _rows(cells: NDArray[np.uint8]) -> list[list[str]]:
-    """The symbol of each cell, by row and column. `cells` [columns, rows, 3] holds the numbers of object, colour and state."""
+    """The symbol of each cell, by row and column. `cells` [columns, rows, 3] holds the numbers of object,
+    colour and state."""
     return [[_symbol(*cell) for cell in row] for row in cells.transpose(1, 0, 2).tolist()]
 
 
@@ -58,7 +63,10 @@ def _symbol(kind: int, colour: int, state: int) -> str:
 def _described(rows: list[list[str]], observation: Any, env: Any) -> str:
     grid = "\n".join(" ".join(row) for row in rows)
     carried = _named(env.unwrapped.carrying) or "nothing"
-    return f"{grid}\nfacing {DIRECTIONS[observation['direction']]}, carrying {carried}. Mission: {observation['mission']}"
+    return (
+        f"{grid}\nfacing {DIRECTIONS[observation['direction']]}, carrying {carried}. Mission: "
+        f"{observation['mission']}"
+    )
 
 
 def _named(thing: Any) -> str:

@@ -14,14 +14,19 @@ MAX_NUMBERS = 256
 
 
 def action_numbers(space: Any, env_name: str) -> range:
-    """The numbers of a Discrete action space. Raises EnvironmentFault for any other space, or more than `MAX_ACTIONS`."""
+    """The numbers of a Discrete action space. Raises EnvironmentFault for any other space, or more than
+    `MAX_ACTIONS`."""
     if not isinstance(space, spaces.Discrete):
         raise EnvironmentFault(
-            f"{env_name}: its action space is {_shown(space)}; an agent of text chooses among words, so it must be Discrete: "
-            "choose an environment with discrete actions, or wrap this one and register the wrapped one with gymnasium"
+            f"{env_name}: its action space is {_shown(space)}; an agent of text chooses among words, so it "
+            f"must be Discrete: "
+            "choose an environment with discrete actions, or wrap this one and register the wrapped one "
+            "with gymnasium"
         )
     if space.n > MAX_ACTIONS:
-        raise EnvironmentFault(f"{env_name}: its action space is {_shown(space)}; at most {MAX_ACTIONS} actions can be words")
+        raise EnvironmentFault(
+            f"{env_name}: its action space is {_shown(space)}; at most {MAX_ACTIONS} actions can be words"
+        )
     return range(int(space.start), int(space.start + space.n))
 
 
@@ -33,12 +38,16 @@ def check_observations(space: Any, env_name: str) -> None:
                 check_observations(part, env_name)
         case spaces.Discrete() | spaces.Text():
             pass
-        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary() if np.prod(space.shape) <= MAX_NUMBERS:
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary() if (
+            np.prod(space.shape) <= MAX_NUMBERS
+        ):
             pass
         case _:
             raise EnvironmentFault(
-                f"{env_name}: its observation space has {_shown(space)}, which has no text of its own. Those that have are "
-                f"Discrete, Text, arrays of at most {MAX_NUMBERS} numbers, and Dict and Tuple of them; for others set renderer "
+                f"{env_name}: its observation space has {_shown(space)}, which has no text of its own. "
+                f"Those that have are "
+                f"Discrete, Text, arrays of at most {MAX_NUMBERS} numbers, and Dict and Tuple of them; for "
+                f"others set renderer "
                 "to module:function, or render_mode: rgb_array"
             )
 
@@ -49,10 +58,11 @@ def is_number(space: Any) -> bool:
 
 
 def as_text(space: Any, value: Any) -> str:
-    """An element of a space as text: floats with four significant digits, a line per row of an array, parts of a Dict by name.
+    """An element of a space as text: floats with four significant digits, a line per row of an array, parts
+    of a Dict by name.
 
-    >>> as_text(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
-    'at: 1 2.5\\nleft: 2'
+    >>> as_text(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1,
+    2.5]), "left": 2}) 'at: 1 2.5\\nleft: 2'
     """
     match space:
         case spaces.Dict():

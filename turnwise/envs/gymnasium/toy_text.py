@@ -6,7 +6,8 @@ STOPS = "RGYB"
 
 
 def taxi(observation: Any, env: Any) -> str:
-    """All positions as row,column: `taxi 3,1 passenger Y 4,0 destination R 0,0` (Dietterich 2000, arXiv:cs/9905014)."""
+    """All positions as row,column: `taxi 3,1 passenger Y 4,0 destination R 0,0` (Dietterich 2000,
+    arXiv:cs/9905014)."""
 
     def stop(number: int) -> str:
         row, column = env.unwrapped.locs[number]

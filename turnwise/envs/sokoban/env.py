@@ -1,5 +1,5 @@
-"""Sokoban: push every box onto a target. Rules and rewards are those of the package gym-sokoban (Schrader 2018). The package
-isn't needed, and a step takes microseconds."""
+"""Sokoban: push every box onto a target. Rules and rewards are those of the package gym-sokoban (Schrader
+2018). The package isn't needed, and a step takes microseconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -37,24 +37,26 @@ STEP_REWARD, TARGET_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
 class SokobanEnv(GridEnv):
-    """A solvable room, drawn from the seed. The episode ends when every box is on a target. Raises EnvironmentFault if an
-    argument is out of range.
+    """A solvable room, drawn from the seed. The episode ends when every box is on a target. Raises
+    EnvironmentFault if an argument is out of range.
 
-    Rewards: −0.1 per step, +1 for a box that comes onto a target, −1 for a box that leaves one, +10 when all are on targets.
-    An action that isn't one of the four words (case doesn't matter) moves nothing and earns −0.1 plus `format_penalty` (≤ 0);
-    the episode continues. The environment has no step limit of its own; the agent has `max_steps`.
+    Rewards: −0.1 per step, +1 for a box that comes onto a target, −1 for a box that leaves one, +10 when all
+    are on targets. An action that isn't one of the four words (case doesn't matter) moves nothing and earns
+    −0.1 plus `format_penalty` (≤ 0); the episode continues. The environment has no step limit of its own; the
+    agent has `max_steps`.
 
     Args:
-        dim_room: height and width in cells, outer walls included, each at least 3.
-        num_boxes: number of boxes, and of targets.
-        search_depth: steps of the backward game (`random_room`) that finds the start; fewer steps make easier rooms.
-        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
-        observation: the form of the text: a `grid` of symbols, `coordinates` (`#1,1 O3,4 X2,3 P2,2`), or `both`.
-        format_penalty: reward of an invalid action, on top of the step's.
-        split: `train` or `val`: draws only rooms whose *content* belongs to this split. None: draws from all rooms.
-        room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of `dim_room`, `num_boxes`,
+        dim_room: height and width in cells, outer walls included, each at least 3. num_boxes: number of
+        boxes, and of targets. search_depth: steps of the backward game (`random_room`) that finds the start;
+        fewer steps make easier rooms. render_mode: what is observed, `text` or a picture (`rgb_array`).
+        `render()` draws in both modes. observation: the form of the text: a `grid` of symbols, `coordinates`
+        (`#1,1 O3,4 X2,3 P2,2`), or `both`. format_penalty: reward of an invalid action, on top of the step's.
+        split: `train` or `val`: draws only rooms whose *content* belongs to this split. None: draws from all
+        rooms. room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of
+        `dim_room`, `num_boxes`,
             `search_depth` and `split`.
-        grid_lookup: number → symbol, for each of 0 wall, 1 floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on
+        grid_lookup: number → symbol, for each of 0 wall, 1 floor, 2 target, 3 box on target, 4 box, 5 player,
+        6 player on
             target.
         grid_vocab: symbol → meaning, for the rules.
         action_lookup: number → word, for each of 1 up, 2 down, 3 left, 4 right.
@@ -89,7 +91,10 @@ class SokobanEnv(GridEnv):
     ) -> None:
         super().__init__(render_mode, observation, format_penalty, split, action_lookup)
         self._symbols = words_by_number(
-            "grid_lookup", GRID_LOOKUP if grid_lookup is None else grid_lookup, tuple(GRID_LOOKUP), is_case_sensitive=True
+            "grid_lookup",
+            GRID_LOOKUP if grid_lookup is None else grid_lookup,
+            tuple(GRID_LOOKUP),
+            is_case_sensitive=True,
         )
         self._meanings = self._checked_meanings(grid_vocab)
         check_room_arguments(dim_room, num_boxes, search_depth)
@@ -117,7 +122,8 @@ class SokobanEnv(GridEnv):
 
     @property
     def is_solvable(self) -> bool:
-        """Whether the boxes can still be pushed onto the targets; False also if `shortest_solution` gives up its search."""
+        """Whether the boxes can still be pushed onto the targets; False also if `shortest_solution` gives up
+        its search."""
         return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
@@ -127,7 +133,9 @@ class SokobanEnv(GridEnv):
             self._seed, self._dim_room, self._num_boxes, self._search_depth, self._split
         )
         self._room_id = f"{layout_hash(self._layout):016x}"
-        self._scenery = f"{self._places(WALL, inner_walls(self._layout))} {self._places(TARGET, self._layout.targets)}".strip()
+        self._scenery = (
+            f"{self._places(WALL, inner_walls(self._layout))} {self._places(TARGET, self._layout.targets)}"
+        ).strip()
         self._plan = {}
         return self._observe(), {"env_instruction": self._instruction}
 
@@ -146,7 +154,8 @@ class SokobanEnv(GridEnv):
         return f"{self._room_id}:{self.state.player}:{','.join(map(str, sorted(self.state.boxes)))}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest solution; `actions[0]` if no solution is found, as with a stuck box."""
+        """The first action of a shortest solution; `actions[0]` if no solution is found, as with a stuck
+        box."""
         if self.state not in self._plan:
             state = self.state
             for number in shortest_solution(self.layout, state) or [0]:
@@ -161,9 +170,13 @@ class SokobanEnv(GridEnv):
         return [self._symbols[number] for number in cell_numbers(self.layout, self.state)], self.layout.width
 
     def _coordinates(self) -> str:
-        """Inner walls, targets, boxes and player as `symbol row,column`, even if two of them share a cell. Walls, whose number
-        varies, come first, so that all others keep their distance from the end of the prompt."""
-        return f"{self._scenery} {self._places(BOX, self.state.boxes)} {self._places(PLAYER, [self.state.player])}"
+        """Inner walls, targets, boxes and player as `symbol row,column`, even if two of them share a cell.
+        Walls, whose number varies, come first, so that all others keep their distance from the end of the
+        prompt."""
+        return (
+            f"{self._scenery} {self._places(BOX, self.state.boxes)} "
+            f"{self._places(PLAYER, [self.state.player])}"
+        )
 
     def _places(self, number: int, cells: Iterable[int]) -> str:
         width = self.layout.width
@@ -182,6 +195,7 @@ class SokobanEnv(GridEnv):
             return MEANINGS
         if not isinstance(vocab, Mapping) or set(vocab) != set(self._symbols):
             raise EnvironmentFault(
-                f"grid_vocab {vocab!r} must say what each symbol of grid_lookup means: {' '.join(self._symbols)}"
+                f"grid_vocab {vocab!r} must say what each symbol of grid_lookup means: "
+                f"{' '.join(self._symbols)}"
             )
         return tuple(vocab[symbol] for symbol in self._symbols)

@@ -21,7 +21,8 @@ _BATTENS = _BOX & (~box(-0.30, -0.30, 0.30, 0.30) | (np.minimum(np.abs(x - y), n
 
 
 def draw_room(cells: Sequence[int], width: int) -> NDArray[np.uint8]:
-    """A room, given as its `cell_numbers`: uint8 [TILE · rows, TILE · width, 3]. A box on a target is green."""
+    """A room, given as its `cell_numbers`: uint8 [TILE · rows, TILE · width, 3]. A box on a target is
+    green."""
     return draw(cells, width, _paint)
 
 

@@ -1,5 +1,5 @@
-"""Rooms of Sokoban: moving in them, hashing, reading and generating them. A cell is row · width + column. An action is 0 up,
-1 down, 2 left, 3 right. A room has walls all around, so no action leads out of it."""
+"""Rooms of Sokoban: moving in them, hashing, reading and generating them. A cell is row · width + column. An
+action is 0 up, 1 down, 2 left, 3 right. A room has walls all around, so no action leads out of it."""
 
 import random
 from collections.abc import Sequence
@@ -79,17 +79,23 @@ def inner_walls(layout: Layout) -> frozenset[int]:
 
 
 def layout_hash(layout: Layout) -> int:
-    """The `content_hash` of walls and targets. It decides the split, so no state of a held-out room occurs in training."""
+    """The `content_hash` of walls and targets. It decides the split, so no state of a held-out room occurs in
+    training."""
     return content_hash(f"{layout.height},{layout.width}:{sorted(layout.walls)}:{sorted(layout.targets)}")
 
 
 def random_room(
-    seed: int, dim_room: tuple[int, int] = (6, 6), num_boxes: int = 1, search_depth: int = 300, split: Split | None = None
+    seed: int,
+    dim_room: tuple[int, int] = (6, 6),
+    num_boxes: int = 1,
+    search_depth: int = 300,
+    split: Split | None = None,
 ) -> tuple[Layout, State]:
-    """A solvable, unsolved room of `dim_room` (height, width; walls included). It depends on the arguments alone. A floor grows
-    cell by cell and gets targets. Then a game is played backwards from the solved room: `search_depth` random steps, each of
-    which pulls the box behind the player, if there is one. The room starts in the last new state of this game in which no box
-    is on a target. Raises EnvironmentFault if no room is found."""
+    """A solvable, unsolved room of `dim_room` (height, width; walls included). It depends on the arguments
+    alone. A floor grows cell by cell and gets targets. Then a game is played backwards from the solved room:
+    `search_depth` random steps, each of which pulls the box behind the player, if there is one. The room
+    starts in the last new state of this game in which no box is on a target. Raises EnvironmentFault if no
+    room is found."""
     check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
     rng = random.Random(seed)
@@ -104,8 +110,10 @@ def random_room(
             if start is not None:
                 return layout, start
     raise EnvironmentFault(
-        f"no {height}×{width} room with {num_boxes} boxes for split {split!r} in {MAX_DRAWS} draws; in env_config raise "
-        f"dim_room or search_depth, lower num_boxes, or, for tiny rooms, which are too few to split, set split: null"
+        f"no {height}×{width} room with {num_boxes} boxes for split {split!r} in {MAX_DRAWS} draws; in "
+        f"env_config raise "
+        f"dim_room or search_depth, lower num_boxes, or, for tiny rooms, which are too few to split, set "
+        f"split: null"
     )
 
 
@@ -116,26 +124,33 @@ def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: 
     check_count("Sokoban", "num_boxes", num_boxes)
     check_count("Sokoban", "search_depth", search_depth)
     if min(sides) < 3:
-        raise EnvironmentFault(f"got dim_room {sides} for Sokoban; sides must be at least 3, the walls included")
+        raise EnvironmentFault(
+            f"got dim_room {sides} for Sokoban; sides must be at least 3, the walls included"
+        )
 
 
 def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
-    """The layout and state of a room given in the `LETTERS`. Raises EnvironmentFault if it isn't a valid, unsolved room."""
+    """The layout and state of a room given in the `LETTERS`. Raises EnvironmentFault if it isn't a valid,
+    unsolved room."""
     check_rows("room_rows", rows, LETTERS)
     letters = "".join(rows)
     border = rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)
     if set(border) != {"#"}:
         raise EnvironmentFault(f"room_rows {list(rows)!r} must have walls (#) all around")
     walls, targets, boxes, players = (
-        frozenset(cell for cell, letter in enumerate(letters) if letter in wanted) for wanted in ("#", ".*+", "$*", "@+")
+        frozenset(cell for cell, letter in enumerate(letters) if letter in wanted)
+        for wanted in ("#", ".*+", "$*", "@+")
     )
     if len(players) != 1 or not boxes or len(boxes) != len(targets):
         raise EnvironmentFault(
-            f"room_rows {list(rows)!r} has {len(players)} players, {len(boxes)} boxes and {len(targets)} targets; "
+            f"room_rows {list(rows)!r} has {len(players)} players, {len(boxes)} boxes and {len(targets)} "
+            f"targets; "
             f"it must have one player, and as many boxes as targets, at least one"
         )
     if boxes == targets:
-        raise EnvironmentFault(f"room_rows {list(rows)!r} is solved already; start with a box ($) off its target (.)")
+        raise EnvironmentFault(
+            f"room_rows {list(rows)!r} is solved already; start with a box ($) off its target (.)"
+        )
     return Layout(len(rows), len(rows[0]), walls, targets), State(next(iter(players)), boxes)
 
 
@@ -156,13 +171,17 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
         if is_free[cell]:
             is_free[cell] = False
             floor.append(cell)
-            edge += [next_to for next_to in (cell - width, cell + width, cell - 1, cell + 1) if is_free.get(next_to)]
+            edge += [
+                next_to
+                for next_to in (cell - width, cell + width, cell - 1, cell + 1)
+                if is_free.get(next_to)
+            ]
     return floor
 
 
 def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
-    """The last new state of the backward game in which no box is on a target; None if there is none. `move` can undo each
-    backward step, so every state of the game can be solved."""
+    """The last new state of the backward game in which no box is on a target; None if there is none. `move`
+    can undo each backward step, so every state of the game can be solved."""
     seen: set[State] = set()
     last = None
     for _ in range(search_depth):

@@ -11,8 +11,8 @@ MAX_STATES = 200_000
 
 
 def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES) -> list[int] | None:
-    """The shortest list of actions that brings every box onto a target; among equals, the lexicographically first. None if no
-    solution is found within `max_states` states.
+    """The shortest list of actions that brings every box onto a target; among equals, the lexicographically
+    first. None if no solution is found within `max_states` states.
 
     >>> from turnwise.envs.sokoban.room import read_room
     >>> shortest_solution(*read_room(["######", "#@$ .#", "######"]))
@@ -32,8 +32,8 @@ def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES
 
 @lru_cache(maxsize=256)
 def live_cells(layout: Layout) -> frozenset[int]:
-    """The cells from which a box, alone in the room, can be pushed onto some target by a player who can get behind it from any
-    side. From all other cells no box can reach a target.
+    """The cells from which a box, alone in the room, can be pushed onto some target by a player who can get
+    behind it from any side. From all other cells no box can reach a target.
 
     >>> from turnwise.envs.sokoban.room import read_room
     >>> sorted(live_cells(read_room(["######", "#@$ .#", "######"])[0]))

@@ -1,4 +1,5 @@
-"""The KV cache of the fast path: each layer has one tensor for the keys of all slots and one for the values."""
+"""The KV cache of the fast path: each layer has one tensor for the keys of all slots and one for the
+values."""
 
 from typing import Any
 
@@ -15,10 +16,12 @@ _FIRST_LENGTH = 256
 
 
 class KVCache:
-    """Tensors `keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim], in the model's dtype and on its device.
+    """Tensors `keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim], in the model's dtype and
+    on its device.
 
-    Slots and length start small and double as conversations need them, so the allocated memory follows the use. There are
-    at most as many slots of `max_length` tokens as `num_bytes` has room for. Raises ConfigError if not even one fits."""
+    Slots and length start small and double as conversations need them, so the allocated memory follows the
+    use. There are at most as many slots of `max_length` tokens as `num_bytes` has room for. Raises
+    ConfigError if not even one fits."""
 
     def __init__(
         self,
@@ -32,7 +35,9 @@ class KVCache:
         device: torch.device,
     ) -> None:
         self.max_length = max_length
-        self.max_slots = num_slots_within(num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length)
+        self.max_slots = num_slots_within(
+            num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length
+        )
         # Kernels read keys in vectors of `LANES` tokens, so a slot has room for whole vectors.
         self._most_tokens = -(-max_length // LANES) * LANES
         self.dtype, self.device = dtype, device
@@ -40,7 +45,8 @@ class KVCache:
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers
         self.prefixes = SharedPrefixes(self.copy)
-        """Says which slots read the beginning of their context from another slot; none without turnwise's own kernels."""
+        """Says which slots read the beginning of their context from another slot; none without turnwise's own
+        kernels."""
 
     @property
     def num_slots(self) -> int:
@@ -58,7 +64,8 @@ class KVCache:
         slots = min(max(power_of_two(num_slots), _FIRST_SLOTS), self.max_slots)
         tokens = min(max(power_of_two(length), _FIRST_LENGTH), self._most_tokens)
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            # Assigned together: if memory is too short for both, a layer's keys and values keep the same shape.
+            # Assigned together: if memory is too short for both, a layer's keys and values keep the same
+            # shape.
             self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
         self.prefixes.reserve(slots)
 
@@ -79,7 +86,8 @@ class KVCache:
 
 
 def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int) -> int:
-    """The number of sequences of `max_length` tokens that fit into `kv_cache_bytes`. Raises ConfigError if none does.
+    """The number of sequences of `max_length` tokens that fit into `kv_cache_bytes`. Raises ConfigError if
+    none does.
 
     >>> num_slots_within(1_000_000, bytes_per_token=100, max_length=1000)
     10
@@ -87,8 +95,10 @@ def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int)
     slot_bytes = bytes_per_token * max_length
     if kv_cache_bytes < slot_bytes:
         raise ConfigError(
-            f"kv_cache_bytes is {kv_cache_bytes:,}, but one sequence takes {bytes_per_token:,} bytes per token × "
-            f"{max_length:,} tokens = {slot_bytes:,}; raise kv_cache_bytes or lower max_length (sequence_length in a config)"
+            f"kv_cache_bytes is {kv_cache_bytes:,}, but one sequence takes {bytes_per_token:,} bytes per "
+            f"token × "
+            f"{max_length:,} tokens = {slot_bytes:,}; raise kv_cache_bytes or lower max_length "
+            f"(sequence_length in a config)"
         )
     return kv_cache_bytes // slot_bytes
 

@@ -1,4 +1,5 @@
-"""A decoder layer's torch operations between matrix products. Rows with similarly many new tokens share an attention call."""
+"""A decoder layer's torch operations between matrix products. Rows with similarly many new tokens share an
+attention call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,8 +15,8 @@ from turnwise.models.fused import HeadShape
 from turnwise.types import IntArray
 
 _DECODE_SPREAD = 2
-"""Decoding rows attend to the cache in place, together with the idle slots between them, if they span at most this many slots
-per row: reading an idle slot is cheaper than copying the rows' slots."""
+"""Decoding rows attend to the cache in place, together with the idle slots between them, if they span at most
+this many slots per row: reading an idle slot is cheaper than copying the rows' slots."""
 _PIECE = 512  # queries of one row that are computed together; a piece only reads the keys up to its own end
 _BLOCK = 2**22  # most pairs of queries and keys of one attention call, padding and masked pairs included
 _STORED_MASK = 2**20  # most pairs of a call whose mask is kept for all layers instead of computed in each
@@ -23,15 +24,18 @@ _STORED_MASK = 2**20  # most pairs of a call whose mask is kept for all layers i
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """One attention call: a padded block of `R` rows × `width` queries over `length` keys. A row of the block holds new tokens
-    of one row of the step, or belongs to an idle slot in between and its result is unused."""
+    """One attention call: a padded block of `R` rows × `width` queries over `length` keys. A row of the block
+    holds new tokens of one row of the step, or belongs to an idle slot in between and its result is
+    unused."""
 
     slots: slice | Tensor
     """The rows' slots in the cache; a slice if they are adjacent, so that nothing needs copying."""
     num_rows: int
     width: int
     length: int
-    tokens: Tensor | None  # [n] indices of the block's tokens among the packed ones; None = all of them, in order
+    tokens: (
+        Tensor | None
+    )  # [n] indices of the block's tokens among the packed ones; None = all of them, in order
     places: Tensor | None  # [n] their places in the flat block [R · width]; None = place i holds token i
     positions: Tensor  # [R, 1, width, 1] each query's position in its context; 0 for padding
     stored_mask: Tensor | None  # the mask, if it is small enough to keep
@@ -41,7 +45,9 @@ class AttentionGroup:
         if self.stored_mask is not None:
             return self.stored_mask
         is_ahead = torch.arange(self.length, device=self.positions.device) > self.positions
-        return torch.zeros(is_ahead.shape, dtype=dtype, device=is_ahead.device).masked_fill_(is_ahead, -torch.inf)
+        return torch.zeros(is_ahead.shape, dtype=dtype, device=is_ahead.device).masked_fill_(
+            is_ahead, -torch.inf
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,8 @@ class _Pieces:
 
 
 def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
-    """Groups rows by the power of two at or above their number of new tokens. Each piece of a long row is its own group."""
+    """Groups rows by the power of two at or above their number of new tokens. Each piece of a long row is its
+    own group."""
     exponents = np.ceil(np.log2(pieces.counts)).astype(np.int64)
     for exponent in np.unique(exponents):
         alike = pieces[np.flatnonzero(exponents == exponent)]
@@ -78,7 +85,9 @@ def _cut(pieces: _Pieces) -> Iterator[_Pieces]:
     for index in range(len(pieces.slots)):
         row = pieces[np.array([index])]
         for begin in range(0, int(row.counts[0]), _PIECE):
-            yield _Pieces(row.slots, row.tokens + begin, row.starts + begin, np.minimum(row.counts - begin, _PIECE))
+            yield _Pieces(
+                row.slots, row.tokens + begin, row.starts + begin, np.minimum(row.counts - begin, _PIECE)
+            )
 
 
 def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.dtype) -> AttentionGroup:
@@ -104,10 +113,14 @@ def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.
         positions=torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1),
         stored_mask=None,
     )
-    return replace(group, stored_mask=group.mask(dtype)) if num_rows * width * length <= _STORED_MASK else group
+    return (
+        replace(group, stored_mask=group.mask(dtype)) if num_rows * width * length <= _STORED_MASK else group
+    )
 
 
-def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float) -> Tensor:
+def _attend_group(
+    queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float
+) -> Tensor:
     num_heads, head_dim = queries.shape[1:]
     block = queries
     if group.places is not None:
@@ -122,15 +135,18 @@ def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: Attentio
         mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scale)
     else:
         block = block.view(group.num_rows, group.width, num_heads, head_dim).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(
+            block, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+        )
         mixed = mixed.transpose(1, 2)
     mixed = mixed.reshape(group.num_rows * group.width, num_heads * head_dim)
     return mixed if group.places is None else mixed[group.places]
 
 
 class TorchOps:
-    """The operations on the `N` packed tokens of a `step`. The cache must have room for the step's slots. `rotary` [length, 2,
-    head_dim] holds cosines and sines by position; sines of the first half of `head_dim` are negated."""
+    """The operations on the `N` packed tokens of a `step`. The cache must have room for the step's slots.
+    `rotary` [length, 2, head_dim] holds cosines and sines by position; sines of the first half of `head_dim`
+    are negated."""
 
     def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
         device, dtype = rotary.device, rotary.dtype
@@ -153,9 +169,9 @@ class TorchOps:
         return (x * size.square_().mul_(1 / x.shape[-1]).add_(self._shape.eps).rsqrt_()).mul_(weight)
 
     def place_heads(self, layer: int, qkv: Tensor, norms: Tensor | None) -> Tensor:
-        """Returns the queries [N, heads, head_dim] of `qkv` [N, (heads + 2 kv_heads) · head_dim], and writes its keys and
-        values to the cache. Queries and keys are normed by `norms` [heads + kv_heads, head_dim], if given, and rotated (Su et
-        al. 2021)."""
+        """Returns the queries [N, heads, head_dim] of `qkv` [N, (heads + 2 kv_heads) · head_dim], and writes
+        its keys and values to the cache. Queries and keys are normed by `norms` [heads + kv_heads, head_dim],
+        if given, and rotated (Su et al. 2021)."""
         shape, num_rotated = self._shape, self._shape.num_heads + self._shape.num_kv_heads
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         rotated = heads[:, :num_rotated]
@@ -168,13 +184,16 @@ class TorchOps:
         return rotated[:, : shape.num_heads]
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
-        """The attention output [N, heads · head_dim]: each token attends to its slot's cache up to its own position."""
+        """The attention output [N, heads · head_dim]: each token attends to its slot's cache up to its own
+        position."""
         keys, values, groups = self._cache.keys[layer], self._cache.values[layer], self._groups
         if len(groups) == 1 and groups[0].tokens is None:
             return _attend_group(queries, keys, values, groups[0], self._shape.scale)
         output = torch.empty_like(queries).flatten(1)
         for group in groups:
-            output[group.tokens] = _attend_group(queries[group.tokens], keys, values, group, self._shape.scale)
+            output[group.tokens] = _attend_group(
+                queries[group.tokens], keys, values, group, self._shape.scale
+            )
         return output
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""The synchronous core of the embedded server: requests in, tokens out, one step at a time. A row is a running request and its
-context. A step makes one forward pass over uncomputed tokens of the rows: the last sampled token, the rest of a prompt, or a
-chunk of a long prompt. It samples a token for each row whose context is then fully computed."""
+"""The synchronous core of the embedded server: requests in, tokens out, one step at a time. A row is a
+running request and its context. A step makes one forward pass over uncomputed tokens of the rows: the last
+sampled token, the rest of a prompt, or a chunk of a long prompt. It samples a token for each row whose
+context is then fully computed."""
 
 from collections.abc import Sequence
 
@@ -19,20 +20,24 @@ from turnwise.types import FinishReason, IntArray
 
 
 def step_size(num_new: IntArray) -> dict[str, int]:
-    """The numbers of rows, prompt tokens and sampled tokens in a step that computes `num_new` [B] tokens of its rows. A row
-    with one token counts as decoding.
+    """The numbers of rows, prompt tokens and sampled tokens in a step that computes `num_new` [B] tokens of
+    its rows. A row with one token counts as decoding.
 
     >>> step_size(np.array([1, 1, 30]))
     {'batch_size': 3, 'prefill_tokens': 30, 'decode_tokens': 2}
     """
     num_decoded = int(np.count_nonzero(num_new == 1))
-    return {"batch_size": len(num_new), "prefill_tokens": int(num_new.sum()) - num_decoded, "decode_tokens": num_decoded}
+    return {
+        "batch_size": len(num_new),
+        "prefill_tokens": int(num_new.sum()) - num_decoded,
+        "decode_tokens": num_decoded,
+    }
 
 
 class Engine:
     """Continuous batching over a runner. A forward pass computes up to `max_step_tokens` tokens: one per
-    decoding row, the rest from prompts. A conversation's cache is kept for its next request. Cached keys and values depend on
-    token ids and weights alone, so any conversation with the same prefix can copy them."""
+    decoding row, the rest from prompts. A conversation's cache is kept for its next request. Cached keys and
+    values depend on token ids and weights alone, so any conversation with the same prefix can copy them."""
 
     def __init__(
         self,
@@ -70,19 +75,22 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return not self.is_frozen and bool(self.num_running or (self.is_admitting and self._scheduler.waiting))
+        return not self.is_frozen and bool(
+            self.num_running or (self.is_admitting and self._scheduler.waiting)
+        )
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether the conversation has a request that isn't admitted yet."""
         return request_id in self._scheduler.waiting
 
     def add(self, request: Request) -> None:
-        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has another request."""
+        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has
+        another request."""
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
-        """Makes one forward pass and samples one token for every fully computed row. Returns the requests that ended, ordered
-        by slot."""
+        """Makes one forward pass and samples one token for every fully computed row. Returns the requests
+        that ended, ordered by slot."""
         with torch.inference_mode():
             self._plan()
             state = self._rows.state
@@ -117,7 +125,8 @@ class Engine:
         return [self._finish(slot, "aborted") for slot in sorted(self._scheduler.running)]
 
     def fail_running(self) -> list[Request]:
-        """Removes and returns the running requests. Their caches are dropped: a failed pass may have left them half written."""
+        """Removes and returns the running requests. Their caches are dropped: a failed pass may have left
+        them half written."""
         slots = sorted(self._scheduler.running)
         requests = [self._scheduler.finish(slot) for slot in slots]
         for slot, request in zip(slots, requests, strict=True):
@@ -127,11 +136,15 @@ class Engine:
         return requests
 
     def update(self, version: int) -> None:
-        """Tells the engine that the weights are now those of `version`. Paused requests that are decoding keep their caches,
-        but no other request will read those. All other caches are dropped. Raises ServerError if requests run unpaused."""
+        """Tells the engine that the weights are now those of `version`. Paused requests that are decoding
+        keep their caches, but no other request will read those. All other caches are dropped. Raises
+        ServerError if requests run unpaused."""
         if not self.is_frozen:
             self._require_idle()
-        state, cached_slots = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill.slots]
+        state, cached_slots = (
+            self._rows.state,
+            [slot for slot in self._scheduler.running if slot not in self._prefill.slots],
+        )
         for slot in cached_slots:
             request = self._scheduler.running[slot]
             num_sampled = int(state["length"][slot]) - len(request.context_ids)
@@ -152,7 +165,8 @@ class Engine:
     def _require_idle(self) -> None:
         if self.num_running:
             raise ServerError(
-                f"{self.num_running} requests are running; suspend the server before touching its cache or weights"
+                f"{self.num_running} requests are running; suspend the server before touching its cache or "
+                f"weights"
             )
 
     def _drop_prefixes(self, cached_slots: Sequence[int] = ()) -> None:
@@ -161,9 +175,12 @@ class Engine:
         self._prefill.forget_all()
 
     def _plan(self) -> None:
-        """Plans the next forward pass: decoding rows, then prompts in order of arrival. Admits requests while room is left."""
+        """Plans the next forward pass: decoding rows, then prompts in order of arrival. Admits requests while
+        room is left."""
         self.admitted = ()
-        budget = self._prefill.plan(max(self._max_step_tokens - (self.num_running - len(self._prefill.slots)), 1))
+        budget = self._prefill.plan(
+            max(self._max_step_tokens - (self.num_running - len(self._prefill.slots)), 1)
+        )
         while budget and self.is_admitting and (admitted := self._admit()) is not None:
             slot, request = admitted
             self.admitted += ((request.request_id, slot),)
@@ -172,7 +189,8 @@ class Engine:
             budget -= self._prefill.plan_row(slot, budget)
 
     def _admit(self) -> tuple[int, Request] | None:
-        """Starts the next request. Returns its slot and the request; None if no more can start in this step."""
+        """Starts the next request. Returns its slot and the request; None if no more can start in this
+        step."""
         if self.admissions is None:
             return self._scheduler.admit()
         left = self.admissions[len(self.admitted) :]
@@ -194,9 +212,14 @@ class Engine:
         is_stopped = (rows.stop_ids[slots] == token_ids[:, None]).any(1)
         for row in np.flatnonzero(state["has_stop_strings"][slots] & ~is_stopped):
             slot = int(slots[row])
-            is_stopped[row] = self._scheduler.running[slot].hits_stop_string(rows.response(slot)[0], self._decode)
+            is_stopped[row] = self._scheduler.running[slot].hits_stop_string(
+                rows.response(slot)[0], self._decode
+            )
         is_over = is_stopped | (lengths + 1 >= state["limit"][slots])
-        return [self._finish(int(slots[row]), "stop" if is_stopped[row] else "length") for row in np.flatnonzero(is_over)]
+        return [
+            self._finish(int(slots[row]), "stop" if is_stopped[row] else "length")
+            for row in np.flatnonzero(is_over)
+        ]
 
     def _finish(self, slot: int, reason: FinishReason) -> Finished:
         request = self._scheduler.finish(slot)

@@ -1,6 +1,6 @@
-"""The fast path: turnwise's own forward pass of models like Llama, Qwen2, Qwen3 and Mistral, over fused projections. It reads
-the model's own parameters. For a small float32 model on a CPU it runs turnwise's own kernels, over a copy of the parameters in
-the kernels' memory order. `refresh` renews the copy."""
+"""The fast path: turnwise's own forward pass of models like Llama, Qwen2, Qwen3 and Mistral, over fused
+projections. It reads the model's own parameters. For a small float32 model on a CPU it runs turnwise's own
+kernels, over a copy of the parameters in the kernels' memory order. `refresh` renews the copy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,20 @@ from turnwise.models.cpu.forward import NativeForward
 from turnwise.models.fused import FusedLinear, HeadShape, LayerWeights, fuse_projections, fused, gate_up, qkv
 from turnwise.spec import MAX_PACKED_BYTES
 
-_BLOCK_TOKENS = 1024  # tokens that pass all layers together on a CPU, so that a layer's output stays in the CPU's caches
+_BLOCK_TOKENS = (
+    1024  # tokens that pass all layers together on a CPU, so that a layer's output stays in the CPU's caches
+)
 
 
 class FusedRunner:
-    """The `Runner` of models that `models.fused.supports_fast_path` accepts. It fuses the model's projections, and keeps
-    keys and values in a `KVCache`. Turnwise's own kernels run for small models in float32 on a CPU, unless `may_be_native` is
-    False. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
+    """The `Runner` of models that `models.fused.supports_fast_path` accepts. It fuses the model's
+    projections, and keeps keys and values in a `KVCache`. Turnwise's own kernels run for small models in
+    float32 on a CPU, unless `may_be_native` is False. Raises ConfigError if `kv_cache_bytes` has no room for
+    one sequence of `max_length` tokens."""
 
-    def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True
+    ) -> None:
         self._model = model
         self._max_length = max_length
         attention = model.model.layers[0].self_attn
@@ -56,7 +61,8 @@ class FusedRunner:
         model, body = self._model, self._model.model
         if (model.dtype, model.device) != (self._cache.dtype, self._cache.device):
             raise ModelError(
-                f"the model was served in {self._cache.dtype} on {self._cache.device} and is now in {model.dtype} on "
+                f"the model was served in {self._cache.dtype} on {self._cache.device} and is now in "
+                f"{model.dtype} on "
                 f"{model.device}; make a new server for it, or move it back before `resume`"
             )
         if not cached_slots:
@@ -77,7 +83,9 @@ class FusedRunner:
 
     def _native_forward(self) -> NativeForward | None:
         parameters = list(self._model.parameters())
-        is_plain = self._model.device.type == "cpu" and {parameter.dtype for parameter in parameters} == {torch.float32}
+        is_plain = self._model.device.type == "cpu" and {parameter.dtype for parameter in parameters} == {
+            torch.float32
+        }
         is_small = sum(parameter.nbytes for parameter in parameters) <= MAX_PACKED_BYTES
         fits = is_plain and is_small and not self._shape.head_dim % LANES
         kernels = load_kernels() if fits and self._may_be_native else None
@@ -130,8 +138,13 @@ class FusedRunner:
 
     def _forward(self, step: PackedStep) -> Tensor:
         if self._native is not None:
-            tokens, cache = (step.token_ids, step.slots[step.rows], step.positions, step.last_tokens), self._cache
-            return self._native(*tokens, cache.keys, cache.values, cache.prefixes.bases, cache.prefixes.splits)
+            tokens, cache = (
+                (step.token_ids, step.slots[step.rows], step.positions, step.last_tokens),
+                self._cache,
+            )
+            return self._native(
+                *tokens, cache.keys, cache.values, cache.prefixes.bases, cache.prefixes.splits
+            )
         device = self._embedding.device
         ops = TorchOps(step, self._shape, self._cache, self._rotary)
         hidden = F.embedding(torch.from_numpy(step.token_ids).to(device), self._embedding)

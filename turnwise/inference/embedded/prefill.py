@@ -1,5 +1,5 @@
-"""Chooses the prompt tokens that each new row computes in a step: a chunk within a budget. Prefixes that another slot has
-cached or is computing are copied instead."""
+"""Chooses the prompt tokens that each new row computes in a step: a chunk within a budget. Prefixes that
+another slot has cached or is computing are copied instead."""
 
 from bisect import bisect_left, insort
 
@@ -13,8 +13,8 @@ from turnwise.types import IntArray
 
 
 class PrefixIndex:
-    """The contexts of slots, sorted by their bytes, so that the context with the longest common prefix is a neighbour. A lookup
-    is one binary search.
+    """The contexts of slots, sorted by their bytes, so that the context with the longest common prefix is a
+    neighbour. A lookup is one binary search.
 
     >>> index = PrefixIndex()
     >>> index.put(0, np.array([5, 6, 7]))
@@ -45,7 +45,8 @@ class PrefixIndex:
             del self._keys[bisect_left(self._keys, (key, slot))]
 
     def neighbours(self, slot: int, context_ids: IntArray) -> list[int]:
-        """At most two slots besides `slot`, among them the one whose context shares the longest prefix with `context_ids`."""
+        """At most two slots besides `slot`, among them the one whose context shares the longest prefix with
+        `context_ids`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
         return [other for _, other in self._keys[max(place - 1, 0) : place + 2] if other != slot][:2]
 
@@ -55,14 +56,15 @@ def _key(context_ids: IntArray) -> bytes:
 
 
 _WORTH_SHARING = LANES
-"""The least number of tokens worth sharing. The kernels read a shared prefix's keys in place by whole vectors of tokens, and
-recomputing fewer tokens is as cheap as waiting for them and copying them."""
+"""The least number of tokens worth sharing. The kernels read a shared prefix's keys in place by whole vectors
+of tokens, and recomputing fewer tokens is as cheap as waiting for them and copying them."""
 
 
 class Prefill:
-    """The rows whose prompts aren't fully computed yet, in the order of their admission. A row copies a prefix that another
-    slot has cached. If another row is still computing the prefix, the row waits and copies it in a later step: episodes of a
-    group compute their common prompt once. A row that has begun to compute never waits, so no two rows wait for each other."""
+    """The rows whose prompts aren't fully computed yet, in the order of their admission. A row copies a
+    prefix that another slot has cached. If another row is still computing the prefix, the row waits and
+    copies it in a later step: episodes of a group compute their common prompt once. A row that has begun to
+    compute never waits, so no two rows wait for each other."""
 
     def __init__(self, rows: Rows, runner: Runner) -> None:
         self._rows = rows
@@ -72,7 +74,8 @@ class Prefill:
         """The slots of the rows whose prompts aren't fully computed, in the order of admission."""
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
-        """Loads a request into a slot. A cached prefix that the new context repeats stays as far as the runner allows."""
+        """Loads a request into a slot. A cached prefix that the new context repeats stays as far as the
+        runner allows."""
         rows, context_ids = self._rows, request.context_ids
         num_cached = int(rows.state["cached"][slot])
         # The last token is always computed: sampling needs its logits.
@@ -82,7 +85,8 @@ class Prefill:
         self.slots[slot] = None
 
     def end_step(self) -> None:
-        """Removes rows whose prompts are now computed. From the next step on they are decoded, one token per step."""
+        """Removes rows whose prompts are now computed. From the next step on they are decoded, one token per
+        step."""
         state = self._rows.state
         for slot in [slot for slot in self.slots if state["cached"][slot] == state["length"][slot]]:
             state["num_new"][slot] = 1
@@ -98,7 +102,8 @@ class Prefill:
         self._index = PrefixIndex()
 
     def plan(self, budget: int) -> int:
-        """Sets how many tokens each row computes next, at most `budget` together. Returns what is left of the budget."""
+        """Sets how many tokens each row computes next, at most `budget` together. Returns what is left of the
+        budget."""
         for slot in self.slots:
             budget -= self.plan_row(slot, budget)
         return budget
@@ -115,7 +120,8 @@ class Prefill:
         return count
 
     def _waits(self, slot: int) -> bool:
-        """Copies the longest prefix that another slot has cached. Returns whether the row should wait for a longer prefix."""
+        """Copies the longest prefix that another slot has cached. Returns whether the row should wait for a
+        longer prefix."""
         rows, state, context_ids = self._rows, self._rows.state, self._rows.context(slot)
         start = int(state["cached"][slot])
         if len(context_ids) - start <= _WORTH_SHARING:

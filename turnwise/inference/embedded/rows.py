@@ -21,7 +21,10 @@ ROW = np.dtype(
         ("repetition_penalty", np.float32),
         ("is_greedy", np.bool_),
         ("keeps_ids", np.bool_),  # whether the ids that a token is drawn from are returned
-        ("is_plain", np.bool_),  # whether logits stay as they are: temperature 1 or greedy, without truncation or penalty
+        (
+            "is_plain",
+            np.bool_,
+        ),  # whether logits stay as they are: temperature 1 or greedy, without truncation or penalty
         ("has_stop_strings", np.bool_),
         ("is_running", np.bool_),
     ]
@@ -30,8 +33,9 @@ _NO_TOKEN = -1
 
 
 class Rows:
-    """The arrays of S slots: `state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1.
-    Between steps every running row has `cached < length`: the tokens in between are still to be computed."""
+    """The arrays of S slots: `state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S,
+    K] padded with −1. Between steps every running row has `cached < length`: the tokens in between are still
+    to be computed."""
 
     def __init__(self) -> None:
         self.state = np.zeros(0, ROW)
@@ -40,7 +44,8 @@ class Rows:
         self.stop_ids: IntArray = np.zeros((0, 1), np.int64)
 
     def reserve(self, num_slots: int, capacity: int) -> None:
-        """Makes room for at least `num_slots` slots of `capacity` tokens. Sizes are powers of two, so arrays seldom grow."""
+        """Makes room for at least `num_slots` slots of `capacity` tokens. Sizes are powers of two, so arrays
+        seldom grow."""
         if num_slots <= len(self.state) and capacity <= self.ids.shape[1]:
             return
         num_slots = power_of_two(max(num_slots, len(self.state)))
@@ -51,7 +56,8 @@ class Rows:
         self.stop_ids = _grown(self.stop_ids, (num_slots, self.stop_ids.shape[1]), _NO_TOKEN)
 
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
-        """The length of the common prefix of `context_ids` and the slot's context, whether it is cached or not."""
+        """The length of the common prefix of `context_ids` and the slot's context, whether it is cached or
+        not."""
         length = min(int(self.state["length"][slot]), len(context_ids))
         own, other = self.ids[slot, :length], context_ids[:length]
         if own.tobytes() == other.tobytes():
@@ -63,7 +69,8 @@ class Rows:
         return self.ids[slot, : self.state["length"][slot]]
 
     def load(self, slot: int, request: Request, num_cached: int, max_length: int) -> None:
-        """Starts a request in a slot whose cache holds the first `num_cached` tokens of the request's context."""
+        """Starts a request in a slot whose cache holds the first `num_cached` tokens of the request's
+        context."""
         sampling, context_ids = request.sampling, request.context_ids
         prompt_length = len(request.prompt_ids)
         self.state[slot] = (
@@ -92,7 +99,8 @@ class Rows:
         self.stop_ids[slot, :num_stops] = sampling.stop_token_ids
 
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:
-        """Copies of the tokens and log-probs of a slot's response. The request's partial tokens have no valid log-probs."""
+        """Copies of the tokens and log-probs of a slot's response. The request's partial tokens have no valid
+        log-probs."""
         start, stop = self.state["prompt_length"][slot], self.state["length"][slot]
         return self.ids[slot, start:stop].copy(), self.logprobs[slot, start:stop].copy()
 

@@ -1,4 +1,5 @@
-"""Runners compute the engine's forward passes and keep its KV cache: their protocol, and a runner for any causal LM."""
+"""Runners compute the engine's forward passes and keep its KV cache: their protocol, and a runner for any
+causal LM."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,21 +21,27 @@ class PackedStep:
     """One forward pass: `N` new tokens of `B` rows, packed row after row."""
 
     slots: IntArray  # [B] slot of each row, ascending
-    starts: IntArray  # [B] number of tokens that each row's slot has cached, which is the position of its first new token
+    # [B] number of tokens that each row's slot has cached, which is the position of its first new token
+    starts: IntArray
     counts: IntArray  # [B] new tokens, at least 1
     rows: IntArray  # [N] row of each token
     positions: IntArray  # [N] position of each token in its context
     token_ids: IntArray  # [N]
-    ends_context: NDArray[np.bool_]  # [B] whether the row's context is fully computed, so that its next token can be sampled
+    ends_context: NDArray[
+        np.bool_
+    ]  # [B] whether the row's context is fully computed, so that its next token can be sampled
     last_tokens: IntArray  # [C] index in the pack of the last token of each such row
 
     @classmethod
-    def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> "PackedStep":
-        """The step over `counts` [B] tokens of each slot in `slots` [B], from the positions `starts` [B] on. `ids` [S, L] holds
-        the contexts of all slots; those of `slots` have `lengths` [B] tokens.
+    def pack(
+        cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray
+    ) -> "PackedStep":
+        """The step over `counts` [B] tokens of each slot in `slots` [B], from the positions `starts` [B] on.
+        `ids` [S, L] holds the contexts of all slots; those of `slots` have `lengths` [B] tokens.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
-        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]), lengths=np.array([3, 3]))
+        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]),
+        lengths=np.array([3, 3]))
         >>> step.token_ids, step.positions, step.last_tokens
         (array([7, 8, 9]), array([2, 0, 1]), array([0]))
         """
@@ -52,7 +59,8 @@ class PackedStep:
         """Returns a step of one token per row: the last token of each row whose context ends with this step.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
-        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]), lengths=np.array([3, 3]))
+        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]),
+        lengths=np.array([3, 3]))
         >>> step.tail().token_ids, step.tail().starts
         (array([7, 4]), array([2, 2]))
         """
@@ -62,7 +70,8 @@ class PackedStep:
         return PackedStep(slots, positions, ones, order, positions, token_ids, ones.astype(np.bool_), order)
 
     def cut(self, max_tokens: int) -> "Iterator[PackedStep]":
-        """Groups the rows, in order, into steps of at most `max_tokens` tokens. A row with more tokens is a step of its own."""
+        """Groups the rows, in order, into steps of at most `max_tokens` tokens. A row with more tokens is a
+        step of its own."""
         ends = np.cumsum(self.counts)
         first = begin = 0
         while first < len(ends):
@@ -96,32 +105,39 @@ class Runner(Protocol):
         """Makes room for at least `num_slots` slots of `length` tokens. What is cached stays."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
-        """Prepares a slot for a context that begins with the first `num_common` of the slot's `num_cached` cached tokens.
-        Returns how many of these tokens stay cached. The others may be overwritten from now on."""
+        """Prepares a slot for a context that begins with the first `num_common` of the slot's `num_cached`
+        cached tokens. Returns how many of these tokens stay cached. The others may be overwritten from now
+        on."""
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copies the cache of positions `start` to `stop` (exclusive) from slot `source` to `target`. Needs `can_copy`."""
+        """Copies the cache of positions `start` to `stop` (exclusive) from slot `source` to `target`. Needs
+        `can_copy`."""
 
     def forward(self, step: PackedStep) -> Tensor:
-        """Returns logits [C, V] float32: those of the next token of each row whose context ends with this step."""
+        """Returns logits [C, V] float32: those of the next token of each row whose context ends with this
+        step."""
 
     def refresh(self, cached_slots: Sequence[int] = ()) -> None:
-        """Must be called after the weights have changed or moved. Caches are dropped, except those of `cached_slots`."""
+        """Must be called after the weights have changed or moved. Caches are dropped, except those of
+        `cached_slots`."""
 
     def free(self) -> None:
         """Frees the cache's memory."""
 
 
 class GenericRunner:
-    """Forward passes through `model(input_ids, past_key_values)`. Caches of some architectures (windows, recurrent states)
-    can't be cut back, so a slot's cache is used whole or not at all. The memory bound assumes as many key heads as query heads.
-    Raises ConfigError if `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
+    """Forward passes through `model(input_ids, past_key_values)`. Caches of some architectures (windows,
+    recurrent states) can't be cut back, so a slot's cache is used whole or not at all. The memory bound
+    assumes as many key heads as query heads. Raises ConfigError if `kv_cache_bytes` has no room for one
+    sequence of `max_length` tokens."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> None:
         config = model.config
         values = config.to_dict()
         # Heads may be wider than their share of the hidden size (Gemma).
-        width = max(config.hidden_size, (values.get("num_attention_heads") or 0) * (values.get("head_dim") or 0))
+        width = max(
+            config.hidden_size, (values.get("num_attention_heads") or 0) * (values.get("head_dim") or 0)
+        )
         bytes_per_token = 2 * config.num_hidden_layers * width * model.dtype.itemsize
         self.max_slots = num_slots_within(kv_cache_bytes, bytes_per_token, max_length)
         self._model = model
@@ -151,7 +167,9 @@ class GenericRunner:
         try:
             ends = np.cumsum(step.counts)
             rows = zip(step.slots, step.starts, ends - step.counts, ends, strict=True)
-            logits = torch.stack([self._row(int(s), int(start), step.token_ids[a:b]) for s, start, a, b in rows])
+            logits = torch.stack(
+                [self._row(int(s), int(start), step.token_ids[a:b]) for s, start, a, b in rows]
+            )
             return logits[torch.from_numpy(step.ends_context)].float()
         finally:
             if was_training:
@@ -162,6 +180,9 @@ class GenericRunner:
         input_ids = torch.from_numpy(token_ids)[None].to(self._model.device)
         output = self._model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if output.get("past_key_values") is None:
-            raise ModelError(f"{type(self._model).__name__} returns no past_key_values; sample from it with strategy_name: hf")
+            raise ModelError(
+                f"{type(self._model).__name__} returns no past_key_values; sample from it with "
+                f"strategy_name: hf"
+            )
         self._caches[slot] = output.past_key_values
         return output.logits[0, -1]

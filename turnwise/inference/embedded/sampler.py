@@ -1,5 +1,6 @@
-"""Draws the next tokens of all rows at once, with counter-based random numbers: the uniform number behind token t of a request
-is a hash of (seed, t). It depends neither on other rows, nor on earlier draws, nor on the device."""
+"""Draws the next tokens of all rows at once, with counter-based random numbers: the uniform number behind
+token t of a request is a hash of (seed, t). It depends neither on other rows, nor on earlier draws, nor on
+the device."""
 
 import math
 from typing import NamedTuple
@@ -45,22 +46,29 @@ class Drawn(NamedTuple):
 
 
 def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Drawn:
-    """Draws a token for each row. `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; the context of
-    row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. Sampling parameters apply in this order: repetition
-    penalty, temperature, top-k, top-p, min-p. Raises FloatingPointError if logits aren't finite."""
+    """Draws a token for each row. `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype
+    `rows.ROW`; the context of row i is the first `rows["length"][i]` tokens of `ids[slots[i]]`. Sampling
+    parameters apply in this order: repetition penalty, temperature, top-k, top-p, min-p. Raises
+    FloatingPointError if logits aren't finite."""
     kept_ids: dict[int, KeptIds] = {}
     scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept_ids)
     numbers, is_greedy = uniforms(rows["seed"], rows["length"] - rows["prompt_length"]), rows["is_greedy"]
     kernels = load_kernels() if scores.device.type == "cpu" else None
-    drawn = draw_natively(kernels, scores.contiguous(), is_greedy, numbers) if kernels else _draw(scores, is_greedy, numbers)
+    drawn = (
+        draw_natively(kernels, scores.contiguous(), is_greedy, numbers)
+        if kernels
+        else _draw(scores, is_greedy, numbers)
+    )
     if drawn is None:
         raise FloatingPointError(_NOT_FINITE)
     return Drawn(*drawn, kept_ids)
 
 
-def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept_ids: dict[int, KeptIds]) -> Tensor:
-    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept_ids` the ids that are left in rows
-    with `keeps_ids`."""
+def _processed(
+    logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept_ids: dict[int, KeptIds]
+) -> Tensor:
+    """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept_ids` the ids that
+    are left in rows with `keeps_ids`."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
@@ -91,23 +99,24 @@ def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> 
 
 
 def _running_sums(probs: Tensor) -> Tensor:
-    """Running sums over the last dimension. On a GPU, torch's order of addition varies, so a deterministic run adds integers
-    there: multiples of 2⁻⁴⁰."""
+    """Running sums over the last dimension. On a GPU, torch's order of addition varies, so a deterministic
+    run adds integers there: multiples of 2⁻⁴⁰."""
     if not (probs.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return probs.cumsum(-1)
     return (probs.double() * 2**40).long().cumsum(-1).double().mul_(2**-40).to(probs.dtype)
 
 
 def _checked(values: Tensor) -> Tensor:
-    # One sum finds any term that isn't finite. A sum of finite logits overflows only if the model has diverged, too.
+    # One sum finds any term that isn't finite. A sum of finite logits overflows only if the model has
+    # diverged, too.
     if not math.isfinite(values.sum().item()):
         raise FloatingPointError(_NOT_FINITE)
     return values
 
 
 def _penalise(logits: Tensor, row_indices: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
-    """For tokens in the context of the rows `row_indices`, divides positive logits by the penalty and multiplies negative ones
-    by it (Keskar et al. 2019, § 4.1)."""
+    """For tokens in the context of the rows `row_indices`, divides positive logits by the penalty and
+    multiplies negative ones by it (Keskar et al. 2019, § 4.1)."""
     lengths = rows["length"][row_indices]
     contexts = ids[slots[row_indices], : lengths.max()]
     is_beyond = np.arange(contexts.shape[1]) >= lengths[:, None]
@@ -120,9 +129,9 @@ def _penalise(logits: Tensor, row_indices: IntArray, rows: NDArray, ids: IntArra
 
 
 def _truncate(scores: Tensor, row_indices: IntArray, rows: NDArray) -> dict[int, KeptIds]:
-    """Sets scores of the rows `row_indices` to −∞: first outside the top k tokens, then outside the nucleus of mass top_p
-    (Holtzman et al. 2020), then for tokens less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082).
-    Returns the ids that are left, for rows with `keeps_ids`."""
+    """Sets scores of the rows `row_indices` to −∞: first outside the top k tokens, then outside the nucleus
+    of mass top_p (Holtzman et al. 2020), then for tokens less likely than min_p times the likeliest (Nguyen
+    et al. 2024, arXiv:2407.01082). Returns the ids that are left, for rows with `keeps_ids`."""
     index, cuts = torch.from_numpy(row_indices).to(scores.device), rows[row_indices]
     limits = (torch.from_numpy(cuts[name].copy()).to(scores.device) for name in ("top_k", "top_p", "min_p"))
     top_k, top_p, min_p = (limit[:, None] for limit in limits)

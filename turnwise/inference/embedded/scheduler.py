@@ -8,8 +8,9 @@ from turnwise.inference.request import Request
 
 
 class Scheduler:
-    """Runs up to `max_concurrency` requests at once, in order of arrival. A conversation keeps its slot between requests. If
-    all `max_slots` are owned, the least recently used idle conversation loses its slot; if none is idle, requests wait."""
+    """Runs up to `max_concurrency` requests at once, in order of arrival. A conversation keeps its slot
+    between requests. If all `max_slots` are owned, the least recently used idle conversation loses its slot;
+    if none is idle, requests wait."""
 
     def __init__(self, *, max_slots: int, max_concurrency: int) -> None:
         self.running: dict[int, Request] = {}
@@ -28,7 +29,8 @@ class Scheduler:
         """Queues a request. Raises ServerError if another request of the conversation waits or runs."""
         if request.request_id in self.waiting or self.slots.get(request.request_id) in self.running:
             raise ServerError(
-                f"conversation {request.request_id!r} already has a request in flight; a conversation takes one at a time, "
+                f"conversation {request.request_id!r} already has a request in flight; a conversation takes "
+                f"one at a time, "
                 "so give each its own request_id"
             )
         self.waiting[request.request_id] = request
@@ -36,7 +38,8 @@ class Scheduler:
             self._idle.move_to_end(request.request_id)
 
     def admit(self) -> tuple[int, Request] | None:
-        """Starts the next request. Returns its slot and the request; None if no request waits, or the next one has no room."""
+        """Starts the next request. Returns its slot and the request; None if no request waits, or the next
+        one has no room."""
         if not self.waiting or len(self.running) >= self._max_concurrency:
             return None
         request_id = next(iter(self.waiting))
@@ -49,7 +52,8 @@ class Scheduler:
         return slot, self._start(request_id, slot)
 
     def admit_to(self, request_id: str, slot: int) -> tuple[int, Request]:
-        """Starts the conversation's waiting request in this slot. An idle conversation that owns the slot loses it."""
+        """Starts the conversation's waiting request in this slot. An idle conversation that owns the slot
+        loses it."""
         for owner in (request_id, *(other for other, owned in self.slots.items() if owned == slot)):
             self.release(owner)
         self._free.remove(slot)

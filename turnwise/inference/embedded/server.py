@@ -24,19 +24,21 @@ from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_QUIET_ROUNDS = 3  # after so many iterations of the event loop without a new request, all callers count as waiting for tokens
+# after so many iterations of the event loop without a new request, all callers count as waiting for tokens
+_QUIET_ROUNDS = 3
 
 
 class EmbeddedServer(HoldsModel):
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
-    To change the model's parameters in place, call `suspend` before and `resume` afterwards. Up to `max_concurrency` requests
-    are decoded together, in contexts of up to `max_length` tokens (default: the model's limit). A forward pass computes up to
-    `max_step_tokens` tokens: one per decoding request, the rest from prompts. `kv_cache_bytes` bounds the cache of running
-    and idle conversations. `decode` turns ids into text; requests with stop strings need it. With `reads_trainer` the model is
-    the trainer's own. `replay_log` records which requests each step admits, or prescribes them. Responses include the stop
-    token, or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for one sequence of
-    `max_length` tokens."""
+    To change the model's parameters in place, call `suspend` before and `resume` afterwards. Up to
+    `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens (default: the
+    model's limit). A forward pass computes up to `max_step_tokens` tokens: one per decoding request, the rest
+    from prompts. `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into
+    text; requests with stop strings need it. With `reads_trainer` the model is the trainer's own.
+    `replay_log` records which requests each step admits, or prescribes them. Responses include the stop
+    token, or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for
+    one sequence of `max_length` tokens."""
 
     name = "the embedded server"
 
@@ -56,7 +58,9 @@ class EmbeddedServer(HoldsModel):
         self.model = model
         self._max_length: int = max_length or model.config.max_position_embeddings
         size, can_decode = model.config.vocab_size, decode is not None
-        self._checked = partial(check_request, vocab_size=size, max_length=self._max_length, can_decode=can_decode)
+        self._checked = partial(
+            check_request, vocab_size=size, max_length=self._max_length, can_decode=can_decode
+        )
         self._runner = make_runner(model, max_length=self._max_length, kv_cache_bytes=kv_cache_bytes)
         self._engine = Engine(
             self._runner,
@@ -124,7 +128,8 @@ class EmbeddedServer(HoldsModel):
         for finished in self._engine.abort_running() if how == "abort" else ():
             self._deliver(finished)
         if self._driver is not None:
-            # The driver ends with the last running request, or at once if frozen. A cancelled wait mustn't cancel the driver.
+            # The driver ends with the last running request, or at once if frozen. A cancelled wait mustn't
+            # cancel the driver.
             await asyncio.shield(self._driver)
 
     async def resume(self, version: int) -> None:
@@ -134,7 +139,8 @@ class EmbeddedServer(HoldsModel):
         self._drive_if_needed()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Frees the cache (`kv_cache`). Raises NotAvailableError for any other kind: weights stay in memory."""
+        """Frees the cache (`kv_cache`). Raises NotAvailableError for any other kind: weights stay in
+        memory."""
         await super().sleep(kinds)
         self._engine.free_cache()
 
@@ -172,7 +178,8 @@ class EmbeddedServer(HoldsModel):
             self._driver = None
 
     def _end(self, driver: asyncio.Task[None]) -> None:
-        """If an error ended the driver (such as a full disk), fails all requests with it, since nobody awaits the driver."""
+        """If an error ended the driver (such as a full disk), fails all requests with it, since nobody awaits
+        the driver."""
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
@@ -180,20 +187,25 @@ class EmbeddedServer(HoldsModel):
 
     @property
     def _may_step(self) -> bool:
-        """Whether a step has work; in a replay, whether all requests that the next step admits have arrived."""
+        """Whether a step has work; in a replay, whether all requests that the next step admits have
+        arrived."""
         if not self._replay_log.is_followed:
             return self._engine.has_work
         admissions = self._replay_log.admissions
-        return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
+        return admissions is not None and all(
+            self._engine.is_waiting(request_id) for request_id, _ in admissions
+        )
 
     async def _update_is_due(self) -> None:
-        """Waits for the steps that the record has before its next weight update. Raises DataError if the record ends."""
+        """Waits for the steps that the record has before its next weight update. Raises DataError if the
+        record ends."""
         while self._replay_log.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()
 
     async def _let_callers_run(self) -> None:
-        """Lets all callers that can run submit their next requests before the step, so that batches are large."""
+        """Lets all callers that can run submit their next requests before the step, so that batches are
+        large."""
         num_requests, quiet_rounds = self._num_requests, 0
         while quiet_rounds < _QUIET_ROUNDS:
             await asyncio.sleep(0)
@@ -207,7 +219,9 @@ class EmbeddedServer(HoldsModel):
             finished = self._engine.step()
             self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step)
             self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
-        except Exception as error:  # boundary: an exception of the model fails the requests of this batch, not the server
+        except (
+            Exception
+        ) as error:  # boundary: an exception of the model fails the requests of this batch, not the server
             for request in self._engine.fail_running():
                 name = request.request_id
                 self._fail(name, f"the engine failed on the batch of conversation {name!r}: {error}", error)
@@ -231,7 +245,8 @@ class EmbeddedServer(HoldsModel):
 
 
 def make_runner(model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> Runner:
-    """A FusedRunner if the model has the shape for it; otherwise a GenericRunner, with the reason in the log."""
+    """A FusedRunner if the model has the shape for it; otherwise a GenericRunner, with the reason in the
+    log."""
     obstacle = fast_path_obstacle(model)
     if obstacle is None:
         return FusedRunner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes)

@@ -15,7 +15,12 @@ PANEL = 16
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = [("panels", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("inputs", ctypes.c_int64), ("outputs", ctypes.c_int64)]
+    _fields_ = [
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    ]
 
 
 class _Layer(ctypes.Structure):
@@ -46,8 +51,9 @@ class _Step(ctypes.Structure):
 
 
 class NativeForward:
-    """Forward passes by C kernels over their own copy of the weights: each `PANEL` rows of a matrix are interleaved, in the
-    order that the kernels read. A token's result depends neither on the number of threads nor on the rest of the batch."""
+    """Forward passes by C kernels over their own copy of the weights: each `PANEL` rows of a matrix are
+    interleaved, in the order that the kernels read. A token's result depends neither on the number of threads
+    nor on the rest of the batch."""
 
     def __init__(
         self,
@@ -116,16 +122,21 @@ class NativeForward:
         bases: IntArray,
         splits: IntArray,
     ) -> Tensor:
-        """Logits [C, V] at `last_tokens` [C], indices among N packed tokens. Each token has an id, a cache slot and a position,
-        [N]. Writes each layer's `keys` and `values` [S, kv_heads, length, head_dim]. Positions of slot s below `splits[s]` [S]
-        are read from slot `bases[s]`. Raises IndexError if an id has no embedding, or a slot or position is too large."""
+        """Logits [C, V] at `last_tokens` [C], indices among N packed tokens. Each token has an id, a cache
+        slot and a position, [N]. Writes each layer's `keys` and `values` [S, kv_heads, length, head_dim].
+        Positions of slot s below `splits[s]` [S] are read from slot `bases[s]`. Raises IndexError if an id
+        has no embedding, or a slot or position is too large."""
         num_tokens, (num_slots, _, length, _) = len(token_ids), values[-1].shape
         if token_ids.min() < 0 or token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")
         if slots.max() >= num_slots or positions.max() >= min(length, self._length):
             raise IndexError(f"a step goes beyond a cache of {num_slots} slots of {length} tokens")
         for layer, own_keys, own_values in zip(self._layers, keys, values, strict=True):
-            layer.keys, layer.values, layer.capacity = own_keys.data_ptr(), own_values.data_ptr(), own_keys.shape[2]
+            layer.keys, layer.values, layer.capacity = (
+                own_keys.data_ptr(),
+                own_values.data_ptr(),
+                own_keys.shape[2],
+            )
         decoder, num_threads = self._decoder, torch.get_num_threads()
         decoder.bases, decoder.splits = bases.ctypes.data, splits.ctypes.data
         size = self._kernels.workspace_size(ctypes.byref(decoder), num_tokens, num_threads)
@@ -135,6 +146,10 @@ class NativeForward:
         arrays = token_ids, slots, positions, last_tokens
         asked = _Step(*(array.ctypes.data for array in arrays), num_tokens, len(last_tokens))
         self._kernels.forward(
-            ctypes.byref(decoder), ctypes.byref(asked), self._workspace.data_ptr(), logits.data_ptr(), num_threads
+            ctypes.byref(decoder),
+            ctypes.byref(asked),
+            self._workspace.data_ptr(),
+            logits.data_ptr(),
+            num_threads,
         )
         return logits

@@ -1,6 +1,7 @@
-"""Decoder layers of Llama, Qwen2, Qwen3 and Mistral with turnwise's own kernels between matrix products, in float32 on a CPU.
-transformers' modules stay, with their parameters, hooks and adapters; only `forward` of each module is replaced. The module's
-original forward pass runs where the kernels don't fit: on another device or dtype, under autocast, or with a KV cache."""
+"""Decoder layers of Llama, Qwen2, Qwen3 and Mistral with turnwise's own kernels between matrix products, in
+float32 on a CPU. transformers' modules stay, with their parameters, hooks and adapters; only `forward` of
+each module is replaced. The module's original forward pass runs where the kernels don't fit: on another
+device or dtype, under autocast, or with a KV cache."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -19,11 +20,17 @@ from turnwise.models.packed_attention import PACKED_ATTENTION, packed_attention
 
 
 def use_native_layers(model: PreTrainedModel) -> bool:
-    """Makes the model's norms, rotary embeddings and gates run on turnwise's own kernels if possible; returns whether they do.
-    A second call changes nothing. The model needs packed attention, which knows where sequences begin. Projections with the
-    same input are fused (`models.fused`) if possible, so that one matrix product computes them together."""
+    """Makes the model's norms, rotary embeddings and gates run on turnwise's own kernels if possible; returns
+    whether they do. A second call changes nothing. The model needs packed attention, which knows where
+    sequences begin. Projections with the same input are fused (`models.fused`) if possible, so that one
+    matrix product computes them together."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
-    if not is_packed or model.device.type != "cpu" or model.dtype != torch.float32 or not has_plain_body(model):
+    if (
+        not is_packed
+        or model.device.type != "cpu"
+        or model.dtype != torch.float32
+        or not has_plain_body(model)
+    ):
         return False
     if load_kernels() is None:
         return False
@@ -53,7 +60,9 @@ class RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, kernels: ctypes.CDLL) -> Tensor:
         x, weight = x.contiguous(), weight.contiguous()
         out = torch.empty_like(x)
-        kernels.rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape, torch.get_num_threads())
+        kernels.rms_norm(
+            x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape, torch.get_num_threads()
+        )
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.kernels = eps, kernels
         return out
@@ -68,8 +77,9 @@ class RMSNorm(torch.autograd.Function):
 
 
 class SplitHeads(torch.autograd.Function):
-    """Queries [N, H, D], keys and values [N, Hkv, D] out of `qkv` [N, (H + 2 Hkv) · D]. Queries and keys get an RMS norm if
-    their weights [D] are given (Qwen3), and are rotated by `tables`, cosines and sines [N, D] (Su et al. 2021)."""
+    """Queries [N, H, D], keys and values [N, Hkv, D] out of `qkv` [N, (H + 2 Hkv) · D]. Queries and keys get
+    an RMS norm if their weights [D] are given (Qwen3), and are rotated by `tables`, cosines and sines [N, D]
+    (Su et al. 2021)."""
 
     @staticmethod
     def forward(
@@ -133,7 +143,8 @@ class SwiGLU(torch.autograd.Function):
 
 
 class JoinedLinear(torch.autograd.Function):
-    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is `joined(weights)`; `weights` get its gradients."""
+    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is `joined(weights)`; `weights` get its
+    gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *weights: Tensor) -> Tensor:
@@ -150,7 +161,11 @@ class JoinedLinear(torch.autograd.Function):
         if not any(needs):
             return x_grad, None, *(None for _ in needs)
         parts = (grad.flatten(0, -2).T @ x.flatten(0, -2)).split(ctx.sizes)
-        return x_grad, None, *(part if is_needed else None for part, is_needed in zip(parts, needs, strict=True))
+        return (
+            x_grad,
+            None,
+            *(part if is_needed else None for part, is_needed in zip(parts, needs, strict=True)),
+        )
 
 
 def _heads_backward(
@@ -162,12 +177,20 @@ def _heads_backward(
     x_grad: Tensor,
     needs_weight_grad: bool,
 ) -> Tensor | None:
-    """The gradient of `weight`, if needed, from `grad` [N, heads, D], the gradient of the normed and rotated heads. Writes the
-    gradient of `x` to `x_grad`, which has the layout of `x`."""
+    """The gradient of `weight`, if needed, from `grad` [N, heads, D], the gradient of the normed and rotated
+    heads. Writes the gradient of `x` to `x_grad`, which has the layout of `x`."""
     grad = grad.contiguous()
     weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)
-    inputs = grad.data_ptr(), x.data_ptr(), x.stride(0), _pointer(weight), ctx.eps, _pointer(cosines), _pointer(sines)
+    inputs = (
+        grad.data_ptr(),
+        x.data_ptr(),
+        x.stride(0),
+        _pointer(weight),
+        ctx.eps,
+        _pointer(cosines),
+        _pointer(sines),
+    )
     outputs = x_grad.data_ptr(), _pointer(weight_grad)
     if ctx.kernels.norm_rotate_backward(*inputs, *outputs, *grad.shape, torch.get_num_threads()):
         raise MemoryError("no memory is left for the gradient of a norm's weight")
@@ -206,12 +229,22 @@ def _attention_forward(
     norms = [module._modules[name] for name in ("q_norm", "k_norm") if name in module._modules]
     kernels = _kernels_for(hidden_states, *position_embeddings, *(norm.weight for norm in norms))
     sequences, drops = kwargs.get("sequences"), module.training and module.attention_dropout > 0
-    if kernels is None or sequences is None or drops or past_key_values is not None or any(map(_is_watched, norms)):
-        return type(module).forward(module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+    if (
+        kernels is None
+        or sequences is None
+        or drops
+        or past_key_values is not None
+        or any(map(_is_watched, norms))
+    ):
+        return type(module).forward(
+            module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+        )
     num_tokens = hidden_states.shape[1]
     qkv = _together(hidden_states[0], module.q_proj, module.k_proj, module.v_proj)
     if _kernels_for(qkv) is None:
-        return type(module).forward(module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        return type(module).forward(
+            module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+        )
     num_rows = qkv.shape[1] // module.head_dim
     num_kv_heads = num_rows // (module.num_key_value_groups + 2)
     q_weight, k_weight, eps = None, None, 0.0
@@ -226,11 +259,14 @@ def _attention_forward(
 
 
 def _together(x: Tensor, *projections: nn.Module) -> Tensor:
-    """Outputs of the projections side by side, by one product if all projections are plain linear layers and fused."""
+    """Outputs of the projections side by side, by one product if all projections are plain linear layers and
+    fused."""
     linears = [linear for linear in projections if type(linear) is nn.Linear and not _is_watched(linear)]
     weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    weight = joined(weights) if len(linears) == len(projections) and len(biases) in (0, len(linears)) else None
+    weight = (
+        joined(weights) if len(linears) == len(projections) and len(biases) in (0, len(linears)) else None
+    )
     if weight is None:
         return torch.cat([projection(x) for projection in projections], -1)
     outputs: Tensor = JoinedLinear.apply(x, weight, *weights)
@@ -239,23 +275,32 @@ def _together(x: Tensor, *projections: nn.Module) -> Tensor:
 
 def _is_watched(module: nn.Module) -> bool:
     """Whether the module's call has a hook, or its `forward` was replaced."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
     return any(hooks) or "forward" in vars(module)
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels; None if there are none, under autocast, or unless tensors are plain (no DTensor), float32 and on a CPU."""
+    """The kernels; None if there are none, under autocast, or unless tensors are plain (no DTensor), float32
+    and on a CPU."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(
-        type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" and tensor.dtype == torch.float32
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.dtype == torch.float32
         for tensor in tensors
     )
     return load_kernels() if fits else None
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Replaces `forward`, unless that is done already. A `partial` is pickled with its module; a bound method wouldn't be."""
+    """Replaces `forward`, unless that is done already. A `partial` is pickled with its module; a bound method
+    wouldn't be."""
     if "forward" not in vars(module):
         module.forward = partial(forward, module)
 

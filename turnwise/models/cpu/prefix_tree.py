@@ -1,6 +1,7 @@
-"""Finds the prefixes that sequences of a packed batch share, and leaves out last tokens whose hidden states nobody reads.
-Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
-hidden states. So the model runs over distinct tokens only, and an index gives the state of each token of the batch."""
+"""Finds the prefixes that sequences of a packed batch share, and leaves out last tokens whose hidden states
+nobody reads. Siblings of a group begin with the same prompt and often with the same turns. With causal
+attention, equal prefixes have equal hidden states. So the model runs over distinct tokens only, and an index
+gives the state of each token of the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ from torch import Tensor
 from turnwise.types import IntArray
 
 _SHORT, _LONGEST = 512, 4096
-"""Sequence lengths in tokens. A shared prefix needs a mask, with which SDPA doesn't skip future keys. Up to `_SHORT` the mask
-is free (CPU, torch 2.13), so short prefixes are shared; above, only long ones; above `_LONGEST` (a mask over 64 MiB), none."""
+"""Sequence lengths in tokens. A shared prefix needs a mask, with which SDPA doesn't skip future keys. Up to
+`_SHORT` the mask is free (CPU, torch 2.13), so short prefixes are shared; above, only long ones; above
+`_LONGEST` (a mask over 64 MiB), none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """The U distinct tokens among the N of a batch, branch after branch. A branch is the part of a sequence after the prefix
-    that it shares with an earlier branch. Its path is all distinct tokens from the root to its end; `path_lengths[i] −
-    branch_lengths[i]` of them come before the branch."""
+    """The U distinct tokens among the N of a batch, branch after branch. A branch is the part of a sequence
+    after the prefix that it shares with an earlier branch. Its path is all distinct tokens from the root to
+    its end; `path_lengths[i] − branch_lengths[i]` of them come before the branch."""
 
     tokens: Tensor  # int64 [U]: a position of each distinct token in the batch
     nodes: Tensor  # int64 [N]: the index of each token of the batch among the U
@@ -32,7 +34,8 @@ class PrefixTree:
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
     """The tree of sequences with these `lengths` in `token_ids` [N]; None if no token can be left out.
 
-    Unless `reads_last`, each sequence's last token, to which no other token attends, gets the node of the token before it.
+    Unless `reads_last`, each sequence's last token, to which no other token attends, gets the node of the
+    token before it.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()
@@ -80,6 +83,7 @@ def _num_shared(previous: IntArray, sequence: IntArray) -> int:
     length = min(len(previous), len(sequence))
     different = (previous[:length] != sequence[:length]).nonzero()[0]
     shared = int(different[0]) if len(different) else length
-    # Below these shares, gathering keys and values, or a full rectangle of scores, costs more than sharing saves.
+    # Below these shares, gathering keys and values, or a full rectangle of scores, costs more than sharing
+    # saves.
     smallest = len(sequence) / (16 if len(sequence) <= _SHORT else 2)
     return shared if shared >= smallest and len(sequence) <= _LONGEST else 0

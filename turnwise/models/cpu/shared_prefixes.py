@@ -8,15 +8,17 @@ from turnwise.models.cpu.build import LANES
 from turnwise.types import IntArray
 
 Copy = Callable[[int, int, int, int], None]
-"""`copy(source, target, start, stop)` copies the positions from `start` up to `stop` of slot `source` to slot `target`."""
+"""`copy(source, target, start, stop)` copies the positions from `start` up to `stop` of slot `source` to slot
+`target`."""
 
 
 class SharedPrefixes:
-    """Lets conversations with the same prompt store its keys and values once, so that a step fetches them from memory once.
+    """Lets conversations with the same prompt store its keys and values once, so that a step fetches them
+    from memory once.
 
-    Slot `s` reads its positions below `splits[s]`, a multiple of `LANES`, from slot `bases[s]`, its base, and the others from
-    itself. A base reads from no other slot. Before the base's positions are overwritten, `keep` copies them to a slot that
-    reads them.
+    Slot `s` reads its positions below `splits[s]`, a multiple of `LANES`, from slot `bases[s]`, its base, and
+    the others from itself. A base reads from no other slot. Before the base's positions are overwritten,
+    `keep` copies them to a slot that reads them.
 
     >>> moved = []
     >>> prefixes = SharedPrefixes(lambda *what: moved.append(what))
@@ -46,11 +48,13 @@ class SharedPrefixes:
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
-        """Gives `target` the positions from `start` up to `stop` of `source`. Earlier positions are equal already."""
+        """Gives `target` the positions from `start` up to `stop` of `source`. Earlier positions are equal
+        already."""
         split = int(self.splits[source])
         base = int(self.bases[source]) if split else source
         length = _whole_vectors(min(split or stop, stop))
-        # A target that has `length` positions already keeps them. A slot that others read from must not read from another.
+        # A target that has `length` positions already keeps them. A slot that others read from must not read
+        # from another.
         if length > start and not self._borrowers(target, longer_than=0):
             self._borrow(base, target, length)
             start = length
@@ -60,8 +64,8 @@ class SharedPrefixes:
             self._copy(source, target, max(start, split), stop)
 
     def keep(self, slot: int, num_tokens: int) -> None:
-        """Keeps the first `num_tokens` positions of the slot, for itself and for slots that read from it. Its other positions
-        may be overwritten from now on: another slot that reads them gets a copy."""
+        """Keeps the first `num_tokens` positions of the slot, for itself and for slots that read from it. Its
+        other positions may be overwritten from now on: another slot that reads them gets a copy."""
         split = int(self.splits[slot])
         if split > num_tokens:
             base = int(self.bases[slot])
