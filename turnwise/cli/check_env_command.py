@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as CallTimeout
 from contextlib import redirect_stdout
 
-from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_actions, read_target
 from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
@@ -31,27 +31,30 @@ def run(options: argparse.Namespace) -> int:
     """Examines the environment and prints the findings. Returns 1 if one is an error, else 0."""
     target = read_target(options, options.config)
     settings = _settings(options, target)
-    env_type, arguments = target.env.env_type, target.env.env_config
+    env_type = target.env.env_type
+    arguments = target.env.env_config
     # An environment's own output is not part of the report.
     with redirect_stdout(sys.stderr):
         takes = _takes_split(env_type, settings.timeout_s)
         report = check_env(lambda split: make_env(env_type, arguments, split), takes, settings)
     if options.json:
-        shown = report.to_json() | {"env_type": env_type, "env_config": arguments}
-        print(json.dumps(shown, indent=2, ensure_ascii=False, default=str))
+        answer = report.to_json() | {"env_type": env_type, "env_config": arguments}
+        print(json.dumps(answer, indent=2, ensure_ascii=False, default=str))
     else:
         _print(report, target, settings)
     return EXIT_FINDINGS if report.verdict == "error" else 0
 
 
 def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
-    own = CheckSettings()
+    defaults = CheckSettings()
+    timeout_s = defaults.timeout_s
+    if target.file:
+        timeout_s = target.config.train_env_manager.env_step_timeout_s
     return CheckSettings(
-        num_episodes=options.episodes or own.num_episodes,
+        num_episodes=options.episodes or defaults.num_episodes,
         max_steps=target.env.max_steps,
-        timeout_s=options.timeout
-        or (target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s),
-        actions=given_actions(options),
+        timeout_s=options.timeout or timeout_s,
+        actions=read_actions(options),
         count_tokens=_token_counter(options.tokenizer, target),
         token_budget=options.budget or target.config.sequence_length,
         is_split_given="split" in target.env.env_config,
@@ -65,11 +68,14 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
         if target.file is None:
             return None
         folder = target.config.actor_train.model_args.model_name_or_path
-        if folder == NO_MODEL or folder_here(folder) is None:
+        reason = ""
+        if folder == NO_MODEL:
+            reason = "no model is named"
+        elif folder_here(folder) is None:
+            reason = f"{folder} isn't here"
+        if reason:
             print(
-                "note: no model is named" if folder == NO_MODEL else f"note: {folder} isn't here",
-                "so tokens aren't counted; --tokenizer DIR names a tokenizer",
-                sep=", ",
+                f"note: {reason}, so tokens aren't counted; --tokenizer DIR names a tokenizer",
                 file=sys.stderr,
             )
             return None
@@ -102,13 +108,13 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
 
     console = open_console()
     arguments = [f"{key}={value}" for key, value in target.env.env_config.items()]
-    console.print(
-        "  ".join([report.env, *arguments, f"{settings.num_episodes} seeds"]), style="bold", soft_wrap=True
-    )
+    title = "  ".join([report.env, *arguments, f"{settings.num_episodes} seeds"])
+    console.print(title, style="bold", soft_wrap=True)
     rows = Table.grid(padding=(0, 2, 0, 0))
     for finding in report.findings:
         word, style = MARKS[finding.verdict]
-        cell = Text(_cut(printable(finding.result)), "dim" if finding.verdict == "skipped" else "")
+        result_style = "dim" if finding.verdict == "skipped" else ""
+        cell = Text(_cut(printable(finding.result)), result_style)
         for line in finding.trace:
             cell.append(f"\n  {_cut(printable(line))}", "dim")
         if finding.advice:
@@ -119,13 +125,25 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
+    if len(text) <= _MAX_SHOWN:
+        return text
+    return f"{text[:_MAX_SHOWN]} …"
 
 
 def _summary(report: Report) -> str:
     counts = Counter(finding.verdict for finding in report.findings)
-    parts = [f"{counts[v]} {v}{'s' if counts[v] > 1 else ''}" for v in ("error", "warning") if counts[v]]
-    fitness = "not fit to train in" if report.verdict == "error" else "fit to train in"
-    if report.verdict == "skipped":
+    parts = []
+    for verdict in ("error", "warning"):
+        count = counts[verdict]
+        if count:
+            plural = "s" if count > 1 else ""
+            parts.append(f"{count} {verdict}{plural}")
+    fitness = "fit to train in"
+    if report.verdict == "error":
+        fitness = "not fit to train in"
+    elif report.verdict == "skipped":
         fitness = "not examined: no action was named that it understands"
-    return f"{report.env} is {fitness}" + (f": {', '.join(parts)}" if parts else "")
+    summary = f"{report.env} is {fitness}"
+    if parts:
+        summary += f": {', '.join(parts)}"
+    return summary

@@ -15,9 +15,13 @@ def open_console(no_color: bool = False) -> "Console":
     forbids them."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else WIDTH
     return Console(
-        file=sys.stdout, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else WIDTH,
+        no_color=no_color or None,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
 
 

@@ -3,8 +3,8 @@ model."""
 
 import argparse
 
-from turnwise.cli.env_target import given_actions, read_target
-from turnwise.cli.options import check_policy, new_file
+from turnwise.cli.env_target import read_actions, read_target
+from turnwise.cli.options import PolicyOption, check_policy, new_file
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import examine
 from turnwise.pipelines.interrupt import ends_at_once
@@ -16,13 +16,14 @@ def run(options: argparse.Namespace) -> int:
     success rate."""
     if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
         raise ConfigError(f"--error-rate is {options.error_rate}; it must be from 0 to 1")
-    errs = (
+    error_rate_option = PolicyOption(
         "--error-rate",
         options.error_rate is not None,
         options.policy == "erring",
         "is how often the erring player errs",
     )
-    check_policy(options, options.policy in ("random", "erring"), "random and erring players draw", [errs])
+    draws = options.policy in ("random", "erring")
+    check_policy(options, draws, "random and erring players draw", [error_rate_option])
     target = read_target(options, takes_rows=True)
     file = new_file(options.out, "--out")
     # torch takes seconds to import; a wrong command line has been refused by now.
@@ -31,8 +32,9 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.pipelines.evaluate import Score, success_table
 
     error_rate = 0.5 if options.error_rate is None else options.error_rate
-    demonstrator = Demonstrator(options.policy, error_rate, given_actions(options), options.model_name or "")
-    outcomes, num_rows = [], 0
+    demonstrator = Demonstrator(options.policy, error_rate, read_actions(options), options.model_name or "")
+    outcomes = []
+    num_rows = 0
     try:
         with naming(file), file.open("w", encoding="utf-8") as lines:
             for episode in demonstrate(examine(target.config), target.tag, demonstrator, options.episodes):
@@ -44,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
         if num_rows == 0:
             file.unlink(missing_ok=True)
         else:
-            name = f"erring ({error_rate:.0%} at random)" if options.policy == "erring" else options.policy
+            name = options.policy
+            if name == "erring":
+                name = f"erring ({error_rate:.0%} at random)"
             print(success_table([(name, Score.count(outcomes))]))
             print(f"{file}: {num_rows:,} conversations of {len(outcomes):,} episodes of {target.tag}")
     if num_rows == 0:

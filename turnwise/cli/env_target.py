@@ -43,13 +43,19 @@ def read_target(
     `ROWS_TAG`. If ENV ends in .yaml, it is the config file, and KEY=VALUE sets any of its keys. Otherwise ENV
     is an env_type, and KEY=VALUE sets an argument of the environment; with `config_file`, it overrides or
     extends the arguments that the file gives. `model` is used if the config names no model."""
-    word, arguments, keys = options.env, options.overrides, list[str]()
+    word = options.env
+    arguments = options.overrides
+    keys: list[str] = []
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
-        word, arguments = None, [word, *arguments]
+        arguments = [word, *arguments]
+        word = None
     if word is not None and Path(word).suffix in (".yaml", ".yml"):
         if config_file is not None:
             raise ConfigError(f"got two configs, {word} and --config {config_file}; name one")
-        word, config_file, arguments, keys = None, word, [], arguments
+        config_file = word
+        keys = arguments
+        word = None
+        arguments = []
     if config_file is not None:
         file = Path(config_file)
         if "pretrain" not in compose(file, keys).values:
@@ -86,27 +92,36 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
+def read_actions(options: argparse.Namespace) -> tuple[str, ...]:
     """The actions of `--actions` or `--actions-file`; () for neither. Raises ConfigError for both, or if no
     action is found."""
-    text, file = options.actions, options.actions_file
+    text = options.actions
+    file = options.actions_file
     if text is None and file is None:
         return ()
     if text is not None and file is not None:
         raise ConfigError(f"got --actions {text} and --actions-file {file}; give one of them")
+    if text is not None:
+        words = text.split(",")
+        fault = f"--actions is {text!r}"
+    else:
+        words = _lines_of_actions(file)
+        fault = f"--actions-file {file} is empty"
+    actions = tuple(word.strip() for word in words if word.strip())
+    if not actions:
+        raise ConfigError(f"{fault}; name at least one action, as in --actions up,down, or remove it")
+    return actions
+
+
+def _lines_of_actions(file: str) -> list[str]:
     try:
-        found = text.split(",") if text is not None else Path(file).read_text(encoding="utf-8").splitlines()
+        return Path(file).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as fault:
         raise ConfigError(f"--actions-file {file}{not_utf8(fault)}; write one action per line") from fault
     except OSError as fault:
         raise ConfigError(
             f"--actions-file {file} can't be read ({fault.strerror}); it holds one action per line"
         ) from fault
-    actions = tuple(action.strip() for action in found if action.strip())
-    if not actions:
-        what = f"--actions is {text!r}" if text is not None else f"--actions-file {file} is empty"
-        raise ConfigError(f"{what}; name at least one action, as in --actions up,down, or leave it out")
-    return actions
 
 
 def _of_config(
@@ -117,13 +132,11 @@ def _of_config(
     arguments: Sequence[str],
     takes_rows: bool,
 ) -> EnvTarget:
-    tag, max_steps = options.tag, options.max_steps
+    tag = options.tag
+    max_steps = options.max_steps
     config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
-    if (
-        takes_rows
-        and config.data.train_files
-        and (tag == ROWS_TAG or (tag is None and not config.custom_envs))
-    ):
+    names_rows = tag == ROWS_TAG or (tag is None and not config.custom_envs)
+    if takes_rows and names_rows and config.data.train_files:
         if max_steps is not None:
             raise ConfigError(
                 "--max-steps bounds an environment's actions; agent.max_assistant_turns bounds a row's "
@@ -131,18 +144,23 @@ def _of_config(
             )
         return EnvTarget(config, ROWS_TAG, file)
     tag = _choose_tag(config, file, env_type, tag)
-    found = config.custom_envs[tag].env_type
-    if env_type not in (None, found):
+    type_of_tag = config.custom_envs[tag].env_type
+    if env_type not in (None, type_of_tag):
         raise ConfigError(
-            f"custom_envs.{tag} of {file} is a {found}, not a {env_type}; name one of them, or another --tag"
+            f"custom_envs.{tag} of {file} is a {type_of_tag}, not a {env_type}; name one of them, or another "
+            "--tag"
         )
-    # Merged into the file's values, so that they are checked like these.
-    changes: dict[str, Any] = {"env_config": given} if (given := parse_arguments(arguments)) else {}
-    changes |= {} if max_steps is None else {"max_steps": max_steps, "max_actions_per_traj": None}
+    changes: dict[str, Any] = {}
+    env_config = parse_arguments(arguments)
+    if env_config:
+        changes["env_config"] = env_config
+    if max_steps is not None:
+        changes["max_steps"] = max_steps
+        changes["max_actions_per_traj"] = None
     if changes:
-        config, _ = load_config(
-            file, overrides, AgenticConfig, purpose="play", values={"custom_envs": {tag: changes}}
-        )
+        # Merged into the file's values, so that they are checked like these.
+        values = {"custom_envs": {tag: changes}}
+        config, _ = load_config(file, overrides, AgenticConfig, purpose="play", values=values)
     return EnvTarget(config, tag, file)
 
 
@@ -150,8 +168,10 @@ def _choose_tag(config: AgenticConfig, file: Path, env_type: str | None, tag: st
     tags = list(config.custom_envs)
     if tag is not None:
         if tag not in tags:
-            known = ", ".join(tags) or "none"
-            raise ConfigError(f"{file} has no environment {tag!r}; its tags are {known}.{nearest(tag, tags)}")
+            listed = ", ".join(tags) or "none"
+            raise ConfigError(
+                f"{file} has no environment {tag!r}; its tags are {listed}.{nearest(tag, tags)}"
+            )
         return tag
     if not tags:
         raise ConfigError(
@@ -159,6 +179,8 @@ def _choose_tag(config: AgenticConfig, file: Path, env_type: str | None, tag: st
         )
     fitting = [name for name in tags if env_type in (None, config.custom_envs[name].env_type)]
     if len(fitting) != 1:
-        what = f"environments of type {env_type}" if env_type else "environments"
-        raise ConfigError(f"{file} has {len(fitting)} {what}; choose with --tag, of {', '.join(tags)}")
+        of_type = f" of type {env_type}" if env_type else ""
+        raise ConfigError(
+            f"{file} has {len(fitting)} environments{of_type}; choose with --tag, of {', '.join(tags)}"
+        )
     return fitting[0]

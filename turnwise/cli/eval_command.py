@@ -43,13 +43,19 @@ def run(options: argparse.Namespace) -> int:
     with ends_at_once():
         from turnwise.assemble.saved import evaluate_modes, validation_mode
 
-    plan = _modes(options, validation_mode(config)), options.episodes, options.samples
+    modes = _modes(options, validation_mode(config))
     results: list[Result] = []
     try:
         for model in models:
-            for mode, evaluation in evaluate_modes(
-                examined, *plan, absolute.get(model, model), SettingsTable.show
-            ):
+            evaluations = evaluate_modes(
+                examined,
+                modes,
+                options.episodes,
+                options.samples,
+                absolute.get(model, model),
+                SettingsTable.show,
+            )
+            for mode, evaluation in evaluations:
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:
@@ -92,12 +98,15 @@ def _report(results: Sequence[Result], json_file: Path | None) -> None:
         replace_file(json_file.resolve(), text.encode())
 
 
-def _modes(options: argparse.Namespace, own: "Mode") -> "list[Mode]":
-    """The modes that the options ask for, by default both. `own`, the mode of validation in training, comes
-    first."""
-    asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
-    modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
-    return sorted(modes, key=lambda mode: mode != own)
+def _modes(options: argparse.Namespace, validation_mode: "Mode") -> "list[Mode]":
+    """The modes that the options name, by default both. `validation_mode`, that of validation in training,
+    comes first."""
+    modes: list[Mode] = []
+    if options.sampled or not options.greedy:
+        modes.append("sampled")
+    if options.greedy or not options.sampled:
+        modes.append("greedy")
+    return sorted(modes, key=lambda mode: mode != validation_mode)
 
 
 def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
@@ -111,5 +120,7 @@ def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
 
 def _short(model: str, results: Sequence[Result]) -> str:
     """The last part of a model's path; the whole path if another model's has the same last part."""
-    names = [Path(other).name for other in {result.model for result in results}]
-    return Path(model).name if names.count(Path(model).name) == 1 else model
+    models = {result.model for result in results}
+    names = [Path(path).name for path in models]
+    name = Path(model).name
+    return name if names.count(name) == 1 else model

@@ -20,16 +20,18 @@ from turnwise.runtime.call_board import CALLS
 EXIT_UNFINISHED = 70
 """Exit status reported instead of 0 when the command's process ended before the command was done
 (EX_SOFTWARE)."""
-_EXIT_TRACEBACK, _EXIT_UNPRINTED = 1, 120
-"""Python's exit statuses: after an uncaught exception, and if standard output couldn't be flushed at the
-end."""
+_EXIT_TRACEBACK = 1
+"""Python's exit status after an uncaught exception."""
+_EXIT_UNPRINTED = 120
+"""Python's exit status if standard output couldn't be flushed at the end."""
 _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
-_NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
-"""A signal that wakes the child's main thread, and the seconds after any other signal at which it is sent.
-Without it, a signal that arrives just before the main thread begins to wait, or in another thread, would be
-handled only after the wait."""
+_NUDGE = signal.Signals.__members__.get("SIGURG", 0)
+"""A signal that wakes the child's main thread. Without it, a signal that arrives just before the main thread
+begins to wait, or in another thread, would be handled only after the wait."""
+_NUDGES_S = (0.5, 2.0, 10.0)
+"""Seconds after any other signal at which a `_NUDGE` is sent."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
@@ -42,7 +44,8 @@ def guarded(run: Callable[[], int]) -> int:
     streams = {name: vars(sys)[name] for name in ("stdout", "stderr") if vars(sys)[name] is not None}
     for stream in streams.values():
         stream.flush()
-    parent, (readable, writable) = os.getpid(), os.pipe()
+    parent = os.getpid()
+    readable, writable = os.pipe()
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _signals())
     child = os.fork()
     if child == 0:
@@ -106,9 +109,11 @@ def _unclosable(stream: TextIO) -> TextIO:
         descriptor = os.dup(stream.fileno())
     except (OSError, ValueError):
         return stream
-    is_line_buffered = stream.isatty() or stream is sys.stderr
     return _UnclosableStream(
-        open(descriptor, "wb"), stream.encoding, stream.errors, line_buffering=is_line_buffered
+        open(descriptor, "wb"),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.isatty() or stream is sys.stderr,
     )
 
 
@@ -123,8 +128,9 @@ def _is_open(stream: TextIO) -> bool:
 class _Guard:
     """Waits in the parent for the child, and passes on the signals that were sent to the parent alone."""
 
-    def __init__(self, child: int, heard: int) -> None:
-        self._child, self._heard = child, heard
+    def __init__(self, child: int, arrivals: int) -> None:
+        self._child = child
+        self._arrivals = arrivals  # the end of the pipe that the child writes its signals into
         self._passed: Counter[int] = Counter()  # signals that were passed on and aren't in the pipe yet
         self._reached: dict[int, float] = {}  # signal → when the child last got it from elsewhere
         self._due: list[tuple[float, int]] = []
@@ -134,53 +140,73 @@ class _Guard:
     def wait(self, old_mask: set[int]) -> int:
         """Restores the signal mask `old_mask`, waits until the child has ended, and returns the command's
         exit status."""
-        own, wakeup = os.pipe()
-        for number in (own, wakeup):
-            os.set_blocking(number, False)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for number in _signals():
-            # nohup ignores SIGHUP on purpose. The child decides whether Ctrl-C is ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN or number in (signal.SIGCHLD, signal.SIGINT):
-                signal.signal(number, lambda *_: None)
+        own_signals = _listen()
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-        sources = [own, self._heard]
+        sources = [own_signals, self._arrivals]
         while True:
             process, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)
             if process and not os.WIFSTOPPED(status):
                 return _fate(os.waitstatus_to_exitcode(status))
             if process:
-                os.kill(
-                    os.getpid(), signal.SIGSTOP
-                )  # so that the shell sees a stopped job, and continues both processes
-            timeout_s = max(0.0, min(self._due)[0] - time.monotonic()) if self._due else None
-            readable, _, _ = select.select(sources, [], [], timeout_s)
-            now = time.monotonic()
-            if self._heard in readable:
-                numbers = os.read(self._heard, 4096)
+                # So that the shell sees a stopped job, and continues both processes.
+                os.kill(os.getpid(), signal.SIGSTOP)
+            readable, _, _ = select.select(sources, [], [], self._timeout_s())
+            time_s = time.monotonic()
+            if self._arrivals in readable:
+                numbers = os.read(self._arrivals, 4096)
                 if not numbers:
-                    sources.remove(self._heard)
-                self._hear(numbers, now)
-            for number in os.read(own, 4096) if own in readable else b"":
-                if number != signal.SIGCHLD:
-                    is_harmless_twice = number in (signal.SIGCONT, signal.SIGTSTP)
-                    self._due.append((now if is_harmless_twice else now + _ECHO_S, number))
-            self._pass_on(now)
+                    sources.remove(self._arrivals)
+                self._note_arrivals(numbers, time_s)
+            if own_signals in readable:
+                self._plan(os.read(own_signals, 4096), time_s)
+            self._pass_on(time_s)
 
-    def _hear(self, numbers: bytes, now: float) -> None:
+    def _timeout_s(self) -> float | None:
+        """Seconds until the next signal is due; None if none is."""
+        if not self._due:
+            return None
+        next_time, _ = min(self._due)
+        return max(0.0, next_time - time.monotonic())
+
+    def _note_arrivals(self, numbers: bytes, time_s: float) -> None:
         for number in numbers:
             if self._passed[number]:
                 self._passed[number] -= 1
             else:
-                self._reached[number] = now
+                self._reached[number] = time_s
             if number != _NUDGE:
-                self._due += [(now + after, _NUDGE) for after in _NUDGES_S]
+                self._due += [(time_s + delay_s, _NUDGE) for delay_s in _NUDGES_S]
 
-    def _pass_on(self, now: float) -> None:
-        due, self._due = self._due, [entry for entry in self._due if entry[0] > now]
-        for at, number in due:
-            if at <= now and abs(self._reached.get(number, -math.inf) - (at - _ECHO_S)) >= _ECHO_S:
+    def _plan(self, numbers: bytes, time_s: float) -> None:
+        for number in numbers:
+            if number in (signal.SIGCONT, signal.SIGTSTP):  # harmless if the child gets them twice
+                self._due.append((time_s, number))
+            elif number != signal.SIGCHLD:
+                self._due.append((time_s + _ECHO_S, number))
+
+    def _pass_on(self, time_s: float) -> None:
+        due = [entry for entry in self._due if entry[0] <= time_s]
+        self._due = [entry for entry in self._due if entry[0] > time_s]
+        for due_s, number in due:
+            sent_s = due_s - _ECHO_S
+            reached_s = self._reached.get(number, -math.inf)
+            if abs(reached_s - sent_s) >= _ECHO_S:
                 self._passed[number] += 1
                 os.kill(self._child, number)
+
+
+def _listen() -> int:
+    """The end of a pipe into which Python writes the number of each signal that arrives in this process."""
+    readable, writable = os.pipe()
+    for descriptor in (readable, writable):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    for number in _signals():
+        # nohup ignores SIGHUP on purpose. The child decides whether Ctrl-C is ignored.
+        is_ignored = signal.getsignal(number) is signal.SIG_IGN
+        if not is_ignored or number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+    return readable
 
 
 def _fate(code: int) -> int:
@@ -191,33 +217,37 @@ def _fate(code: int) -> int:
         CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED
     ):
         return status
-    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
-    when = "" if code < 0 else " before it was done"
+    name = next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
+    end = f"was ended by {name}" if code < 0 else f"ended with exit status {code}"
     if CALLS.is_finished:
-        when = " when all was done" if CALLS.status == 0 else " after an error"
-    how = f"was ended by {name}{when}" if code < 0 else f"ended with exit status {code}{when}"
+        end += " when all was done" if CALLS.status == 0 else " after an error"
+    elif code >= 0:
+        end += " before it was done"
+    cause = ""
     advice = "; an environment that can't continue should raise an exception, which fails one episode"
     if name in _TIMERS:
-        how, advice = (
-            f"{how}, as a timer does (signal.alarm, signal.setitimer)",
-            "; leave timers to env_step_timeout_s",
-        )
+        cause = ", as a timer does (signal.alarm, signal.setitimer)"
+        advice = "; leave timers to env_step_timeout_s"
     elif _EXIT_UNPRINTED in (code, CALLS.status):
-        how, advice = (
-            f"{how}, because its last words couldn't be written: its files were closed (os.closerange?)",
-            "",
-        )
+        cause = ", because its last words couldn't be written: its files were closed (os.closerange?)"
+        advice = ""
     elif code == -signal.SIGKILL:
-        how, advice = f"{how}, as the system does when memory runs out", ""
-    going_on, last = CALLS.going_on(), CALLS.last()
-    where = (
-        "in "
-        + "; or ".join(going_on[:5])
-        + (f"; or {len(going_on) - 5} more calls" if len(going_on) > 5 else "")
-    )
-    if not going_on:
-        where = "while no code of an environment was called" + (
-            f" (the last call was {last})" if last else ""
-        )
-    os.write(2, f"error: the process {how}, {where}{advice}\n".encode(errors="replace"))
+        cause = ", as the system does when memory runs out"
+        advice = ""
+    message = f"error: the process {end}{cause}, {_running_calls()}{advice}\n"
+    os.write(2, message.encode(errors="replace"))
     return status or EXIT_UNFINISHED
+
+
+def _running_calls() -> str:
+    """The calls of an environment's code that the process was in when it ended."""
+    running = CALLS.going_on()
+    if not running:
+        last_call = CALLS.last()
+        return "while no code of an environment was called" + (
+            f" (the last call was {last_call})" if last_call else ""
+        )
+    calls = "in " + "; or ".join(running[:5])
+    if len(running) > 5:
+        calls += f"; or {len(running) - 5} more calls"
+    return calls

@@ -10,17 +10,16 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from turnwise import __version__
 from turnwise.cli.guard import guarded
+from turnwise.cli.verbs import VERBS
 from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.disk import NO_SPACE, file_error
 from turnwise.runtime.rank import launched
-from turnwise.spec.package_tables import read_table
 
 EXIT_NO_READER = 141
 """Exit status if the program that reads the output, such as `head`, has ended: the one that a shell reports
@@ -34,9 +33,12 @@ other options."""
 def check_verb(words: Sequence[str]) -> None:
     """Ends the process like argparse, but with a suggestion, if the first word is no verb and resembles
     one."""
-    word = words[0] if words else ""
-    verbs = read_table(__file__, "verbs.yaml")["verbs"]
-    suggestion = "" if word.startswith("-") or word in verbs else nearest(word, verbs)
+    if not words:
+        return
+    word = words[0]
+    if word.startswith("-") or word in VERBS:
+        return
+    suggestion = nearest(word, VERBS)
     if suggestion:
         print(f"error: {word!r} is no verb.{suggestion} `turnwise --help` lists them", file=sys.stderr)
         sys.exit(EXIT_ERROR)
@@ -45,26 +47,31 @@ def check_verb(words: Sequence[str]) -> None:
 def check_options(options: argparse.Namespace) -> None:
     """Raises ConfigError if the config is missing, a value isn't UTF-8 or is empty, or a number is out of
     range."""
-    given = vars(options)
-    if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
+    values = vars(options)
+    needs_config = "config" in values and "env" not in values and "replay" not in values
+    if needs_config and options.config is None:
         raise ConfigError(f"{options.verb} needs a config: turnwise {options.verb} FILE [KEY=VALUE ...]")
-    for name, value in given.items():
+    for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
-        for text in value if isinstance(value, list) else [value]:
-            if (
-                isinstance(text, str)
-                and not text.isascii()
-                and text.encode(errors="replace").decode() != text
-            ):
+        texts = value if isinstance(value, list) else [value]
+        for text in texts:
+            if isinstance(text, str) and text.encode(errors="replace").decode() != text:
                 raise ConfigError(f"{text!r} on the command line isn't UTF-8; type it again")
             if text == "" and name not in ANSWERED_WHEN_EMPTY:
-                raise ConfigError(f"{option} is empty; give it a value, or leave it out")
-        if isinstance(value, bool) or not isinstance(value, int | float) or name == "error_rate":
-            continue
-        least = 0 if name == "seed" else 1 if isinstance(value, int) else math.ulp(0.0)
-        if not least <= value <= MAX_NUMBER:
-            allowed = "more than 0" if 0 < least < 1 else f"at least {least}"
-            raise ConfigError(f"{option} is {value}; it must be {allowed}, and at most {MAX_NUMBER:,}")
+                raise ConfigError(f"{option} is empty; give it a value, or remove it")
+        # --error-rate has a range of its own, which its command checks.
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "error_rate":
+            _check_range(name, option, value)
+
+
+def _check_range(name: str, option: str, value: float) -> None:
+    minimum = math.ulp(0.0)
+    allowed = "more than 0"
+    if isinstance(value, int):
+        minimum = 0 if name == "seed" else 1
+        allowed = f"at least {minimum}"
+    if not minimum <= value <= MAX_NUMBER:
+        raise ConfigError(f"{option} is {value}; it must be {allowed}, and at most {MAX_NUMBER:,}")
 
 
 def open_standard_streams(is_command: bool) -> None:
@@ -75,7 +82,9 @@ def open_standard_streams(is_command: bool) -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):
         if vars(sys)[name] is None:
-            vars(sys)[name] = os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w")
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            mode = "r" if name == "stdin" else "w"
+            vars(sys)[name] = os.fdopen(descriptor, mode)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -119,7 +128,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 EXIT_ERROR = 2
-_TYPES = {"int": int, "float": float}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,28 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()
         check_verb(sys.argv[1:] if arguments is None else arguments)
-        # Overrides may also stand behind options, where argparse doesn't assign them to its "*" argument.
-        options, rest = parser.parse_known_args(arguments)
-        # DeepSpeed's launcher adds the rank to the command line.
-        of_launcher = ("--local_rank=", "--local-rank=") if "LOCAL_RANK" in os.environ else ()
-        rest = [word for word in rest if not word.startswith(of_launcher)]
-        unknown = [
-            word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options
-        ]
-        if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
-        if rest:
-            options.overrides = [*options.overrides, *rest]
-        # A user's `module:Class` is beside the config or in the working directory; a console script imports
-        # from neither.
-        named = [vars(options).get(name) for name in ("config", "env")]
-        configs = [
-            os.path.abspath(word)
-            for word in named
-            if isinstance(word, str) and word.endswith((".yaml", ".yml"))
-        ]
-        sys.path[:0] = list(dict.fromkeys([*map(os.path.dirname, configs), os.getcwd()]))
-        run = partial(exit_status, partial(_run, options), options.continued)
+        options = _parse(parser, arguments)
+        _extend_import_path(options)
+        run = partial(exit_status, partial(_run, options), VERBS[options.verb].continued)
         if arguments is not None:
             return run()
         # Imports make many objects and no garbage. With its defaults the collector takes a sixth of their
@@ -160,14 +149,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return guarded(run)
 
 
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    options, extra = parser.parse_known_args(arguments)
+    if "LOCAL_RANK" in os.environ:
+        # DeepSpeed's launcher adds the rank to the command line.
+        extra = [word for word in extra if not word.startswith(("--local_rank=", "--local-rank="))]
+    if not extra:
+        return options
+    # Overrides may also stand behind options, where argparse doesn't assign them to its "*" argument.
+    unknown = extra
+    if "overrides" in options:
+        unknown = [word for word in extra if word.startswith("-") or "=" not in word]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
+    options.overrides = [*options.overrides, *extra]
+    return options
+
+
+def _extend_import_path(options: argparse.Namespace) -> None:
+    """Lets Python import a user's `module:Class` from the config's folder or the working directory. A console
+    script imports from neither."""
+    folders = []
+    for name in ("config", "env"):
+        word = vars(options).get(name)
+        if isinstance(word, str) and word.endswith((".yaml", ".yml")):
+            folders.append(os.path.dirname(os.path.abspath(word)))
+    folders.append(os.getcwd())
+    sys.path[:0] = list(dict.fromkeys(folders))
+
+
 def _run(options: argparse.Namespace) -> int:
     check_options(options)
     if launched()[0] > 0:
         return _serve(options)
-    module, _, function = options.entry.partition(":")
     with ends_at_once():
-        verb: Callable[[argparse.Namespace], int] = vars(import_module(f"turnwise.cli.{module}"))[function]
-    return verb(options)
+        command = VERBS[options.verb].load()
+    return command(options)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -179,7 +196,9 @@ def _serve(options: argparse.Namespace) -> int:
             "a launcher started several processes, which only train and sft use; start this command "
             "without one"
         )
-    import_module("turnwise.cluster.launched").serve_launched()
+    from turnwise.cluster.launched import serve_launched  # imports torch
+
+    serve_launched()
     return 0
 
 
@@ -187,9 +206,8 @@ def exit_status(run: Callable[[], int | None], continued: str | None = None) -> 
     """Runs a command and returns its exit status. Prints an error that the user can fix as one message,
     without a traceback. `continued` says how what was done before a full disk is continued, None if it begins
     again."""
-    from turnwise.tracking.terminal import (
-        warnings_on_terminal,
-    )  # after the fork: the parent process stays small
+    # After the fork: the parent process stays small.
+    from turnwise.tracking.terminal import warnings_on_terminal
 
     try:
         with ends_by_signals(), warnings_on_terminal():
@@ -201,8 +219,10 @@ def exit_status(run: Callable[[], int | None], continued: str | None = None) -> 
     except OSError as fault:
         if isinstance(fault, BrokenPipeError) and has_lost_reader():
             return EXIT_NO_READER
-        is_output = fault.errno in NO_SPACE and fault.filename is None and drops_output()
-        sentence = file_error(fault, continued, "the output of this command" if is_output else "a file")
+        unnamed_file = "a file"
+        if fault.errno in NO_SPACE and fault.filename is None and drops_output():
+            unnamed_file = "the output of this command"
+        sentence = file_error(fault, continued, unnamed_file)
         if sentence is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)
@@ -214,17 +234,14 @@ def exit_status(run: Callable[[], int | None], continued: str | None = None) -> 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs in `verbs.yaml`. The verbs' modules aren't imported."""
+    """The parser of all verbs. The verbs' modules aren't imported."""
     parser = _Parser(prog="turnwise", description="Reinforcement learning of language-model agents.")
     parser.add_argument("--version", action="version", version=f"turnwise {__version__}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for name, described in read_table(__file__, "verbs.yaml")["verbs"].items():
-        verb = verbs.add_parser(name, help=described["help"], description=described["help"])
-        verb.set_defaults(entry=described["entry"], verb=name, continued=described.get("continued"))
-        for flags, settings in described["arguments"].items():
-            if "type" in settings:
-                settings = settings | {"type": _TYPES[settings["type"]]}
-            verb.add_argument(*flags.split(), **settings)
+    parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for name, verb in VERBS.items():
+        verb_parser = parsers.add_parser(name, help=verb.help, description=verb.help)
+        verb_parser.set_defaults(verb=name)
+        verb.add_arguments(verb_parser)
     return parser
 
 

@@ -20,7 +20,9 @@ def export(options: argparse.Namespace) -> int:
 
     base = base_of_adapter(options.model)
     model = export_model(options.model, out, parse_dtype(options.dtype))
-    origin = options.model if base is None else f"{base} with the adapter of {options.model} merged"
+    origin = options.model
+    if base is not None:
+        origin = f"{base} with the adapter of {options.model} merged"
     print(
         f"{out}: {type(model).__name__}, {model.num_parameters():,} parameters in {options.dtype}; {origin}"
     )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from turnwise.assemble.play_policies import OPENAI
 from turnwise.config.load import Purpose
@@ -35,24 +36,40 @@ def print_notes(notes: Iterable[str]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
+class PolicyOption(NamedTuple):
+    """An option of a command that has an effect with some policies only."""
+
+    flag: str
+    is_set: bool
+    applies: bool
+    effect: str
+    """The predicate of the error's first sentence."""
+
+
 def check_policy(
-    options: argparse.Namespace, draws: bool, who_draws: str, more: Iterable[tuple[str, bool, bool, str]]
+    options: argparse.Namespace, draws: bool, who_draws: str, extra: Iterable[PolicyOption]
 ) -> None:
     """Raises ConfigError if openai:URL has no --model-name, or an option has no effect with this --policy.
-    `draws`: whether the policy uses --actions; `who_draws`: who does, for the error; `more`: (option, is
-    given, has an effect, what it does)."""
-    policy, is_url = options.policy, options.policy.startswith(OPENAI)
+    `draws`: whether the policy uses --actions; `who_draws`: who does, for the error; `extra`: the command's
+    own options."""
+    policy = options.policy
+    is_url = policy.startswith(OPENAI)
     if is_url and options.model_name is None:
         raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
-    rows = (
-        *more,
-        ("--actions", options.actions is not None, draws, f"names what {who_draws} from"),
-        ("--actions-file", options.actions_file is not None, draws, f"names what {who_draws} from"),
-        ("--model-name", options.model_name is not None, is_url, "names a model behind openai:URL"),
+    names_actions = f"names what {who_draws} from"
+    policy_options = (
+        *extra,
+        PolicyOption("--actions", options.actions is not None, draws, names_actions),
+        PolicyOption("--actions-file", options.actions_file is not None, draws, names_actions),
+        PolicyOption(
+            "--model-name", options.model_name is not None, is_url, "names a model behind openai:URL"
+        ),
     )
-    for option, is_given, applies, what in rows:
-        if is_given and not applies:
-            raise ConfigError(f"{option} {what}; with --policy {policy} it has no effect, leave it out")
+    for option in policy_options:
+        if option.is_set and not option.applies:
+            raise ConfigError(
+                f"{option.flag} {option.effect}; with --policy {policy} it has no effect, remove it"
+            )
 
 
 def new_file(path: str, option: str) -> Path:
@@ -65,7 +82,8 @@ def new_file(path: str, option: str) -> Path:
 def writable_file(path: str, option: str) -> Path:
     """The path of `option`. Raises ConfigError if it can't be written. Changes no existing file, and leaves
     no new one."""
-    file, is_new = Path(path), not os.path.exists(path)
+    file = Path(path)
+    is_new = not os.path.exists(path)
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first")
     if not is_new and not file.is_file():  # a pipe waits for a reader

@@ -6,8 +6,8 @@ import sys
 from contextlib import closing
 
 from turnwise.assemble.play_policies import OPENAI, PLAYERS
-from turnwise.cli.env_target import NO_MODEL, given_actions, read_target
-from turnwise.cli.options import check_policy
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_actions, read_target
+from turnwise.cli.options import PolicyOption, check_policy
 from turnwise.examine.examined import examine
 from turnwise.model_files.folder import folder_here
 from turnwise.model_files.hub import local_path, looks_like_hub_name
@@ -20,26 +20,24 @@ HELP_ROWS = "a response as it stands; q leaves"
 def run(options: argparse.Namespace) -> int:
     """Plays an episode and prints it turn by turn. Returns 0 however the episode ends."""
     policy = options.policy
-    more = (
-        (
+    policy_options = (
+        PolicyOption(
             "--tokenizer",
             options.tokenizer is not None,
             policy in PLAYERS,
             f"is for {', '.join(PLAYERS)}: a model has its own",
         ),
-        (
+        PolicyOption(
             "--ids",
             options.ids,
             not policy.startswith(OPENAI),
             "shows token ids, and such a policy takes text only",
         ),
     )
-    check_policy(options, policy == "random", "the random player draws", more)
-    model = (
-        policy
-        if local_path(policy).is_dir() or looks_like_hub_name(policy)
-        else options.tokenizer or NO_MODEL
-    )
+    check_policy(options, policy == "random", "the random player draws", policy_options)
+    model = options.tokenizer or NO_MODEL
+    if local_path(policy).is_dir() or looks_like_hub_name(policy):
+        model = policy
     target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
@@ -47,17 +45,13 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
 
-    console, own = (
-        open_console(no_color=options.no_color),
-        target.config.actor_train.model_args.model_name_or_path,
-    )
+    console = open_console(no_color=options.no_color)
     choices = Choices(
         policy=policy,
         split=options.split,
         seed=options.seed,
-        tokenizer=options.tokenizer
-        or (own if target.file is not None and own != NO_MODEL and folder_here(own) else None),
-        actions=given_actions(options),
+        tokenizer=options.tokenizer or _model_here(target),
+        actions=read_actions(options),
         model_name=options.model_name or "",
         read=reader(console, sys.stdin),
         show=lambda text: console.print(text, style="dim", markup=False),
@@ -66,6 +60,17 @@ def run(options: argparse.Namespace) -> int:
         screen = PlayScreen(console, setup, shows_ids=options.ids)
         screen.begin(policy)
         if policy == "human":
-            console.print(HELP if target.tag in target.config.custom_envs else HELP_ROWS, style="dim")
+            plays_env = target.tag in target.config.custom_envs
+            console.print(HELP if plays_env else HELP_ROWS, style="dim")
         setup.play(screen)
     return 0
+
+
+def _model_here(target: EnvTarget) -> str | None:
+    """The model of the config's file if it is on this machine."""
+    if target.file is None:
+        return None
+    model = target.config.actor_train.model_args.model_name_or_path
+    if model == NO_MODEL or not folder_here(model):
+        return None
+    return model

@@ -5,7 +5,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from turnwise.assemble.play import ShownPrompt
     from turnwise.assemble.play_setup import EpisodeSetup
 
-_LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
-_SHOWN_IDS, _CUT_IDS = 60, 24  # up to 60 token ids are all shown; of a longer list, 24
+_LABEL = 7  # characters of the gutter's first column
+_COUNT = 6  # and of its second
+_SHOWN_IDS = 60  # maximum token ids that are all shown
+_CUT_IDS = 24  # token ids shown of a longer list
 _STRIP = 96  # maximum cells that picture the tokens of a context
 _SHOWN_ZEROS = 3  # metrics of value 0 that are named; of more, only their number is shown
 _RULE = 96  # maximum characters of a horizontal rule
@@ -48,17 +50,21 @@ class PlayScreen(SilentObserver):
         self._shows_ids = shows_ids
         self._turn_idx = 1
         self._prompt: ShownPrompt
-        self._left = (0, 0)  # tokens that the last response left unused: of the context, and of its own limit
+        self._num_free_of_context = 0  # tokens that the last response left unused of the context
+        self._num_free_of_response = 0  # and of its own limit
 
     def begin(self, policy: str) -> None:
         """Prints the task, the policy and the limits."""
         setup = self._setup
         turns = counted(setup.max_turns, "turn") if setup.max_turns else "any number of turns"
         limits = f"{turns}, responses of {setup.max_new_tokens} tokens"
-        limits += f", a context of {setup.max_length}" if setup.policy.tokenizer else ""
-        number = f"seed {setup.task.seed} · mode" if setup.task.row is None else f"row {setup.task.row} ·"
-        what = f"  {setup.task.split} {number} {setup.mode} · {policy} · {limits}"
-        self._print(Text().append(setup.task.tag, "bold").append(what))
+        if setup.policy.tokenizer:
+            limits += f", a context of {setup.max_length}"
+        number = f"row {setup.task.row} ·"
+        if setup.task.row is None:
+            number = f"seed {setup.task.seed} · mode"
+        title = f"  {setup.task.split} {number} {setup.mode} · {policy} · {limits}"
+        self._print(Text().append(setup.task.tag, "bold").append(title))
         if setup.policy.note:
             self._print(Text(f"note: {setup.policy.note}", "yellow"))
 
@@ -67,14 +73,14 @@ class PlayScreen(SilentObserver):
 
     def prompted(self, prompt: "ShownPrompt") -> None:
         self._prompt = prompt
-        most = self._setup.max_turns
-        title = f"turn {self._turn_idx} of {most}" if most else f"turn {self._turn_idx}"
+        title = f"turn {self._turn_idx}"
+        if self._setup.max_turns:
+            title += f" of {self._setup.max_turns}"
         if self._setup.policy.tokenizer:
-            title += (
-                f", context {prompt.num_before} of {self._setup.max_length}"
-                if prompt.num_before
-                else ", a new context"
-            )
+            context = "a new context"
+            if prompt.num_before:
+                context = f"context {prompt.num_before} of {self._setup.max_length}"
+            title += f", {context}"
         self._rule(title)
         if self._setup.policy.tokenizer:
             self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
@@ -82,8 +88,11 @@ class PlayScreen(SilentObserver):
         for message in prompt.messages:
             self._lines(str(message["role"]), "", _text(message.get("content") or ""))
             for call in message.get("tool_calls") or ():
-                name, given = call["function"]["name"], call["function"].get("arguments", {})
-                self._lines("calls", "", f"{name}({given if isinstance(given, str) else json.dumps(given)})")
+                function = call["function"]
+                arguments = function.get("arguments", {})
+                if not isinstance(arguments, str):
+                    arguments = json.dumps(arguments)
+                self._lines("calls", "", f"{function['name']}({arguments})")
 
     def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
         prompt = self._prompt
@@ -100,10 +109,9 @@ class PlayScreen(SilentObserver):
                 self._lines("calls", "", f"{function['name']}({json.dumps(function['arguments'])})", "green")
             return
         ids = turn.response_ids.tolist()
-        self._left = (
-            self._setup.max_length - prompt.num_before - len(prompt.added_ids) - len(ids),
-            prompt.max_new_tokens - len(ids),
-        )
+        length = prompt.num_before + len(prompt.added_ids) + len(ids)
+        self._num_free_of_context = self._setup.max_length - length
+        self._num_free_of_response = prompt.max_new_tokens - len(ids)
         self._lines("says", f"+{len(ids)}", self._decode(ids) + note, "green")
         if self._setup.policy.has_logprobs:
             self._logprobs(ids, turn.logprobs.tolist())
@@ -111,65 +119,67 @@ class PlayScreen(SilentObserver):
             self._lines("ids", "", self._ids(ids), "dim")
 
     def rewarded(self, place: TurnPlace, turn: Turn) -> None:
-        action = "nothing that action_pattern reads" if turn.action is None else repr(turn.action)
-        style = "red" if turn.action is None else "bold"
+        style = "bold"
         if self._setup.task.row is not None:
-            action, style = "an answer" if not turn.metrics.get("tool_calls") else "a call", "bold"
-        gained = (
-            Text()
-            .append(printable(action), style)
-            .append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
-        )
-        gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
-        self._row("does", "", gained)
+            action = "a call" if turn.metrics.get("tool_calls") else "an answer"
+        elif turn.action is None:
+            action = "nothing that action_pattern reads"
+            style = "red"
+        else:
+            action = repr(turn.action)
+        line = Text().append(printable(action), style)
+        line.append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
+        line.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
+        self._row("does", "", line)
         if turn.state_key is not None and turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
-        most = self._setup.max_turns
-        left = counted(most - place.number - 1, "turn") if most else "any number of turns"
+        free = "any number of turns"
+        if self._setup.max_turns:
+            free = counted(self._setup.max_turns - place.number - 1, "turn")
         if self._setup.policy.tokenizer:
-            left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
-        self._lines("left", "", left, "dim")
+            free += f", {self._num_free_of_context} tokens of the context"
+            free += f", {self._num_free_of_response} of the response"
+        self._lines("left", "", free, "dim")
 
     def ended(self, trajectories: Sequence[Trajectory], fault: BaseException | None) -> None:
         """Prints the score, what ended the episode, and which tokens would be trained on."""
         trajectory = trajectories[0]
         self._rule("end")
-        finished = "finished by the environment" if trajectory.task.row is None else "finished"
-        how = "left by you" if fault is not None else ENDS[trajectory.limit] if trajectory.limit else finished
         turns = counted(len(trajectory.turns), "turn")
         if trajectory.status == "failed":
             self._lines("failed", "", f"no score after {turns}: {trajectory.error}", "red")
         else:
-            self._row(
-                "score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}")
-            )
+            score = Text().append(f"{trajectory.score:g}", "bold")
+            score.append(f" after {turns}, {_end(trajectory, fault)}")
+            self._row("score", "", score)
         if trajectory.outcome_rewards:
-            self._lines(
-                "rewards",
-                "",
-                ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()),
-            )
+            rewards = [f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()]
+            self._lines("rewards", "", ", ".join(rewards))
         if trajectory.metrics:
-            shown = [f"{name} {value:g}" for name, value in trajectory.metrics.items() if value]
-            zeros = [name for name, value in trajectory.metrics.items() if not value]
-            if zeros:
-                shown.append(
-                    f"0: {', '.join(zeros)}" if len(zeros) <= _SHOWN_ZEROS else f"{len(zeros)} others 0"
-                )
-            self._lines("metrics", "", ", ".join(shown))
+            self._metrics(trajectory.metrics)
         if self._setup.policy.tokenizer and trajectory.turns:
             self._trained_tokens(trajectory)
+
+    def _metrics(self, metrics: Mapping[str, float]) -> None:
+        parts = [f"{name} {value:g}" for name, value in metrics.items() if value]
+        zeros = [name for name, value in metrics.items() if not value]
+        if len(zeros) > _SHOWN_ZEROS:
+            parts.append(f"{len(zeros)} others 0")
+        elif zeros:
+            parts.append(f"0: {', '.join(zeros)}")
+        self._lines("metrics", "", ", ".join(parts))
 
     def _trained_tokens(self, trajectory: Trajectory) -> None:
         """Prints which tokens of each context would be trained on."""
         samples = build_samples(trajectory)
-        num_tokens, num_trained = sum(s.num_tokens for s in samples), sum(s.num_trained for s in samples)
-        greedy = (
-            "; greedy turns aren't trained on" if any(turn.is_greedy for turn in trajectory.turns) else ""
-        )
-        trained = f"response_mask 1 on {num_trained} ({num_trained / num_tokens:.0%}){greedy}"
+        num_tokens = sum(sample.num_tokens for sample in samples)
+        num_trained = sum(sample.num_trained for sample in samples)
+        trained = f"response_mask 1 on {num_trained} ({num_trained / num_tokens:.0%})"
+        if any(turn.is_greedy for turn in trajectory.turns):
+            trained += "; greedy turns aren't trained on"
         self._lines("tokens", "", f"{num_tokens} in {counted(len(samples), 'context')}, {trained}")
-        per_cell = max(math.ceil(max(sample.num_tokens for sample in samples) / _STRIP), 1)
+        longest = max(sample.num_tokens for sample in samples)
+        per_cell = max(math.ceil(longest / _STRIP), 1)
         for sample in samples:
             self._row("mask", str(sample.num_tokens), _strip(sample, per_cell))
         self._lines("", "", f"█ trained on, ░ not; a cell is {counted(per_cell, 'token')}", "dim")
@@ -181,20 +191,20 @@ class PlayScreen(SilentObserver):
         if self._shows_ids or len(ids) <= _SHOWN_IDS:
             return " ".join(map(str, ids))
         half = _CUT_IDS // 2
-        return " ".join(
-            [*map(str, ids[:half]), f"… {len(ids) - 2 * half} more (--ids) …", *map(str, ids[-half:])]
-        )
+        gap = f"… {len(ids) - 2 * half} more (--ids) …"
+        return " ".join([*map(str, ids[:half]), gap, *map(str, ids[-half:])])
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Prints each sampled token with its id and log-prob."""
-        line, label = Text(), "logp"
+        line = Text()
+        label = "logp"
         for token_id, logprob in zip(ids, logprobs, strict=True):
             word = printable(self._decode([token_id])).replace("\n", "\\n")
-            style = "green" if logprob > -0.7 else "yellow" if logprob > -2.3 else "red"
-            item = Text().append(word, style).append(f" {token_id} {logprob:.2f}   ", "dim")
+            item = Text().append(word, _style_of(logprob)).append(f" {token_id} {logprob:.2f}   ", "dim")
             if line and len(line) + len(item) > self._room:
                 self._row(label, "", line)
-                line, label = Text(), ""
+                line = Text()
+                label = ""
             line.append_text(item)
         self._row(label, "", line)
 
@@ -205,12 +215,12 @@ class PlayScreen(SilentObserver):
     def _lines(self, label: str, count: str, text: str, style: str = "") -> None:
         """Prints a text of one or several lines, with label and count in front of the first."""
         lines = printable(text).split("\n")
-        for index, line in enumerate(lines[:-1] if len(lines) > 1 and not lines[-1] else lines):
-            self._row(
-                label if index == 0 else "",
-                count if index == 0 else "",
-                Text(line, style) if line else Text("⏎", "dim"),
-            )
+        if len(lines) > 1 and not lines[-1]:
+            lines.pop()
+        for line in lines:
+            self._row(label, count, Text(line, style) if line else Text("⏎", "dim"))
+            label = ""
+            count = ""
 
     @property
     def _room(self) -> int:
@@ -219,24 +229,39 @@ class PlayScreen(SilentObserver):
 
     def _row(self, label: str, count: str, text: Text) -> None:
         pieces = text.wrap(self._console, self._room) if len(text) > self._room else [text]
-        for index, piece in enumerate(pieces):
-            gutter = Text().append(
-                f"{label if index == 0 else '':<{_LABEL}} {count if index == 0 else '':>{_COUNT}} ", "cyan"
-            )
+        for piece in pieces:
+            gutter = Text().append(f"{label:<{_LABEL}} {count:>{_COUNT}} ", "cyan")
             piece.rstrip()
             self._print(gutter.append("│ ", "dim").append_text(piece))
+            label = ""
+            count = ""
 
     def _rule(self, title: str) -> None:
         width = min(self._console.width, _RULE)
-        self._print(
-            Text()
-            .append("━━ ", "dim")
-            .append(title, "bold")
-            .append(f" {'━' * max(width - len(title) - 4, 2)}", "dim")
-        )
+        line = "━" * max(width - len(title) - 4, 2)
+        self._print(Text().append("━━ ", "dim").append(title, "bold").append(f" {line}", "dim"))
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
+
+
+def _end(trajectory: Trajectory, fault: BaseException | None) -> str:
+    """What ended the episode."""
+    if fault is not None:
+        return "left by you"
+    if trajectory.limit:
+        return ENDS[trajectory.limit]
+    if trajectory.task.row is None:
+        return "finished by the environment"
+    return "finished"
+
+
+def _style_of(logprob: float) -> str:
+    if logprob > -0.7:
+        return "green"
+    if logprob > -2.3:
+        return "yellow"
+    return "red"
 
 
 def _strip(sample: Sample, per_cell: int) -> Text:
@@ -283,8 +308,8 @@ def _interrupted_at_once() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)

@@ -47,6 +47,9 @@ def run(options: argparse.Namespace) -> int:
         )
     finally:
         if collection.num_written:
-            print(json.dumps(collection.summary(), indent=2) if options.json else collection.render())
+            if options.json:
+                print(json.dumps(collection.summary(), indent=2))
+            else:
+                print(collection.render())
             print(f"rollouts   {file}: {collection.num_written:,} trajectories", file=terminal)
     return 0

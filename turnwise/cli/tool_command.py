@@ -29,9 +29,9 @@ def run(options: argparse.Namespace) -> int:
             if options.verb == "pipeline":
                 answer = AgenticRLPipeline(options.config).run()
             else:
-                answer = json.loads(
-                    RLTrainingTool().run({"action": options.action, **_parameters(options.parameters)})
-                )
+                tool = RLTrainingTool()
+                parameters = {"action": options.action, **_parameters(options.parameters)}
+                answer = json.loads(tool.run(parameters))
         except TurnwiseError as error:
             answer = error_answer(error, options.verb)
     print(json.dumps(answer, ensure_ascii=False, indent=2))
@@ -54,17 +54,23 @@ def _print_help(action: str) -> int:
 def _parameters(words: Sequence[str]) -> dict[str, Any]:
     """Parses `--name value`, `--name=value`, and `--name` alone, which means true. Values are YAML, so
     `--name=` means null."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     awaiting = ""  # the parameter whose value the next word may be
     for word in words:
         if word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name], awaiting = (load_yaml(value, word), "") if has_value else (True, name)
+            if has_value:
+                parameters[name] = load_yaml(value, word)
+                awaiting = ""
+            else:
+                parameters[name] = True
+                awaiting = name
         elif awaiting:
-            found[awaiting], awaiting = load_yaml(word, f"--{awaiting}"), ""
+            parameters[awaiting] = load_yaml(word, f"--{awaiting}")
+            awaiting = ""
         else:
             raise ConfigError(
                 f"{word!r} belongs to no parameter; write --name value, and a list as --name '[a, b]'"
             )
-    return found
+    return parameters

@@ -20,13 +20,13 @@ from turnwise.runtime.rank import launched
 def run(options: argparse.Namespace) -> int:
     """Trains, draws the learning curve, and prints where the results are."""
     replay = Path(options.replay) if options.replay else None
-    file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
-    if file is None:
+    if replay is not None:
+        options.config, options.overrides = _config_of(replay, options)
+    if options.config is None:
         raise ConfigError(
             "train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of "
             "a run"
         )
-    options.config, options.overrides = file, overrides
     examined = read_examined(options, find=problems)
     config = examined.config
     # Before torch is imported, to refuse at once what can't run here.
@@ -79,18 +79,19 @@ def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     for text in overrides:
         if "=" not in text:
             raise ConfigError(
-                f"--replay {run} takes the config of that run, and {text} is another one; leave one of "
-                f"them out"
+                f"--replay {run} uses the config of that run, and {text} is another one; remove one of them"
             )
-        if (key := text.partition("=")[0].partition(".")[0]) not in RESUMED["free_in_replay"]:
+        path = text.partition("=")[0]
+        section = path.partition(".")[0]
+        free_sections = RESUMED["free_in_replay"]
+        if section not in free_sections:
             raise ConfigError(
-                f"--replay {run} repeats that run bit by bit, and {key} could change it; leave {text} out, "
-                f"or train "
-                f"without --replay. A replay may have its own {', '.join(RESUMED['free_in_replay'])}"
+                f"--replay {run} repeats that run bit by bit, and {section} could change it; remove {text}, "
+                f"or train without --replay. A replay may have its own {', '.join(free_sections)}"
             )
     if options.from_rollouts:
         raise ConfigError(
-            "--replay plays the tasks of a run again and --from-rollouts plays nothing; leave one of them out"
+            "--replay plays the tasks of a run again and --from-rollouts plays nothing; remove one of them"
         )
     file = run / "config.yaml"
     if not file.is_file():

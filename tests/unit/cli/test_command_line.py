@@ -49,7 +49,7 @@ def lake(tmp_path):
         (("rollout", "LAKE", "--out", "\udcff"), r"'\udcff' on the command line isn't UTF-8"),
         (("config", "LAKE", "exp_name=\udcff"), r"'exp_name=\udcff' on the command line isn't UTF-8"),
         (("config", "\ud800.yaml"), r"'\ud800.yaml' on the command line isn't UTF-8"),
-        (("rollout", "LAKE", "--model", ""), "--model is empty; give it a value, or leave it out"),
+        (("rollout", "LAKE", "--model", ""), "--model is empty; give it a value, or remove it"),
         (("train", "LAKE", "--from-rollouts", ""), "--from-rollouts is empty"),
         (("train", "--replay", ""), "--replay is empty"),
         (("play", "frozen_lake", "--policy", ""), "--policy is empty"),

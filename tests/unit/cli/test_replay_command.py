@@ -73,8 +73,8 @@ def test_a_run_under_top_p_and_top_k_is_repeated_with_the_ids_that_were_kept(job
             ["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"],
             "actor_train could change it",
         ),
-        (["train", "--replay", "nowhere", "seed=7"], "leave seed=7 out"),
-        (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], "leave one of them out"),
+        (["train", "--replay", "nowhere", "seed=7"], "remove seed=7"),
+        (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], "remove one of them"),
     ],
 )
 def test_bad_input_is_answered_in_a_sentence(job, refused, arguments, message):
