@@ -27,22 +27,25 @@ def compare_stages(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """
     if not {"sft_evaluation", "grpo_evaluation"} <= results.keys():
         return {}
-    before, after = (_accuracy(results[f"{kind}_evaluation"]) for kind in ("sft", "grpo"))
+    sft = _accuracy(results["sft_evaluation"])
+    grpo = _accuracy(results["grpo_evaluation"])
     verdict = "equal"
-    if after["accuracy"] != before["accuracy"]:
-        verdict = "better" if after["accuracy"] > before["accuracy"] else "worse"
-    is_significant = after["low"] > before["high"] or after["high"] < before["low"]
+    if grpo["accuracy"] > sft["accuracy"]:
+        verdict = "better"
+    elif grpo["accuracy"] < sft["accuracy"]:
+        verdict = "worse"
+    is_significant = grpo["low"] > sft["high"] or grpo["high"] < sft["low"]
     training = _rewards(results.get("grpo_training", {}))
     return {
         "verdict": verdict,
         "is_significant": is_significant,
         "held_out": {
-            "before": before,
-            "after": after,
+            "before": sft,
+            "after": grpo,
             "num_samples": results["grpo_evaluation"]["num_samples"],
         },
         "training": training,
-        "sentence": _sentence(verdict, is_significant, before, after, training),
+        "sentence": _sentence(verdict, is_significant, sft, grpo, training),
     }
 
 
@@ -68,27 +71,25 @@ def _rewards(training: Mapping[str, Any]) -> dict[str, float] | None:
 def _sentence(
     verdict: str,
     is_significant: bool,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    sft: Mapping[str, float],
+    grpo: Mapping[str, float],
     training: Mapping[str, float] | None,
 ) -> str:
-    held_out = f"accuracy on held-out problems {with_interval(before)} → {with_interval(after)}"
+    held_out = f"accuracy on held-out problems {with_interval(sft)} → {with_interval(grpo)}"
     if verdict == "equal":
-        said = f"After grpo the model is as good as after sft: {held_out}."
+        text = f"After grpo the model is as good as after sft: {held_out}."
     else:
-        said = (
-            f"After grpo the model is {verdict} than after sft: {held_out}, "
-            f"{SETTLED if is_significant else OPEN}."
-        )
+        certainty = SETTLED if is_significant else OPEN
+        text = f"After grpo the model is {verdict} than after sft: {held_out}, {certainty}."
     if training is None:
-        return said
-    said += f" Mean reward in training {training['before']:.3f} → {training['after']:.3f}."
+        return text
+    text += f" Mean reward in training {training['before']:.3f} → {training['after']:.3f}."
     if verdict != "better" and training["after"] > training["before"]:
-        said += (
+        text += (
             " What training has taught doesn't carry over to held-out problems: train on more different "
             "rows, or for less long."
         )
-    return said
+    return text
 
 
 def with_interval(measured: Mapping[str, float]) -> str:

@@ -32,9 +32,19 @@ NUM_WORST = 20
 _EQUATION = re.compile(
     r"(-?(?<!\d)\d++(?:\.\d++)?)\s*+([-+*/×])\s*+(\d++(?:\.\d++)?)\s*+=\s*+(?:<<[^<>]*+>>\s*+)?(-?\d++(?:\.\d++)?)"
 )
-_OPERATIONS: dict[str, Callable[[float, float], float]]
-_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "×": operator.mul}
-_OPERATIONS["/"] = lambda a, b: a / b if b else float("nan")
+
+
+def _quotient(a: float, b: float) -> float:
+    return a / b if b else math.nan
+
+
+_OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "×": operator.mul,
+    "/": _quotient,
+}
 
 
 class Answer(NamedTuple):
@@ -55,84 +65,98 @@ class Answer(NamedTuple):
         right answer."""
         if self.is_correct:
             return ""
+        if self.is_cut:
+            return "truncated"
         if answer_of(self.completion) is None and stated_answer(self.completion) is None:
-            return "truncated" if self.is_cut else "no_answer"
-        equations = _EQUATION.findall(self.completion)
-        is_false = any(
-            abs(_OPERATIONS[o](float(a), float(b)) - float(c)) > TOLERANCE for a, o, b, c in equations
-        )
-        return "truncated" if self.is_cut else "calculation" if is_false else "reasoning"
+            return "no_answer"
+        for a, operation, b, result in _EQUATION.findall(self.completion):
+            value = _OPERATIONS[operation](float(a), float(b))
+            if abs(value - float(result)) > TOLERANCE:
+                return "calculation"
+        return "reasoning"
 
     @property
     def distance(self) -> float | None:
         """|answer − truth|, None if one of them isn't a number."""
-        got, right = answer_of(self.completion), answer_of(self.ground_truth)
-        return None if got is None or right is None else abs(got.value - right.value)
+        answer = answer_of(self.completion)
+        truth = answer_of(self.ground_truth)
+        if answer is None or truth is None:
+            return None
+        return abs(answer.value - truth.value)
 
 
-def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate(action: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     """Measures the model's answers to rows, writes the worst ones to a file, and returns the entries of the
     tool's answer."""
-    check_checker(asked.checker)
-    check_model(asked.model_path)
-    base = base_of_adapter(asked.model_path)
-    if asked.use_lora and base is None:
+    check_checker(action.checker)
+    check_model(action.model_path)
+    base = base_of_adapter(action.model_path)
+    if action.use_lora and base is None:
         raise ConfigError(
-            f"use_lora: {asked.model_path} holds no LoRA adapter; leave it out, or name an adapter's folder"
+            f"use_lora: {action.model_path} holds no LoRA adapter; remove it, or name an adapter's folder"
         )
-    model = base if base is not None and asked.use_lora is False else asked.model_path
-    name, rows, _ = loaded = data.load(asked, "rl", datasets, split="test", number=100)
+    model = action.model_path
+    if base is not None and action.use_lora is False:
+        model = base
+    loaded = data.load(action, "rl", datasets, split="test", number=100)
     data.require_truths(loaded, ["ground_truth"])
-    model_folder = local_path(asked.model_path)
-    worst = Path(asked.output_dir or Path(model_folder if model_folder.is_dir() else "output", "evaluation"))
-    worst.mkdir(parents=True, exist_ok=True)
-    TemporaryDirectory(
-        dir=worst
-    ).cleanup()  # A folder that can't be written is refused before the answers are sampled.
+    worst_file = _output_folder(action) / "worst_samples.jsonl"
     started = time.perf_counter()
-    groups = _answers(model, asked, rows)
+    groups = _answers(model, action, loaded.rows)
     seconds = time.perf_counter() - started
-    answers = [answers for group in groups if (answers := _read(group, asked.checker))]
-    if not answers:
-        raise DataError(f"dataset {name}: no prompt was answered; they are too long for the model")
-    measured = measure(answers)
-    _write_worst(worst / "worst_samples.jsonl", answers)
-    details = (
-        {"details": [answer._asdict() for of_row in answers for answer in of_row]}
-        if asked.return_details
-        else {}
-    )
-    return {
-        "model_path": asked.model_path,
+    rows = [_read(group, action.checker) for group in groups]
+    rows = [answers for answers in rows if answers]
+    if not rows:
+        raise DataError(f"dataset {loaded.name}: no prompt was answered; they are too long for the model")
+    metrics = measure(rows)
+    _write_worst(worst_file, rows)
+    result: dict[str, Any] = {
+        "model_path": action.model_path,
         "uses_lora": base is not None and model != base,
-        "dataset": name,
-        "num_samples": len(answers),
-        "k": asked.k,
-        **measured,
-        "time_per_sample_s": seconds / len(answers),
-        "worst_samples": str(worst / "worst_samples.jsonl"),
-        **details,
+        "dataset": loaded.name,
+        "num_samples": len(rows),
+        "k": action.k,
+        **metrics,
+        "time_per_sample_s": seconds / len(rows),
+        "worst_samples": str(worst_file),
     }
+    if action.return_details:
+        result["details"] = [answer._asdict() for answers in rows for answer in answers]
+    return result
 
 
-def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
+def _output_folder(action: Evaluate) -> Path:
+    """The folder of the worst answers. It is made, and refused if it can't be written, before the answers are
+    sampled."""
+    model_folder = local_path(action.model_path)
+    default = Path("output")
+    if model_folder.is_dir():
+        default = model_folder
+    folder = Path(action.output_dir or default / "evaluation")
+    folder.mkdir(parents=True, exist_ok=True)
+    TemporaryDirectory(dir=folder).cleanup()
+    return folder
+
+
+def _answers(model: str, action: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
     """The model's answers to the rows, one group per row, sampled as in a validation during training."""
-    sampling = {
-        "max_new_tokens": new_tokens(model, asked.max_new_tokens),
-        "do_sample": asked.k > 1,
-        **({"temperature": asked.temperature} if asked.k > 1 else {}),
+    sampling: dict[str, Any] = {
+        "max_new_tokens": new_tokens(model, action.max_new_tokens),
+        "do_sample": action.k > 1,
     }
+    if action.k > 1:
+        sampling["temperature"] = action.temperature
     trainer = Trainer(
         model=model,
         train_dataset=[{"prompt": "unused", "ground_truth": "0"}],
         eval_dataset=rows,
         reward_funcs=["accuracy"],
-        seed=asked.seed,
+        seed=action.seed,
         eval_steps=1,
-        val_batch_size=len(rows) * asked.k,
+        val_batch_size=len(rows) * action.k,
         val_env_manager={
             "num_env_groups": min(len(rows), 64),
-            "group_size": asked.k,
+            "group_size": action.k,
             "generating_args": sampling,
         },
         track_with=[],
@@ -151,27 +175,27 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
         ) -> None:
             self.groups = scheduler.get_batch(num_trajectories)
 
-    collected = CollectedGroups(Path("rollouts.jsonl"))
-    collect_rollouts(examine(trainer.config), collected, "val")
-    return collected.groups
+    collection = CollectedGroups(Path("rollouts.jsonl"))
+    collect_rollouts(examine(trainer.config), collection, "val")
+    return collection.groups
 
 
 def _read(group: "Group", checker: str) -> list[Answer]:
     row = group.task.payload
-    trajectories = [trajectory for trajectory in group.trajectories if trajectory.error is None]
-    truths = [row["ground_truth"]] * len(trajectories)
-    verdicts = are_correct([trajectory.turns[-1].text for trajectory in trajectories], truths, checker)
+    turns = [trajectory.turns[-1] for trajectory in group.trajectories if trajectory.error is None]
+    truths = [row["ground_truth"]] * len(turns)
+    verdicts = are_correct([turn.text for turn in turns], truths, checker)
     return [
         Answer(
             question=str(row.get("question", row["prompt"])),
             ground_truth=str(row["ground_truth"]),
-            completion=trajectory.turns[-1].text,
-            is_correct=is_right,
-            num_tokens=len(trajectory.turns[-1].response_ids),
-            is_cut=trajectory.turns[-1].finish_reason == "length",
+            completion=turn.text,
+            is_correct=is_correct,
+            num_tokens=len(turn.response_ids),
+            is_cut=turn.finish_reason == "length",
             difficulty=str(row.get("full_answer", "")).count("<<"),
         )
-        for trajectory, is_right in zip(trajectories, verdicts, strict=True)
+        for turn, is_correct in zip(turns, verdicts, strict=True)
     ]
 
 
@@ -179,29 +203,31 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
     """The metrics of the answers to all rows."""
     from turnwise.pipelines.evaluate import EpisodeResult, Score
 
-    answers = [answer for of_row in rows for answer in of_row]
-    score = Score.of_tasks(
-        [[EpisodeResult(a.is_correct, float(a.is_correct)) for a in of_row] for of_row in rows]
-    )
+    tasks = []
+    for answers_to_row in rows:
+        tasks.append([EpisodeResult(a.is_correct, float(a.is_correct)) for a in answers_to_row])
+    score = Score.of_tasks(tasks)
+    pass_at = {1: score.success} | dict(score.pass_at)
+    answers = [answer for answers_to_row in rows for answer in answers_to_row]
+    distances = [answer.distance for answer in answers]
     errors = Counter(answer.error for answer in answers if answer.error)
-    levels = sorted({answer.difficulty for answer in answers})
+    by_steps: dict[int, list[bool]] = {}
+    for answer in sorted(answers, key=operator.attrgetter("difficulty")):
+        by_steps.setdefault(answer.difficulty, []).append(answer.is_correct)
     return {
         "accuracy": score.success,
         "accuracy_low": score.low,
         "accuracy_high": score.high,
         "average_reward": score.mean_score,
-        "pass_at_k": {str(k): value for k, value in ({1: score.success} | dict(score.pass_at)).items()},
-        "majority_at_k": _mean(_majority_is_correct(of_row) for of_row in rows),
-        "mean_absolute_error": _mean(answer.distance for answer in answers if answer.distance is not None),
+        "pass_at_k": {str(k): value for k, value in pass_at.items()},
+        "majority_at_k": _mean(map(_majority_is_correct, rows)),
+        "mean_absolute_error": _mean(distance for distance in distances if distance is not None),
         "average_length_characters": _mean(len(answer.completion) for answer in answers),
         "average_length_tokens": _mean(answer.num_tokens for answer in answers),
         "average_steps": _mean(num_steps(answer.completion) for answer in answers),
         "format_rate": _mean(has_format(answer.completion) for answer in answers),
         "errors": dict(errors.most_common()),
-        "accuracy_by_steps": {
-            str(level): _mean(answer.is_correct for answer in answers if answer.difficulty == level)
-            for level in levels
-        },
+        "accuracy_by_steps": {str(steps): _mean(verdicts) for steps, verdicts in by_steps.items()},
     }
 
 
@@ -217,26 +243,26 @@ def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
     """Writes the first wrong answer of each of the `NUM_WORST` worst rows. A row is worse if a smaller share
     of its answers is right or, at equal shares, if its first answer is farther from the truth. An answer
     without a number is the farthest."""
+    lines = []
+    for answers in sorted(rows, key=_badness, reverse=True):
+        wrong = [answer for answer in answers if not answer.is_correct]
+        if wrong:
+            values = {**wrong[0]._asdict(), "error": wrong[0].error}
+            lines.append(json.dumps(values, ensure_ascii=False) + "\n")
+    file.write_text("".join(lines[:NUM_WORST]), encoding="utf-8")
 
-    def badness(answers: Sequence[Answer]) -> tuple[float, float]:
-        distance = 0.0 if answers[0].is_correct else answers[0].distance
-        return _mean(
-            not answer.is_correct for answer in answers
-        ) or 0.0, math.inf if distance is None else distance
 
-    ordered = sorted(rows, key=badness, reverse=True)
-    wrong = [
-        next(a for a in of_row if not a.is_correct)
-        for of_row in ordered
-        if not all(a.is_correct for a in of_row)
-    ]
-    lines = [
-        json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False)
-        for answer in wrong[:NUM_WORST]
-    ]
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+def _badness(answers: Sequence[Answer]) -> tuple[float, float]:
+    share_of_wrong = _mean(not answer.is_correct for answer in answers) or 0.0
+    first = answers[0]
+    distance = 0.0 if first.is_correct else first.distance
+    if distance is None:
+        distance = math.inf
+    return share_of_wrong, distance
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else None
+    numbers = list(values)
+    if not numbers:
+        return None
+    return sum(numbers) / len(numbers)

@@ -185,9 +185,8 @@ def parse(kind: type[P], values: Mapping[str, Any]) -> P:
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(
-            "; ".join(_sentence(kind, item) for item in error.errors(include_url=False))
-        ) from error
+        sentences = [_sentence(kind, item) for item in error.errors(include_url=False)]
+        raise ConfigError("; ".join(sentences)) from error
 
 
 def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
@@ -195,13 +194,12 @@ def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
     if item["type"] == "extra_forbidden" and name in KEYS_OF_CONFIGS:
         return f"{name}: a key of configs; this tool calls it {KEYS_OF_CONFIGS[name]}"
     if item["type"] == "extra_forbidden":
-        return (
-            f"{name}: unknown "
-            f"parameter.{nearest(name, kind.model_fields) or ' Known are ' + ', '.join(kind.model_fields)}"
-        )
+        advice = nearest(name, kind.model_fields) or f" Known are {', '.join(kind.model_fields)}"
+        return f"{name}: unknown parameter.{advice}"
     if item["type"] == "missing":
         return f"{name}: is needed; give it: {kind.model_fields[name].description}"
-    return f"{name}: {item['msg'][:1].lower()}{item['msg'][1:]} (got {item['input']!r:.60})"
+    message = item["msg"]
+    return f"{name}: {message[:1].lower()}{message[1:]} (got {item['input']!r:.60})"
 
 
 def describe_action(action: str) -> str:
@@ -225,11 +223,12 @@ def describe_action(action: str) -> str:
 def _type_name(kind: type[Action], name: str) -> str:
     """The type of a parameter in words, such as `INTEGER`, `constant|linear|cosine` or `TEXT or LIST`."""
     schema = kind.model_json_schema()["properties"][name]
-    choices = [branch for branch in schema.get("anyOf", [schema]) if branch.get("type") != "null"]
-    names = [
-        "|".join(branch["enum"]) if "enum" in branch else _TYPE_NAMES.get(branch.get("type"), "VALUE")
-        for branch in choices
-    ]
+    names = []
+    for branch in schema.get("anyOf", [schema]):
+        if "enum" in branch:
+            names.append("|".join(branch["enum"]))
+        elif branch.get("type") != "null":
+            names.append(_TYPE_NAMES.get(branch.get("type"), "VALUE"))
     return " or ".join(dict.fromkeys(names)) or "VALUE"
 
 
@@ -250,8 +249,9 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or "[" in (field.description or ""):
         return ""
-    shown = str(value).lower() if isinstance(value, bool) else value
-    return f"  [{shown}]"
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return f"  [{value}]"
 
 
 def function_schema() -> dict[str, Any]:
@@ -261,15 +261,20 @@ def function_schema() -> dict[str, Any]:
         "action": {"type": "string", "enum": list(ACTIONS), "description": "What to do."}
     }
     for action, kind in ACTIONS.items():
-        for name, found in kind.model_json_schema()["properties"].items():
-            if name not in PYTHON_ONLY:
-                known = {key: value for key, value in found.items() if key != "title"}
-                text = properties.setdefault(name, known)["description"].removesuffix(")")
-                actions = f"{text}, {action})" if " (for " in text else f"{text} (for {action})"
-                properties[name]["description"] = actions
-    parameters = {"type": "object", "properties": properties, "required": ["action"]}
-    about = "Trains, evaluates and exports a language model; loads data sets and makes rewards for that."
+        for name, schema in kind.model_json_schema()["properties"].items():
+            if name in PYTHON_ONLY:
+                continue
+            schema.pop("title", None)
+            property_ = properties.setdefault(name, schema)
+            text = property_["description"].removesuffix(")")
+            separator = ", " if " (for " in text else " (for "
+            property_["description"] = f"{text}{separator}{action})"
     return {
         "type": "function",
-        "function": {"name": "rl_training", "description": about, "parameters": parameters},
+        "function": {
+            "name": "rl_training",
+            "description": "Trains, evaluates and exports a language model; loads data sets and makes "
+            "rewards for that.",
+            "parameters": {"type": "object", "properties": properties, "required": ["action"]},
+        },
     }

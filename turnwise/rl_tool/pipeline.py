@@ -32,11 +32,14 @@ class AgenticRLPipeline:
     and `grpo` have the same output_dir."""
 
     def __init__(self, config_path: str | Path) -> None:
-        self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))
+        file = str(config_path)
+        values = load_yaml(read_yaml(Path(config_path)), file)
+        self.config = _sections(values, file)
         self.rl_tool = RLTrainingTool()
         self.output_dir = Path(self.config.get("output_dir", "./output/pipeline"))
         parse(LoadDataset, self._section("data"))
-        sft, grpo = (parse(Train, with_preset(self._training(kind, "model"))) for kind in ("sft", "grpo"))
+        sft = parse(Train, with_preset(self._training("sft", "model")))
+        grpo = parse(Train, with_preset(self._training("grpo", "model")))
         parse(Evaluate, self._evaluation("model"))
         if Path(sft.output_dir).resolve() == Path(grpo.output_dir).resolve():
             raise ConfigError(
@@ -65,14 +68,15 @@ class AgenticRLPipeline:
         """Loads and examines the rows as demonstrations and as prompts; returns the report on the
         demonstrations."""
         rows = parse(LoadDataset, self._section("data")).model_dump(exclude_unset=True)
-        found = self._stage("data", "load_dataset", {**rows, "format": "sft"})
+        report = self._stage("data", "load_dataset", {**rows, "format": "sft"})
         self._stage("rl_data", "load_dataset", {**rows, "format": "rl"})
-        return found
+        return report
 
     def stage2_sft_training(self) -> str:
         """Trains by SFT; returns the folder of the model."""
-        asked = self._training("sft", self._section("model")["base_model"])
-        return str(self._stage("sft_training", "train", asked)["output_dir"])
+        base_model = self._section("model")["base_model"]
+        result = self._stage("sft_training", "train", self._training("sft", base_model))
+        return str(result["output_dir"])
 
     def stage3_sft_evaluation(self, model_path: str) -> dict[str, Any]:
         """Evaluates the model after SFT; returns the tool's answer."""
@@ -80,19 +84,18 @@ class AgenticRLPipeline:
 
     def check_gate(self, evaluation: Mapping[str, Any]) -> None:
         """Raises StageError if the accuracy is below `eval.sft_accuracy_threshold`."""
-        least = self._section("eval").get(THRESHOLD, 0.0)
-        if evaluation["accuracy"] < least:
+        threshold = self._section("eval").get(THRESHOLD, 0.0)
+        accuracy = evaluation["accuracy"]
+        if accuracy < threshold:
             raise StageError(
-                f"accuracy after sft is {evaluation['accuracy']:.3f}, below eval.{THRESHOLD} {least}, so "
-                f"grpo doesn't start; "
-                "train longer in the section sft with another output_dir, or lower the threshold"
+                f"accuracy after sft is {accuracy:.3f}, below eval.{THRESHOLD} {threshold}, so grpo doesn't "
+                "start; train longer in the section sft with another output_dir, or lower the threshold"
             )
 
     def stage4_grpo_training(self, sft_model_path: str) -> str:
         """Trains by GRPO; returns the folder of the model."""
-        return str(
-            self._stage("grpo_training", "train", self._training("grpo", sft_model_path))["output_dir"]
-        )
+        result = self._stage("grpo_training", "train", self._training("grpo", sft_model_path))
+        return str(result["output_dir"])
 
     def stage5_grpo_evaluation(self, model_path: str) -> dict[str, Any]:
         """Evaluates the model after GRPO; returns the tool's answer."""
@@ -101,7 +104,8 @@ class AgenticRLPipeline:
     def stage6_save_results(self) -> str:
         """Writes the results as JSON, and a report with curves and answers as HTML; returns the file of the
         results. Once both evaluations are there, the results have their `comparison`."""
-        if comparison := compare_stages(self.results):
+        comparison = compare_stages(self.results)
+        if comparison:
             self.results["comparison"] = comparison
         self.output_dir.mkdir(parents=True, exist_ok=True)
         file = self.output_dir / RESULTS
@@ -113,28 +117,26 @@ class AgenticRLPipeline:
 
     def _stage(self, name: str, action: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The recorded result of a stage; runs and records the stage if there is none yet."""
-        recorded, asked = self.results.get(name), {"action": action, **parameters}
+        recorded = self.results.get(name)
+        request = {"action": action, **parameters}
         if recorded is not None:
-            if recorded["parameters"] != asked:
+            if recorded["parameters"] != request:
                 raise StageError(
                     f"{name} was done with other parameters in {self.output_dir}; choose another output_dir"
                 )
             print(f"{name}: done already", flush=True)
             return dict(recorded)
         print(f"{name}: begins", flush=True)
-        out = Path(asked.get("output_dir", ""))
-        goes_on = (
-            action == "train"
-            and not asked.get("overwrite")
-            and any((out / "run").glob("*/checkpoints/checkpoint-*"))
-        )
+        arguments = dict(request)
+        if action == "train" and not request.get("overwrite") and _has_checkpoint(request):
+            arguments["resume"] = True
         with continued_by("the same command"):
-            result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on else {})}))
+            result = json.loads(self.rl_tool.run(arguments))
         if result["status"] != "success":
             # The pipeline sets `resume` by itself.
             message = result["message"].replace("resume=true", "the same command")
             raise StageError(f"{name}: {message}")
-        self.results[name] = {**result, "parameters": asked}
+        self.results[name] = {**result, "parameters": request}
         self.stage6_save_results()
         return dict(self.results[name])
 
@@ -142,43 +144,62 @@ class AgenticRLPipeline:
         return dict(self.config.get(name) or {})
 
     def _training(self, kind: str, model: str) -> dict[str, Any]:
-        common = {"algorithm": kind, "model_name": model, "output_dir": str(self.output_dir / kind)}
-        monitored = {"use_tensorboard": True, **self._section("monitoring")}
-        # The model of `data` only counts tokens, so that of the stage comes after it.
-        return {**self._section("data"), **common, **monitored, **self._section(kind)}
+        return {
+            **self._section("data"),
+            "algorithm": kind,
+            "model_name": model,  # the model of `data` only counts tokens, so that of the stage replaces it
+            "output_dir": str(self.output_dir / kind),
+            "use_tensorboard": True,
+            **self._section("monitoring"),
+            **self._section(kind),
+        }
 
     def _evaluation(self, model_path: str) -> dict[str, Any]:
-        own = {key: value for key, value in self._section("eval").items() if key != THRESHOLD}
-        rows = {key: value for key, value in self._section("data").items() if key == "dataset"}
-        return {"model_path": model_path, **rows, "return_details": True, **own}
+        evaluation = self._section("eval")
+        evaluation.pop(THRESHOLD, None)
+        parameters: dict[str, Any] = {"model_path": model_path}
+        data = self._section("data")
+        if "dataset" in data:
+            parameters["dataset"] = data["dataset"]
+        return {**parameters, "return_details": True, **evaluation}
 
 
-def _sections(found: Any, file: str) -> dict[str, Any]:
+def _has_checkpoint(request: Mapping[str, Any]) -> bool:
+    run = Path(request.get("output_dir", ""), "run")
+    return any(run.glob("*/checkpoints/checkpoint-*"))
+
+
+def _sections(values: Any, file: str) -> dict[str, Any]:
     """The sections of a config file. Raises ConfigError if they are wrong. Doesn't check parameters of
     actions in them."""
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{file} holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
-    for name, section in found.items():
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"{file} holds a {type(values).__name__}; it has the sections {', '.join(SECTIONS)}"
+        )
+    for name, section in values.items():
         if name not in SECTIONS:
             raise ConfigError(f"{file}: unknown section {name!r}.{nearest(str(name), SECTIONS)}")
         if name != "output_dir" and not isinstance(section or {}, Mapping):
             raise ConfigError(f"{file}: {name} is {section!r:.60}; it is a section with its own keys")
-    if list(found.get("model") or ()) != ["base_model"]:
+    if list(values.get("model") or ()) != ["base_model"]:
         raise ConfigError(
             f"{file}: the section model has the key base_model, a folder or a name of the hub, and no other"
         )
-    if not isinstance(found.get("output_dir", ""), str):
-        raise ConfigError(f"{file}: output_dir is {found['output_dir']!r:.60}; it is the name of a folder")
-    least = (found.get("eval") or {}).get(THRESHOLD, 0.0)
-    if not isinstance(least, int | float) or not 0 <= least <= 1:
-        raise ConfigError(f"{file}: eval.{THRESHOLD} is {least!r:.60}; it is an accuracy from 0 to 1")
-    return dict(found)
+    if not isinstance(values.get("output_dir", ""), str):
+        raise ConfigError(f"{file}: output_dir is {values['output_dir']!r:.60}; it is the name of a folder")
+    evaluation = values.get("eval") or {}
+    threshold = evaluation.get(THRESHOLD, 0.0)
+    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise ConfigError(f"{file}: eval.{THRESHOLD} is {threshold!r:.60}; it is an accuracy from 0 to 1")
+    return dict(values)
 
 
 def _recorded(file: Path) -> dict[str, Any]:
     """The results of earlier stages; {} if there is no file."""
+    if not file.is_file():
+        return {}
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+        return dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         hint = "remove it: a training that is done is found by its checkpoint, and not done again"
         raise ConfigError(f"{file}: isn't a JSON object of results ({error}); {hint}") from error

@@ -38,10 +38,12 @@ img { max-width: 100% }
 def write_report(file: Path, results: Results) -> None:
     """Writes the results of the stages as one self-contained HTML file."""
     head = f"<!doctype html><meta charset=utf-8><title>turnwise pipeline</title><style>{_STYLE}</style>"
-    stages = [part for name in STAGES if name in results for part in _stage(STAGES[name], results[name])]
-    file.write_text(
-        "\n".join([head, *_headline(results), *stages, *_answers(results)]) + "\n", encoding="utf-8"
-    )
+    lines = [head, *_headline(results)]
+    for name, title in STAGES.items():
+        if name in results:
+            lines += _stage(title, results[name])
+    lines += _answers(results)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _headline(results: Results) -> Iterator[str]:
@@ -51,37 +53,38 @@ def _headline(results: Results) -> Iterator[str]:
         names = [STAGES[name] for name in STAGES if name in results]
         yield f"<h1>{len(names)} of {len(STAGES)} stages done</h1>"
         if "sft_evaluation" in results:
-            measured = results["sft_evaluation"]
-            yield f"<p class=outcome>Accuracy after sft: {measured['accuracy']:.3f}</p>"
+            evaluation = results["sft_evaluation"]
+            yield f"<p class=outcome>Accuracy after sft: {evaluation['accuracy']:.3f}</p>"
         return
-    before, after = comparison["held_out"]["before"], comparison["held_out"]["after"]
+    held_out = comparison["held_out"]
+    sft = held_out["before"]
+    grpo = held_out["after"]
     verdict = comparison["verdict"]
-    yield f"<h1 class={verdict}>Accuracy {before['accuracy']:.3f} → {after['accuracy']:.3f}: {verdict}</h1>"
+    yield f"<h1 class={verdict}>Accuracy {sft['accuracy']:.3f} → {grpo['accuracy']:.3f}: {verdict}</h1>"
     yield f"<p class=outcome>{escape(comparison['sentence'])}</p>"
     yield "<table><tr><th></th><th>after sft</th><th>after grpo</th></tr>"
-    number = comparison["held_out"]["num_samples"]
-    cells = f"<td>{with_interval(before)}</td><td>{with_interval(after)}</td>"
-    yield f"<tr><td>accuracy on {number} held-out problems</td>{cells}</tr>"
-    if training := comparison["training"]:
-        yield (
-            f"<tr><td>mean reward in "
-            f"training</td><td>{training['before']:.3f}</td><td>{training['after']:.3f}</td></tr>"
-        )
+    cells = f"<td>{with_interval(sft)}</td><td>{with_interval(grpo)}</td>"
+    yield f"<tr><td>accuracy on {held_out['num_samples']} held-out problems</td>{cells}</tr>"
+    training = comparison["training"]
+    if training:
+        cells = f"<td>{training['before']:.3f}</td><td>{training['after']:.3f}</td>"
+        yield f"<tr><td>mean reward in training</td>{cells}</tr>"
     yield "</table>"
 
 
 def _stage(title: str, result: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h2>{title}</h2><table>"
     for key, value in result.items():
-        if key not in _HIDDEN and (shown := _shown(value)):
-            yield f"<tr><td>{escape(key.replace('_', ' '))}</td><td>{escape(shown)}</td></tr>"
+        if key in _HIDDEN:
+            continue
+        text = _shown(value)
+        if text:
+            yield f"<tr><td>{escape(key.replace('_', ' '))}</td><td>{escape(text)}</td></tr>"
     yield "</table>"
     curve = Path(result.get("curve", ""))
     if curve.is_file():
-        yield (
-            f'<img alt="learning curve" '
-            f'src="data:image/png;base64,{base64.b64encode(curve.read_bytes()).decode()}">'
-        )
+        picture = base64.b64encode(curve.read_bytes()).decode()
+        yield f'<img alt="learning curve" src="data:image/png;base64,{picture}">'
 
 
 def _shown(value: Any) -> str:
@@ -105,14 +108,26 @@ def _shown(value: Any) -> str:
 
 def _answers(results: Results) -> Iterator[str]:
     """A table of the first answers of both evaluations, side by side."""
-    before, after = (results.get(f"{kind}_evaluation", {}).get("details", []) for kind in ("sft", "grpo"))
-    later = {answer["question"]: answer for answer in after}
-    if not before:
+    sft_answers = _details(results, "sft_evaluation")
+    if not sft_answers:
         return
+    grpo_completions = {
+        answer["question"]: answer.get("completion", "") for answer in _details(results, "grpo_evaluation")
+    }
     yield "<h2>Answers after sft and after grpo</h2><table class=answers>"
     yield "<tr>" + "".join(f"<th>{column}</th>" for column in _COLUMNS) + "</tr>"
-    for answer in before[:NUM_ANSWERS]:
-        second = later.get(answer["question"], {}).get("completion", "")
-        cells = (answer["question"], answer["ground_truth"], answer["completion"], second)
-        yield "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"
+    for answer in sft_answers[:NUM_ANSWERS]:
+        question = answer["question"]
+        texts = (
+            question,
+            answer["ground_truth"],
+            answer["completion"],
+            grpo_completions.get(question, ""),
+        )
+        yield "<tr>" + "".join(f"<td>{escape(str(text))}</td>" for text in texts) + "</tr>"
     yield "</table>"
+
+
+def _details(results: Results, stage: str) -> list[Mapping[str, Any]]:
+    answers: list[Mapping[str, Any]] = results.get(stage, {}).get("details", [])
+    return answers

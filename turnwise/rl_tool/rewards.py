@@ -25,17 +25,17 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
     allowed = _parameters(functions[name])
     for argument in arguments:
         if allowed is not None and argument not in allowed:
-            known = ", ".join(allowed) or "none"
+            listed = ", ".join(allowed) or "none"
             raise ConfigError(
-                f"{argument} isn't a parameter of {name}; it has {known}.{nearest(argument, allowed)}"
+                f"{argument} isn't a parameter of {name}; it has {listed}.{nearest(argument, allowed)}"
             )
     if name in _FUNCTIONS:
         try:
             _on_its_columns(functions[name], arguments, ["7"], ground_truth=["7"])
         except (TypeError, ValueError, AttributeError) as error:
-            given = ", ".join(f"{key}={value!r:.40}" for key, value in arguments.items())
+            values = ", ".join(f"{key}={value!r:.40}" for key, value in arguments.items())
             raise ConfigError(
-                f"reward {name}: can't compute with {given} ({error}); docs/rl_tool.md explains them"
+                f"reward {name}: can't compute with {values} ({error}); docs/rl_tool.md explains them"
             ) from error
     return functions[name]
 
@@ -43,9 +43,14 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
 def _parameters(function: Callable[..., Any]) -> list[str] | None:
     """The names of a reward's parameters except `COLUMNS`; None if it takes any."""
     parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if _takes_all(parameters):
         return None
     return [name for name in parameters if name not in COLUMNS]
+
+
+def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether one of the parameters is `**kwargs`."""
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def reward_sections(
@@ -64,28 +69,38 @@ def reward_sections(
                 f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers"
             )
         return [{"name": custom, "weight": 1.0, "args": dict(config)}]
-    names = [reward_type] if isinstance(reward_type, str) else list(reward_type)
-    weights = reward_type if isinstance(reward_type, dict) else dict.fromkeys(names, 1.0)
-    if not weights:
-        raise ConfigError(
-            "reward_type is empty, so every answer would be worth the same; name a reward, or leave it out"
-        )
-    if len(weights) > 1 and (
-        wrong := [key for key in config if key not in weights or not isinstance(config[key], Mapping)]
-    ):
-        raise ConfigError(
-            f"reward_config.{wrong[0]}: several rewards have a dict each, by the name: {', '.join(weights)}"
-        )
+    weights = _weights(reward_type)
+    if len(weights) == 1:
+        config = dict.fromkeys(weights, config)
+    for key, arguments in config.items():
+        if key not in weights or not isinstance(arguments, Mapping):
+            raise ConfigError(
+                f"reward_config.{key}: several rewards have a dict each, by the name: {', '.join(weights)}"
+            )
     sections = []
     for name, weight in weights.items():
-        arguments = {**defaults.get(name, {}), **(config if len(weights) == 1 else config.get(name, {}))}
-        found = find_reward(name, registered, arguments)
-        sections.append({"name": found if name in registered else name, "weight": weight, "args": arguments})
+        arguments = {**defaults.get(name, {}), **config.get(name, {})}
+        reward = find_reward(name, registered, arguments)
+        named_reward = reward if name in registered else name
+        sections.append({"name": named_reward, "weight": weight, "args": arguments})
+    names = list(weights)
     if "accuracy" in names:
         sections.insert(0, sections.pop(names.index("accuracy")))
     elif set(names) <= _FUNCTIONS.keys() - {"format"}:
         sections.insert(0, {"name": "accuracy", "weight": 0.0})
     return sections
+
+
+def _weights(reward_type: str | list[str] | dict[str, float]) -> dict[str, float]:
+    if isinstance(reward_type, str):
+        return {reward_type: 1.0}
+    if not reward_type:
+        raise ConfigError(
+            "reward_type is empty, so every answer would be worth the same; name a reward, or remove it"
+        )
+    if isinstance(reward_type, dict):
+        return reward_type
+    return dict.fromkeys(reward_type, 1.0)
 
 
 def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +133,6 @@ def _on_its_columns(
     """Calls a reward on completions, with those of the rows' columns that it has parameters for (with
     `**kwargs`, all)."""
     parameters = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return function(
-        completions, **{k: v for k, v in columns.items() if takes_all or k in parameters}, **arguments
-    )
+    if not _takes_all(parameters):
+        columns = {name: values for name, values in columns.items() if name in parameters}
+    return function(completions, **columns, **arguments)

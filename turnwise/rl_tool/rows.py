@@ -54,31 +54,43 @@ def load(
     splits and `choice` sets one; DataError if there are no rows, or a row lacks columns, has wrong messages
     or (unless `takes_null`) a null in `_READ`."""
     number = choice.max_samples or number
-    name, found = _find(choice, choice.split or split, number, registered)
-    for row in () if takes_null else found[:number]:
-        if null := [column for column in _READ if row.columns.get(column, "") is None]:
-            raise DataError(f"{row.place}: {null[0]} is null; fill it in, or leave this row out")
-    rows = [{**_made(row, kind), "data_source": name} for row in found[:number]]
-    rows = [with_plain_messages(row, tools_of(row)) if not _problem(row) else row for row in rows]
-    for row, made in zip(found, rows, strict=False):
-        if problem := _problem(made):
+    name, table = _find(choice, choice.split or split, number, registered)
+    table = table[:number]
+    if not takes_null:
+        for row in table:
+            _check_nulls(row)
+    rows = [{**_converted(row, kind), "data_source": name} for row in table]
+    rows = [row if _problem(row) else with_plain_messages(row, tools_of(row)) for row in rows]
+    for row, converted in zip(table, rows, strict=True):
+        problem = _problem(converted)
+        if problem:
             raise DataError(
                 f"{row.place}: {problem}; a prompt is a text, or a list of messages with role and content"
             )
     if not rows:
         raise DataError(f"dataset {name} has no rows; name one with at least one row")
-    return LoadedRows(name, rows, [row.columns for row in found[:number]])
+    return LoadedRows(name, rows, [row.columns for row in table])
 
 
-def _made(row: TableRow, kind: str) -> dict[str, Any]:
+def _check_nulls(row: TableRow) -> None:
+    for column in _READ:
+        if row.columns.get(column, "") is None:
+            raise DataError(f"{row.place}: {column} is null; fill it in, or remove this row")
+
+
+def _converted(row: TableRow, kind: str) -> dict[str, Any]:
     """The row as SFT or RL needs it. Raises DataError, which names the row, if it has no known form."""
     if kind == "sft":
         _check_flags(row)
-    form = None if "messages" in row.columns or "prompt" in row.columns else form_of(row.columns)
+    form = None
+    if "messages" not in row.columns and "prompt" not in row.columns:
+        form = form_of(row.columns)
     if form not in ("sharegpt", "alpaca"):
         return _FORMATS[kind](row.columns, row.place)
     try:
-        return as_demonstration(row.columns, form) if kind == "sft" else as_task(row.columns, form)
+        if kind == "sft":
+            return as_demonstration(row.columns, form)
+        return as_task(row.columns, form)
     except DataError as fault:
         raise DataError(f"{row.place} {fault}") from fault
 
@@ -97,11 +109,13 @@ def _problem(row: Mapping[str, Any]) -> str:
         return ""
     if not isinstance(messages, list) or not messages:
         return f"has {str(messages)[:40]!r} for its messages"
-    told = (
-        {**m, "content": "" if m.get("content") is None else m["content"]} if isinstance(m, dict) else m
-        for m in messages
-    )
-    return next(filter(None, (message_problem(index, message) for index, message in enumerate(told))), "")
+    for index, message in enumerate(messages):
+        if isinstance(message, dict) and message.get("content") is None:
+            message = {**message, "content": ""}
+        problem = message_problem(index, message)
+        if problem:
+            return problem
+    return ""
 
 
 def require_truths(loaded: LoadedRows, columns: Sequence[str]) -> None:
@@ -110,47 +124,56 @@ def require_truths(loaded: LoadedRows, columns: Sequence[str]) -> None:
         if not any(column in row for column in columns):
             raise DataError(
                 f"dataset {loaded.name}, row {number} has no column {' or '.join(columns)}, with which "
-                f"answers are compared; "
-                "add it"
+                "answers are compared; add it"
             )
 
 
 def _find(
     choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]
 ) -> tuple[str, Sequence[TableRow]]:
-    asked = choice.dataset
-    is_python = asked is not None and not isinstance(asked, str | Path)
-    if choice.split and (is_python or (isinstance(asked, str) and asked in registered)):
+    dataset = choice.dataset
+    is_registered = isinstance(dataset, str) and dataset in registered
+    is_python = dataset is not None and not isinstance(dataset, str | Path)
+    if choice.split and (is_python or is_registered):
         raise ConfigError(
-            "split: rows given in Python have none; leave split out, or give the rows of the split"
+            "split: rows given in Python have none; remove split, or give the rows of the split"
         )
-    if isinstance(asked, str) and asked in registered:
-        return asked, _of_python(registered[asked], asked)
-    if asked is None or asked == "gsm8k":
-        files = local_files(split) or [f"{HUB_NAME}:{split}"]
-        rows = (
-            _tables(files[0])
-            if asked is None and files[0].startswith(HUB_NAME)
-            else read_tables(files, "dataset")
-        )
+    if is_registered:
+        return dataset, _of_python(registered[dataset], dataset)
+    if dataset is None or dataset == "gsm8k":
+        rows = _gsm8k(split, may_miss=dataset is None)
         if rows:
             return "gsm8k", rows
-        asked = GENERATED
-    if asked == GENERATED:
+        dataset = GENERATED
+    if dataset == GENERATED:
         return GENERATED, _of_python(generate_problems(number or NUM_GENERATED, split), GENERATED)
     if is_python:
-        return "python", _of_python(asked, "dataset")
-    path = local_path(asked)
-    files = local_files(split, path) if path.is_dir() else []
-    if not files and choice.split and not path.is_dir():
-        raise ConfigError(f"split: {asked} has none; leave split out, or name a folder with {split}.jsonl")
-    if not files and not path.exists() and "/" not in str(asked) and "." not in str(asked):
-        known = ["gsm8k", GENERATED, *registered]
+        return "python", _of_python(dataset, "dataset")
+    path = local_path(dataset)
+    files = []
+    if path.is_dir():
+        files = local_files(split, path)
+    elif choice.split:
+        raise ConfigError(f"split: {dataset} has none; remove split, or name a folder with {split}.jsonl")
+    elif not path.exists() and "/" not in str(dataset) and "." not in str(dataset):
+        names = ["gsm8k", GENERATED, *registered]
         raise ConfigError(
-            f"dataset {asked!r} isn't one of {', '.join(known)}, a file or a "
-            f"folder.{nearest(str(asked), known)}"
+            f"dataset {dataset!r} isn't one of {', '.join(names)}, a file or a "
+            f"folder.{nearest(str(dataset), names)}"
         )
-    return Path(asked).name, read_tables(files or [str(asked)], "dataset")
+    return Path(dataset).name, read_tables(files or [str(dataset)], "dataset")
+
+
+def _gsm8k(split: str, may_miss: bool) -> Sequence[TableRow]:
+    """The rows in one of its local folders, else those on the hub; with `may_miss`, [] if these can't be
+    read."""
+    files = local_files(split)
+    if files:
+        return read_tables(files, "dataset")
+    name = f"{HUB_NAME}:{split}"
+    if may_miss:
+        return _tables(name)
+    return read_tables([name], "dataset")
 
 
 @lru_cache(maxsize=4)
@@ -171,43 +194,59 @@ def _of_python(rows: Any, name: str) -> list[TableRow]:
     rows = listed(rows)
     if not isinstance(rows, Iterable):
         raise ConfigError(f"dataset: got a {type(rows).__name__}; it is a name, a file, or a list of dicts")
-    found = python_rows(rows, name)
-    if bad := [row.fault for row in found if row.fault]:
-        raise DataError(bad[0])
-    return found
+    table = python_rows(rows, name)
+    for row in table:
+        if row.fault:
+            raise DataError(row.fault)
+    return table
 
 
 def formatted(row: Mapping[str, Any]) -> str:
     """A row as plain text: its messages with their roles, and the true answer if it has one."""
     messages = row.get("messages") or row.get("prompt") or ""
-    messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    text = "\n".join(f"{message['role']}: {message.get('content')}" for message in messages)
-    return f"{text}\n(true answer: {row['ground_truth']})" if "ground_truth" in row else text
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    lines = [f"{message['role']}: {message.get('content')}" for message in messages]
+    if "ground_truth" in row:
+        lines.append(f"(true answer: {row['ground_truth']})")
+    return "\n".join(lines)
 
 
 def _contents(row: Mapping[str, Any]) -> list[Any]:
     """The contents of a row's messages; [] if it has none. RL doesn't read the column `messages`, which may
     hold anything."""
     messages = row.get("messages")
-    return (
-        [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
-    )
+    if not isinstance(messages, list):
+        return []
+    return [message.get("content") for message in messages if isinstance(message, Mapping)]
 
 
 def quality(loaded: LoadedRows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
     """Counts rows with an empty value, rows with a null, copies of earlier rows, rows of over `LONGEST`
     tokens (without `count_tokens`, four characters are a token), and rows whose true answer has no number."""
     texts = [formatted(row) for row in loaded.rows]
-    lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
+    if count_tokens is None:
+        lengths = [len(text) // 4 for text in texts]
+    else:
+        lengths = [count_tokens(text) for text in texts]
     values = [[*row.values(), *_contents(row)] for row in loaded.columns]
-    truths = [row.get("ground_truth", (_contents(row) or [""])[-1]) for row in loaded.rows]
     copies = Counter(json.dumps(row, sort_keys=True, default=str) for row in loaded.rows)
     return {
-        "empty": sum(
-            any(isinstance(value, str) and not value.strip() for value in of_row) for of_row in values
-        ),
-        "null": sum(any(value is None for value in of_row) for of_row in values),
+        "empty": sum(any(map(_is_blank, row_values)) for row_values in values),
+        "null": sum(any(value is None for value in row_values) for row_values in values),
         "duplicate": sum(number - 1 for number in copies.values()),
         "over_long": sum(length > LONGEST for length in lengths),
-        "answer_not_extractable": sum(answer_of(str(truth)) is None for truth in truths),
+        "answer_not_extractable": sum(answer_of(_true_answer(row)) is None for row in loaded.rows),
     }
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
+def _true_answer(row: Mapping[str, Any]) -> str:
+    """The row's true answer, else its last message."""
+    if "ground_truth" in row:
+        return str(row["ground_truth"])
+    contents = _contents(row)
+    return str(contents[-1]) if contents else ""

@@ -72,56 +72,51 @@ class RLTrainingTool:
         """The answer of `run_dict` as JSON, without `dataset_object` and `reward_function`, which JSON can't
         hold."""
         answer = self.run_dict(parameters)
-        plain = {
-            key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")
-        }
-        return json.dumps(plain, ensure_ascii=False, indent=2, default=str)
+        answer.pop("dataset_object", None)
+        answer.pop("reward_function", None)
+        return json.dumps(answer, ensure_ascii=False, indent=2, default=str)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Runs an action. The answer's `status` is `success`, or `error` after a TurnwiseError or OSError
         (`error_answer`)."""
-        given = dict(parameters)
-        action = given.pop("action", None)
+        values = dict(parameters)
+        name = values.pop("action", None)
         try:
-            if str(action) not in ACTIONS:
+            if str(name) not in ACTIONS:
                 raise ConfigError(
-                    f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}"
+                    f"action {name!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(name), ACTIONS)}"
                 )
-            asked = parse(ACTIONS[action], with_preset(given) if action == "train" else given)
-            sentences = without_effect(asked)
-            unread = {"without_effect": sentences} if sentences else {}
+            if name == "train":
+                values = with_preset(values)
+            action = parse(ACTIONS[name], values)
+            answer: dict[str, Any] = {"status": "success", "action": name}
+            sentences = without_effect(action)
+            if sentences:
+                answer["without_effect"] = sentences
             with continued_by(_RESUME):
-                return {"status": "success", "action": action, **unread, **self._answer(asked)}
+                return answer | self._answer(action)
         except (TurnwiseError, OSError) as error:
-            return error_answer(error, action)
+            return error_answer(error, name)
 
-    def _answer(self, asked: Any) -> dict[str, Any]:
-        match asked:
+    def _answer(self, action: Any) -> dict[str, Any]:
+        match action:
             case Train():
-                return train(asked, self._datasets, self._rewards)
+                return train(action, self._datasets, self._rewards)
             case LoadDataset():
-                return self._load(asked)
+                return self._load(action)
             case CreateReward():
-                return create(asked.reward_type, asked.model_extra or {}, self._rewards)
+                return create(action.reward_type, action.model_extra or {}, self._rewards)
             case Evaluate():
-                return evaluate(asked, self._datasets)
-        return _export(asked)
+                return evaluate(action, self._datasets)
+        return _export(action)
 
-    def _load(self, asked: LoadDataset) -> dict[str, Any]:
-        loaded = data.load(asked, asked.format, self._datasets, number=100, takes_null=True)
-        count: Callable[[str], int] | None = None
-        if asked.model_name is not None:
-            from turnwise.models.load import load_tokenizer
-
-            tokenizer = load_tokenizer(asked.model_name)
-
-            def count(text: str) -> int:
-                return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
+    def _load(self, action: LoadDataset) -> dict[str, Any]:
+        loaded = data.load(action, action.format, self._datasets, number=100, takes_null=True)
+        count = None if action.model_name is None else _token_counter(action.model_name)
         return {
             "dataset": loaded.name,
-            "format": asked.format,
-            "split": asked.split or "train",
+            "format": action.format,
+            "split": action.split or "train",
             "dataset_size": len(loaded.rows),
             "sample_keys": list(loaded.rows[0]),
             "samples": [data.formatted(row) for row in loaded.rows[:NUM_SHOWN]],
@@ -130,16 +125,23 @@ class RLTrainingTool:
         }
 
 
-def _export(asked: Export) -> dict[str, Any]:
+def _token_counter(model: str) -> Callable[[str], int]:
+    from turnwise.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _export(action: Export) -> dict[str, Any]:
     from turnwise.model_files.folder import base_of_adapter
     from turnwise.models.load import export_model, parse_dtype
 
-    out = Path(asked.output_dir)
+    out = Path(action.output_dir)
     require_new_folder(out, "output_dir")
-    base = base_of_adapter(asked.model_path)
-    model = export_model(asked.model_path, out, parse_dtype(asked.dtype))
+    base = base_of_adapter(action.model_path)
+    model = export_model(action.model_path, out, parse_dtype(action.dtype))
     return {
-        "model_path": asked.model_path,
+        "model_path": action.model_path,
         "output_dir": str(out),
         "merged_into": base,
         "total_parameters": model.num_parameters(),
@@ -149,11 +151,11 @@ def _export(asked: Export) -> dict[str, Any]:
 def error_answer(error: Exception, action: Any) -> dict[str, Any]:
     """An error as the tool's answer: `code` is the kind of error, `hint` the part of the message that says
     what to do."""
-    code = re.sub(
-        r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")
-    ).lower()
-    sentence = file_error(error, _CONTINUED.get(action)) if isinstance(error, OSError) else None
-    text = sentence or str(error)
+    kind = type(error).__name__.removesuffix("Error").removesuffix("Fault")
+    code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
+    text = str(error)
+    if isinstance(error, OSError):
+        text = file_error(error, _CONTINUED.get(action)) or text
     # Errors name the keys of configs; the tool's own parameters are what its caller can change.
     model_parameter = "model_path" if action in ("evaluate", "export") else "model_name"
     resume = "the same command" if action == "pipeline" else _RESUME
@@ -166,8 +168,8 @@ def error_answer(error: Exception, action: Any) -> dict[str, Any]:
         text = text.replace(key, parameter)
     message, _, hint = text.rpartition("; ")
     if not message:
-        hint = next(
-            iter(re.findall(r"Did you mean .*\?", hint)),
-            "docs/rl_tool.md explains each action and its parameters",
-        )
+        suggestion = re.search(r"Did you mean .*\?", hint)
+        hint = "docs/rl_tool.md explains each action and its parameters"
+        if suggestion:
+            hint = suggestion.group()
     return {"status": "error", "action": action, "code": code or "system", "message": text, "hint": hint}
