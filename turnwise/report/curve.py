@@ -20,9 +20,17 @@ Row = Mapping[str, float]
 Point = tuple[float, float]
 Draw = Callable[["Axes"], None]
 
-_TRAIN, _VAL = "#6baed6", "#08519c"
+_TRAIN = "#6baed6"
+_VAL = "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
-_MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
+_MARGINS = {
+    "left": 0.1,
+    "right": 0.98,
+    "top": 0.94,
+    "bottom": 0.1,
+    "hspace": 0.32,
+    "wspace": 0.32,
+}
 MIN_SMOOTHED = 20
 """Minimum number of points of a curve that is smoothed."""
 _PHASES = ("rollout", "train", "val", "checkpoint")
@@ -32,6 +40,14 @@ _SHARES = {
     "valid": r"env/.+/action_is_valid",
 }
 _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
+_CURVE_PANELS: tuple[tuple[str, Mapping[str, str], float | None], ...] = (
+    ("entropy (nats per token)", {"": r"actor/entropy"}, None),
+    ("KL (nats per token)", _KL, None),
+    ("gradient norm", {"": r"(actor_train|sft)/grad_norm"}, None),
+    ("shares", _SHARES, 1.05),
+)
+"""The small panels of curves: their title, patterns of metrics by label, and the y-axis's upper end (None =
+automatic)."""
 
 
 def learning_curve(
@@ -59,14 +75,18 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
         """A figure that a notebook shows without pyplot."""
 
         def _repr_png_(self) -> bytes:
-            self.savefig(picture := BytesIO(), format="png", dpi=100)
+            picture = BytesIO()
+            self.savefig(picture, format="png", dpi=100)
             return picture.getvalue()
 
     is_fine_tuning = bool(_series(rows, r"sft/loss"))
-    small = _panels(rows)
-    figure = CurveFigure(figsize=(8, 6 if small else 4))
-    shape = (2, len(small)) if small else (1, 1)
-    grid = figure.add_gridspec(*shape, height_ratios=[2, 1] if small else None)
+    panels = _panels(rows)
+    if panels:
+        figure = CurveFigure(figsize=(8, 6))
+        grid = figure.add_gridspec(2, len(panels), height_ratios=[2, 1])
+    else:
+        figure = CurveFigure(figsize=(8, 4))
+        grid = figure.add_gridspec(1, 1)
     main = figure.add_subplot(grid[0, :])
     if is_fine_tuning:
         _draw_loss(main, rows)
@@ -77,7 +97,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     if main.get_legend_handles_labels()[0]:
         # Success may lie anywhere: the legend goes where it hides least of it.
         main.legend(loc="upper right" if is_fine_tuning else "best", fontsize=8)
-    for column, (name, draw) in enumerate(small.items()):
+    for column, (name, draw) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[1, column])
         draw(axes)
         axes.set_title(name, fontsize=9)
@@ -85,7 +105,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     # Fixed margins, since an automatic layout draws everything twice.
     figure.subplots_adjust(**_MARGINS)
     for axes in figure.axes:
-        _whole_steps(axes, most=10 if axes is main else 5)
+        _whole_steps(axes, max_ticks=10 if axes is main else 5)
         axes.set_xlabel("step", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
@@ -102,9 +122,9 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
     for number, (title, groups) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(len(panels), 1, number)
         for index, (label, curves) in enumerate(groups.items()):
-            known = [curve for curve in curves if curve]
-            if known:
-                _draw_group(axes, known, f"C{index}", label)
+            not_empty = [curve for curve in curves if curve]
+            if not_empty:
+                _draw_group(axes, not_empty, f"C{index}", label)
         axes.set_ylabel(_literal(title))
         axes.set_xlabel("step", fontsize=8)
         _whole_steps(axes)
@@ -122,28 +142,50 @@ def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
 
 def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, label: str) -> None:
     """Draws runs that differ in their seed only as one curve."""
-    by_step: dict[float, list[float]] = {}
+    means = [(step, sum(values) / len(values)) for step, values in _by_step(curves).items()]
+    means.sort()
+    smooth_means = _smooth(means)
+    axes.plot(
+        *_columns(means),
+        color=color,
+        linestyle="",
+        marker="o",
+        markersize=2.5,
+        alpha=0.35,
+    )
+    if len(curves) == 1:
+        axes.plot(*_columns(smooth_means), color=color, label=_literal(label))
+        return
+    name = f"{label} (mean of {len(curves)} runs)"
+    axes.plot(*_columns(smooth_means), color=color, label=_literal(name))
+    smooth_values = _by_step([list(dict(_smooth(curve)).items()) for curve in curves])
+    steps = [step for step, _ in smooth_means if step in smooth_values]
+    lows = [min(smooth_values[step]) for step in steps]
+    highs = [max(smooth_values[step]) for step in steps]
+    axes.fill_between(
+        steps,
+        lows,
+        highs,
+        color=color,
+        alpha=0.15,
+        linewidth=0,
+    )
+
+
+def _by_step(curves: Sequence[Sequence[Point]]) -> dict[float, list[float]]:
+    """Step → the values that the curves have there."""
+    values: dict[float, list[float]] = {}
     for curve in curves:
         for step, value in curve:
-            by_step.setdefault(step, []).append(value)
-    points = sorted((step, sum(values) / len(values)) for step, values in by_step.items())
-    name = f"{label} (mean of {len(curves)} runs)" if len(curves) > 1 else label
-    axes.plot(*_columns(points), color=color, linestyle="", marker="o", markersize=2.5, alpha=0.35)
-    axes.plot(*_columns(_smooth(points)), color=color, label=_literal(name))
-    if len(curves) > 1:
-        smooth = [dict(_smooth(curve)) for curve in curves]
-        steps = [step for step, _ in _smooth(points)]
-        spread = [(step, [curve[step] for curve in smooth if step in curve]) for step in steps]
-        spread = [(step, values) for step, values in spread if values]
-        lows, highs = [min(values) for _, values in spread], [max(values) for _, values in spread]
-        axes.fill_between([step for step, _ in spread], lows, highs, color=color, alpha=0.15, linewidth=0)
+            values.setdefault(step, []).append(value)
+    return values
 
 
-def _whole_steps(axes: "Axes", most: int = 10) -> None:
-    """Lets the axis of steps have ticks at whole steps only, `most` of them at most."""
+def _whole_steps(axes: "Axes", max_ticks: int = 10) -> None:
+    """Lets the axis of steps have ticks at whole steps only."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(max_ticks, integer=True, min_n_ticks=1))
 
 
 def _literal(text: str) -> str:
@@ -152,24 +194,51 @@ def _literal(text: str) -> str:
 
 
 def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
-    train, held_out = _series(rows, r"env/.+/success"), _series(rows, r"val/env/.+/success")
+    train = _series(rows, r"env/.+/success")
+    held_out = _series(rows, r"val/env/.+/success")
     is_success = bool(train or held_out)
     if not is_success:
-        train, held_out = _series(rows, r"rollout/score/mean"), _series(rows, r"val/score/mean")
+        train = _series(rows, r"rollout/score/mean")
+        held_out = _series(rows, r"val/score/mean")
     _draw_pair(axes, train, held_out, "training rollouts", "validation tasks")
-    counts = dict(_series(rows, r"val/num_episodes"))
-    points = [(step, value, counts[step]) for step, value in held_out if step in counts]
-    if is_success and points:
-        low, high = zip(
-            *(wilson_interval(round(value * count), round(count)) for _, value, count in points), strict=True
-        )
-        axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
+    if is_success:
+        _draw_intervals(axes, rows, held_out)
     lines = {**_measured_lines(rows, held_out or train, is_success), **baselines}
     for (name, value), color in zip(lines.items(), _COLORS[1:] * len(lines), strict=False):
-        axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{_literal(name)} ({value:.2f})")
+        axes.axhline(
+            value,
+            color=color,
+            linestyle="--",
+            linewidth=1,
+            label=f"{_literal(name)} ({value:.2f})",
+        )
     axes.set_ylabel("success" if is_success else "score")
     if is_success:
         axes.set_ylim(0, 1.02)
+
+
+def _draw_intervals(axes: "Axes", rows: Sequence[Row], successes: Sequence[Point]) -> None:
+    """Draws the Wilson intervals of validations as a band."""
+    counts = dict(_series(rows, r"val/num_episodes"))
+    steps = []
+    lows = []
+    highs = []
+    for step, success in successes:
+        if step in counts:
+            count = counts[step]
+            low, high = wilson_interval(round(success * count), round(count))
+            steps.append(step)
+            lows.append(low)
+            highs.append(high)
+    if steps:
+        axes.fill_between(
+            steps,
+            lows,
+            highs,
+            color=_VAL,
+            alpha=0.15,
+            linewidth=0,
+        )
 
 
 def _measured_lines(rows: Sequence[Row], points: Sequence[Point], is_success: bool) -> dict[str, float]:
@@ -190,40 +259,57 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.set_ylabel("nats a trained token")
     if min(value for _, value in train) > 0:
         axes.set_yscale("log", subs=[2, 5])
-        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            axis("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
 
 
 def _draw_pair(
-    axes: "Axes", train: Sequence[Point], held_out: Sequence[Point], trained: str, validated: str
+    axes: "Axes",
+    train: Sequence[Point],
+    held_out: Sequence[Point],
+    train_label: str,
+    held_out_label: str,
 ) -> None:
     """Draws a metric in training, raw and smoothed, and in validation."""
     if train:
-        axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
-        axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label=f"{trained}, smoothed")
+        axes.plot(
+            *_columns(train),
+            color=_TRAIN,
+            linewidth=0.8,
+            alpha=0.5,
+        )
+        axes.plot(
+            *_columns(_smooth(train)),
+            color=_TRAIN,
+            linewidth=2,
+            label=f"{train_label}, smoothed",
+        )
     if held_out:
-        axes.plot(*_columns(held_out), color=_VAL, linewidth=2, marker="o", markersize=4, label=validated)
+        axes.plot(
+            *_columns(held_out),
+            color=_VAL,
+            linewidth=2,
+            marker="o",
+            markersize=4,
+            label=held_out_label,
+        )
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
     """The small panels that these rows can fill, by title. A KL that is 0 throughout is off, and isn't
     drawn."""
     panels: dict[str, Draw] = {}
-    for title, names, top in (
-        ("entropy (nats per token)", {"": r"actor/entropy"}, None),
-        ("KL (nats per token)", _KL, None),
-        ("gradient norm", {"": r"(actor_train|sft)/grad_norm"}, None),
-        ("shares", _SHARES, 1.05),
-    ):
-        found = {label: _series(rows, name) for label, name in names.items()}
-        curves = {
-            label: points
-            for label, points in found.items()
-            if any(value or label not in _KL for _, value in points)
-        }
+    for title, patterns, top in _CURVE_PANELS:
+        curves = {}
+        for label, pattern in patterns.items():
+            points = _series(rows, pattern)
+            is_off = patterns is _KL and not any(value for _, value in points)
+            if points and not is_off:
+                curves[label] = points
         if curves:
             panels[title] = partial(_draw_curves, curves=curves, top=top)
-    if any(row.get(f"time/step_{phase}") for row in rows for phase in _PHASES):
+    times = _seconds_by_phase(rows)
+    if any(any(seconds) for seconds in times.values()):
         panels["seconds of a step"] = partial(_draw_times, rows=rows)
     return panels
 
@@ -245,20 +331,24 @@ def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float
 
 def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
     """Stacks the seconds of the phases. A phase that takes 1% of all these seconds or less is left out."""
-    times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
-    shown = {
-        phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))
-    }
+    times = _seconds_by_phase(rows)
+    total = sum(map(sum, times.values()))
+    long_phases = {phase: seconds for phase, seconds in times.items() if sum(seconds) > 0.01 * total}
     axes.stackplot(
         [row["step"] + 1 for row in rows],
-        list(shown.values()),
-        labels=shown,
+        list(long_phases.values()),
+        labels=long_phases,
         colors=_COLORS,
         linewidth=0,
         step="mid",
     )
-    axes.set_ylim(0, axes.get_ylim()[1] * (1 + 0.15 * len(shown)))  # the legend is above the bars
+    _, top = axes.get_ylim()
+    axes.set_ylim(0, top * (1 + 0.15 * len(long_phases)))  # the legend is above the bars
     axes.legend(fontsize=6, loc="upper right")
+
+
+def _seconds_by_phase(rows: Sequence[Row]) -> dict[str, list[float]]:
+    return {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
 
 
 def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
@@ -267,9 +357,8 @@ def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
     there."""
     points = []
     for row in rows:
-        values = [
-            value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)
-        ]
+        matching = [value for name, value in row.items() if re.fullmatch(pattern, name)]
+        values = [value for value in matching if math.isfinite(value)]
         if values:
             points.append((row["step"], sum(values) / len(values)))
     return counted(points, pattern)
@@ -282,9 +371,15 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
     if len(points) < MIN_SMOOTHED:
         return list(points)
     reach = min(len(points) // 20, 10)
-    windows = [points[i - reach : i + reach + 1] for i in range(reach, len(points) - reach)]
-    return [(window[reach][0], sum(value for _, value in window) / len(window)) for window in windows]
+    means = []
+    for middle in range(reach, len(points) - reach):
+        window = [value for _, value in points[middle - reach : middle + reach + 1]]
+        step, _ = points[middle]
+        means.append((step, sum(window) / len(window)))
+    return means
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    return [step for step, _ in points], [value for _, value in points]
+    steps = [step for step, _ in points]
+    values = [value for _, value in points]
+    return steps, values

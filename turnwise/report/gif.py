@@ -15,13 +15,19 @@ from PIL import Image, ImageDraw, ImageFont
 PICTURE_SIDE = 320
 """Maximum pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones
 shrunk."""
-FRAME_MS, LAST_FRAME_MS = 900, 2500
+FRAME_MS = 900
+LAST_FRAME_MS = 2500
 MAX_LINES = 9
 """Maximum lines of one text. If a text is longer, its last line tells how many characters are left out."""
 
-_COLUMNS, _LABEL_COLUMNS = 46, 8
-_TEXT_SIZE, _LINE_HEIGHT, _MARGIN = 13, 18, 16
-_INK, _PAPER = (34, 40, 49), (255, 255, 255)
+_COLUMNS = 46
+_LABEL_COLUMNS = 8
+_TEXT_SIZE = 13
+_LINE_HEIGHT = 18
+_MARGIN = 16
+_INK = (34, 40, 49)
+_PAPER = (255, 255, 255)
+_TEXT_PAPER = (240, 243, 246)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +45,29 @@ def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
     """Writes the frames as a GIF that repeats forever, and returns `path`."""
     pictures = [_draw_picture(frame.picture) for frame in frames]
     captions = [caption_lines(frame) for frame in frames]
-    box = (max(p.width for p in pictures), max(p.height for p in pictures))
-    height = max(box[1], max(map(len, captions)) * _LINE_HEIGHT) + 2 * _MARGIN
-    width = box[0] + round((_LABEL_COLUMNS + _COLUMNS) * _font().getlength("x")) + 3 * _MARGIN
+    picture_width = max(picture.width for picture in pictures)
+    picture_height = max(picture.height for picture in pictures)
+    caption_height = max(map(len, captions)) * _LINE_HEIGHT
+    caption_width = round((_LABEL_COLUMNS + _COLUMNS) * _font().getlength("x"))
+    height = max(picture_height, caption_height) + 2 * _MARGIN
+    width = picture_width + caption_width + 3 * _MARGIN
     images = []
     for picture, lines in zip(pictures, captions, strict=True):
         image = Image.new("RGB", (width, height), _PAPER)
         image.paste(picture, (_MARGIN, _MARGIN))
-        _draw_lines(image, box[0] + 2 * _MARGIN, lines)
+        _draw_lines(image, picture_width + 2 * _MARGIN, lines)
         images.append(image.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
     times = [FRAME_MS] * (len(images) - 1) + [LAST_FRAME_MS]
     # Encoded in memory, since the encoder hides the system's error, such as a full disk.
     animation = BytesIO()
-    images[0].save(animation, format="GIF", save_all=True, append_images=images[1:], duration=times, loop=0)
+    images[0].save(
+        animation,
+        format="GIF",
+        save_all=True,
+        append_images=images[1:],
+        duration=times,
+        loop=0,
+    )
     path.write_bytes(animation.getvalue())
     return path
 
@@ -61,28 +77,33 @@ def caption_lines(frame: Frame) -> list[str]:
     label."""
     lines = _wrapped(frame.title, _COLUMNS + _LABEL_COLUMNS)
     for label, text in frame.caption:
-        first, *rest = _wrapped(text, _COLUMNS)
-        lines += ["", f"{label:<{_LABEL_COLUMNS}}{first}", *(" " * _LABEL_COLUMNS + line for line in rest)]
+        lines.append("")
+        for line in _wrapped(text, _COLUMNS):
+            lines.append(f"{label:<{_LABEL_COLUMNS}}{line}")
+            label = ""
     return lines
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
     """At most `MAX_LINES` lines of at most `columns` characters. Unprintable characters are escaped, such as
     `\\x1b`."""
-    printable = "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text.expandtabs(4))
+    chars = [c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text.expandtabs(4)]
     lines: list[str] = []
-    for line in printable.splitlines():
+    for line in "".join(chars).splitlines():
         lines += textwrap.wrap(line, columns, drop_whitespace=False, replace_whitespace=False) or [""]
     if len(lines) > MAX_LINES:
-        lines = [*lines[: MAX_LINES - 1], f"… {sum(map(len, lines[MAX_LINES - 1 :])):,} more characters"]
+        num_hidden = sum(map(len, lines[MAX_LINES - 1 :]))
+        lines[MAX_LINES - 1 :] = [f"… {num_hidden:,} more characters"]
     return lines or [""]
 
 
 def _draw_picture(picture: NDArray[np.uint8] | str) -> Image.Image:
     if isinstance(picture, str):
         lines = _wrapped(picture, _COLUMNS)
-        width = max(PICTURE_SIDE // 2, round(max(map(_font().getlength, lines))) + 2 * _MARGIN)
-        image = Image.new("RGB", (width, len(lines) * _LINE_HEIGHT + 2 * _MARGIN), (240, 243, 246))
+        text_width = round(max(map(_font().getlength, lines)))
+        width = max(PICTURE_SIDE // 2, text_width + 2 * _MARGIN)
+        height = len(lines) * _LINE_HEIGHT + 2 * _MARGIN
+        image = Image.new("RGB", (width, height), _TEXT_PAPER)
         _draw_lines(image, _MARGIN, lines)
         return image
     image = Image.fromarray(np.ascontiguousarray(picture))
@@ -91,13 +112,15 @@ def _draw_picture(picture: NDArray[np.uint8] | str) -> Image.Image:
         image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
         return image
     factor = PICTURE_SIDE // longer
-    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    size = (image.width * factor, image.height * factor)
+    return image.resize(size, Image.Resampling.NEAREST)
 
 
-def _draw_lines(image: Image.Image, left: int, lines: Sequence[str]) -> None:
+def _draw_lines(image: Image.Image, x: int, lines: Sequence[str]) -> None:
     draw = ImageDraw.Draw(image)
     for row, line in enumerate(lines):
-        draw.text((left, _MARGIN + row * _LINE_HEIGHT), line, _INK, _font())
+        y = _MARGIN + row * _LINE_HEIGHT
+        draw.text((x, y), line, _INK, _font())
 
 
 @lru_cache
@@ -106,6 +129,5 @@ def _font() -> Any:
     Cyrillic."""
     import matplotlib
 
-    return ImageFont.truetype(
-        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"), _TEXT_SIZE
-    )
+    file = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSansMono.ttf")
+    return ImageFont.truetype(str(file), _TEXT_SIZE)

@@ -16,11 +16,14 @@ def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964
     """
     if num_trials == 0:
         return 0.0, 1.0
-    p, n = min(max(num_successes / num_trials, 0.0), 1.0), num_trials
+    n = num_trials
+    p = min(max(num_successes / n, 0.0), 1.0)
     centre = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    low = (centre - half) / scale
+    high = (centre + half) / scale
+    return max(0.0, low), min(1.0, high)
 
 
 def clustered_interval(
@@ -40,15 +43,19 @@ def clustered_interval(
     >>> same == wilson_interval(10, 20), mixed == wilson_interval(40, 80)
     (True, True)
     """
-    num_tasks, total = len(num_trials), sum(num_trials)
+    num_tasks = len(num_trials)
+    total = sum(num_trials)
     if total == 0:
         return 0.0, 1.0
     p = sum(num_successes) / total
     squares = sum((c - p * n) ** 2 for c, n in zip(num_successes, num_trials, strict=True))
     variance = squares / total**2 * num_tasks / max(num_tasks - 1, 1)
-    num_effective = p * (1 - p) / variance if variance else float(total)
-    # If all trials have the same result, the resemblance within a task is unknown.
     if p in (0.0, 1.0):
-        num_effective = num_tasks
+        # All trials have the same result, so the resemblance within a task is unknown.
+        num_effective = float(num_tasks)
+    elif variance:
+        num_effective = p * (1 - p) / variance
+    else:
+        num_effective = float(total)
     num_effective = min(max(num_effective, num_tasks), total)
     return wilson_interval(p * num_effective, num_effective, z)

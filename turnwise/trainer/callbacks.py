@@ -21,22 +21,29 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
         )
     for callback in callbacks:
         if not any(hasattr(callback, event) for event in EVENTS):
-            own = [name for name in dir(callback) if name.startswith("on_")]
-            near = "".join(nearest(name, EVENTS) for name in own[:1])
-            raise ConfigError(f"callbacks: {callback!r} has none of the methods {', '.join(EVENTS)}.{near}")
+            methods = [name for name in dir(callback) if name.startswith("on_")]
+            suggestion = nearest(methods[0], EVENTS) if methods else ""
+            raise ConfigError(
+                f"callbacks: {callback!r} has none of the methods {', '.join(EVENTS)}.{suggestion}"
+            )
 
 
 def asks_to_stop(callbacks: Sequence[object], report: StepReport) -> bool:
     """Calls the callbacks' methods for the events that have happened. Returns whether a callback asks to end
     the run. Raises EnvironmentFault if a callback raises, ConfigError if it returns anything but None or
     "stop"."""
-    has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
-    answers = [
-        _call(callback, event, report)
-        for event, has_happened_now in zip(EVENTS, has_happened, strict=True)
-        for callback in callbacks
-        if has_happened_now and hasattr(callback, event)
-    ]
+    has_happened = {
+        "on_validation": report.validation is not None,
+        "on_step_end": not report.is_final,
+        "on_checkpoint": report.checkpoint is not None,
+    }
+    answers = []
+    for event in EVENTS:
+        if not has_happened[event]:
+            continue
+        for callback in callbacks:
+            if hasattr(callback, event):
+                answers.append(_call(callback, event, report))
     return STOP in answers
 
 

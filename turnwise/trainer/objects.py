@@ -35,12 +35,17 @@ class Objects:
     def text_of(self, value: Any) -> str:
         """The string that stands for a class, a function, another callable, a tool, or rows. Remembers it for
         `install`."""
-        named = _named(value)
-        owner = f"{_owner(value).__name__}." if isinstance(value, MethodType) else ""
-        module, name = (_identifier(part) for part in (named.__module__ or "", f"{owner}{named.__name__}"))
-        if module.startswith("turnwise.") and named is value and vars(sys.modules[module]).get(name) is value:
+        definition = _definition(value)
+        name = definition.__name__
+        if isinstance(value, MethodType):
+            name = f"{_owner(value).__name__}.{name}"
+        name = _identifier(name)
+        module = _identifier(definition.__module__ or "")
+        is_ours = module.startswith("turnwise.") and definition is value
+        if is_ours and vars(sys.modules[module]).get(name) is value:
             return f"{module}:{name}"
-        first = text = f"{OBJECT_PREFIX}{_digest(value)}.{module}:{name}"
+        first = f"{OBJECT_PREFIX}{_digest(value)}.{module}:{name}"
+        text = first
         number = 1
         while self._by_text.setdefault(text, value) is not value:  # for example closures of one function
             number += 1
@@ -51,13 +56,16 @@ class Objects:
         """Puts the objects into their modules. Each run calls this, since another Trainer may have replaced
         objects there."""
         for text, value in self._by_text.items():
-            module, _, name = text.partition(":")
-            vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
+            module_name, _, name = text.partition(":")
+            module = sys.modules.setdefault(module_name, ModuleType(module_name))
+            vars(module)[name] = value
 
 
 def _identifier(text: str) -> str:
     """The text if it is a dotted name, else `nameless`, as for a lambda."""
-    return text if all(part.isidentifier() for part in text.split(".")) else "nameless"
+    if all(part.isidentifier() for part in text.split(".")):
+        return text
+    return "nameless"
 
 
 def _digest(value: Any) -> str:
@@ -67,20 +75,20 @@ def _digest(value: Any) -> str:
         case type():
             parts = [_source(value)]
         case FunctionType():
-            cells = [
-                cell for cell in value.__closure__ or () if cell != CellType()
-            ]  # an empty one has no contents
-            parts = [_source(value), *_plain(enumerate(cell.cell_contents for cell in cells))]
+            cells = value.__closure__ or ()
+            # An empty cell has no contents.
+            contents = [cell.cell_contents for cell in cells if cell != CellType()]
+            parts = [_source(value), *_plain(enumerate(contents))]
         case MethodType():
             parts = [value.__name__, _source(_owner(value)), *_plain(_attributes(value.__self__))]
         case partial():
-            parts = [_digest(value.func), *_plain([*enumerate(value.args), *value.keywords.items()])]
+            arguments = [*enumerate(value.args), *value.keywords.items()]
+            parts = [_digest(value.func), *_plain(arguments)]
         case _ if callable(value):
-            named = _named(value)
-            parts = [
-                _digest(named) if isinstance(named, FunctionType) else _source(named),
-                *_plain(_attributes(value)),
-            ]
+            definition = _definition(value)
+            is_function = isinstance(definition, FunctionType)
+            text = _digest(definition) if is_function else _source(definition)
+            parts = [text, *_plain(_attributes(value))]
         case Tool():
             parts = [_source(type(value)), *_plain(_attributes(value))]
         case _:
@@ -88,7 +96,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _named(value: Any) -> Any:
+def _definition(value: Any) -> Any:
     """The object whose name and source stand for the value: the value, the function that it wraps (a cache),
     or its class."""
     match value:
@@ -107,7 +115,9 @@ def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _owner(method: MethodType) -> type:
-    return method.__self__ if isinstance(method.__self__, type) else type(method.__self__)
+    if isinstance(method.__self__, type):
+        return method.__self__
+    return type(method.__self__)
 
 
 def _plain(values: Iterable[tuple[Any, Any]]) -> list[str]:
@@ -123,14 +133,14 @@ def _source(value: Any) -> str:
     except (OSError, TypeError):
         if isinstance(value, FunctionType):
             return hashlib.sha256(marshal.dumps(value.__code__)).hexdigest()
-        members = vars(value if isinstance(value, type) else type(value)).items()
-        # Only members that read the same in every process.
-        told = [
-            (key, member)
-            for key, member in members
-            if isinstance(member, FunctionType | str | int | float | tuple)
-        ]
-        return "\n".join(_source(v) if isinstance(v, FunctionType) else f"{key}={v!r}" for key, v in told)
+        class_ = value if isinstance(value, type) else type(value)
+        lines = []
+        for key, member in vars(class_).items():
+            if isinstance(member, FunctionType):
+                lines.append(_source(member))
+            elif isinstance(member, str | int | float | tuple):  # reads the same in every process
+                lines.append(f"{key}={member!r}")
+        return "\n".join(lines)
 
 
 def plain_values(value: Any, objects: Objects, key: str) -> Any:
@@ -159,14 +169,12 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
     hint = ""
     if key.startswith("custom_envs."):
         hint = (
-            f" An environment is given by its class, and its arguments by env={{'{kind}': {{'env_type': "
-            f"{kind}, "
-            "'env_config': {…}}}"
+            " An environment is given by its class, and its arguments by "
+            f"env={{'{kind}': {{'env_type': {kind}, 'env_config': {{…}}}}"
         )
     raise ConfigError(
         f"{key}: got {str(value)[:60]!r}, an instance of {kind}; a setting is a number, a string, a list, a "
-        f"dict, a class or a "
-        f"function.{hint}"
+        f"dict, a class or a function.{hint}"
     )
 
 
@@ -174,16 +182,20 @@ def custom_envs(env: Any) -> dict[str, Any]:
     """The section `custom_envs` of one environment (a class, a string, or a section with `env_type`) or of
     several by tag."""
     if not isinstance(env, Mapping) or "env_type" in env:
-        kind = env["env_type"] if isinstance(env, Mapping) else env
-        name = (
-            kind.__name__
-            if isinstance(kind, type)
-            else str(kind)
-            if isinstance(kind, str)
-            else type(kind).__name__
-        )
+        env_type = env["env_type"] if isinstance(env, Mapping) else env
+        if isinstance(env_type, type):
+            name = env_type.__name__
+        elif isinstance(env_type, str):
+            name = str(env_type)
+        else:
+            name = type(env_type).__name__
         env = {name.rpartition(":")[2]: env}
-    return {tag: given if isinstance(given, Mapping) else {"env_type": given} for tag, given in env.items()}
+    sections = {}
+    for tag, section in env.items():
+        if not isinstance(section, Mapping):
+            section = {"env_type": section}
+        sections[tag] = section
+    return sections
 
 
 def data_section(
@@ -196,14 +208,15 @@ def data_section(
     """The section `data`. Raises ConfigError for wrong types, or if there aren't as many weights as
     rewards."""
     section: dict[str, Any] = {}
-    for key, rows in (("train_files", train_dataset), ("val_files", eval_dataset)):
-        if rows is not None:
-            section[key] = _files(rows, objects)
+    if train_dataset is not None:
+        section["train_files"] = _files(train_dataset, objects)
+    if eval_dataset is not None:
+        section["val_files"] = _files(eval_dataset, objects)
     if rewards is not None:
         section["reward"] = _reward_entries(rewards, reward_weights)
     elif reward_weights is not None:
         raise ConfigError(
-            "reward_weights: there are no reward_funcs that they could weigh; add those, or leave this out"
+            "reward_weights: there are no reward_funcs that they could weigh; add those, or remove this"
         )
     return section
 
@@ -212,40 +225,44 @@ def _reward_entries(rewards: Any, weights: Sequence[float] | None) -> list[dict[
     """The entries of `data.reward`, from functions, names, entries with `name`, or a mapping of names to
     weights."""
     if isinstance(rewards, Mapping) and "name" not in rewards:
-        given = [{"name": name, "weight": weight} for name, weight in rewards.items()]
+        entries = [{"name": name, "weight": weight} for name, weight in rewards.items()]
     else:
-        listed = rewards if isinstance(rewards, list | tuple) else [rewards]
-        given = [dict(reward) if isinstance(reward, Mapping) else {"name": reward} for reward in listed]
+        entries = []
+        for reward in _as_list(rewards):
+            entries.append(dict(reward) if isinstance(reward, Mapping) else {"name": reward})
     if weights is None:
-        return [{"weight": 1.0, **entry} for entry in given]
+        return [{"weight": 1.0, **entry} for entry in entries]
     if not isinstance(weights, Collection) or not all(isinstance(weight, Real) for weight in weights):
         raise ConfigError(f"reward_weights: got {weights!r}; give one number for each of the reward_funcs")
-    if len(weights) != len(given):
+    if len(weights) != len(entries):
         raise ConfigError(
-            f"reward_weights: {len(weights)} weights for {len(given)} reward_funcs; give one for each"
+            f"reward_weights: {len(weights)} weights for {len(entries)} reward_funcs; give one for each"
         )
-    if any("weight" in entry for entry in given):
-        raise ConfigError(
-            "reward_weights: a reward has a weight of its own already; leave one of the two out"
-        )
-    return [{**entry, "weight": float(weight)} for entry, weight in zip(given, weights, strict=True)]
+    if any("weight" in entry for entry in entries):
+        raise ConfigError("reward_weights: a reward has a weight of its own already; remove one of the two")
+    return [{**entry, "weight": float(weight)} for entry, weight in zip(entries, weights, strict=True)]
 
 
 def tool_names(tools: Any, objects: Objects) -> list[str]:
     """The strings that stand for tools: functions, objects or classes with the methods of `protocols.Tool`,
     or names. Raises ConfigError for anything else."""
-    listed = tools if isinstance(tools, list | tuple) else [tools]
     names = []
-    for tool in listed:
-        if not isinstance(tool, str | Tool) and not callable(tool):
+    for tool in _as_list(tools):
+        if isinstance(tool, str):
+            names.append(tool)
+        elif isinstance(tool, Tool) or callable(tool):
+            names.append(objects.text_of(tool))
+        else:
             raise ConfigError(
                 f"tools: got {str(tool)[:60]!r}, a {type(tool).__name__}; it is a list of tools, and a tool "
-                f"is a function with "
-                "type hints and a docstring, or an object with schema, create, execute, calc_reward and "
-                "release (docs/tools.md)"
+                "is a function with type hints and a docstring, or an object with schema, create, execute, "
+                "calc_reward and release (docs/tools.md)"
             )
-        names.append(tool if isinstance(tool, str) else objects.text_of(tool))
     return names
+
+
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _files(rows: Any, objects: Objects) -> list[str]:
@@ -259,4 +276,6 @@ def _files(rows: Any, objects: Objects) -> list[str]:
         raise ConfigError(
             f"a data set is a list of dicts, a datasets.Dataset or names of files; got {type(rows).__name__}"
         )
-    return [objects.text_of(list(rows) if isinstance(rows, Iterator) else rows)]
+    if isinstance(rows, Iterator):
+        rows = list(rows)
+    return [objects.text_of(rows)]

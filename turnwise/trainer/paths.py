@@ -58,9 +58,11 @@ def bases_of(model: Path) -> list[Path]:
 def _folder(text: str) -> Path | None:
     try:
         path = Path(text).expanduser()
-        return path if text and path.is_dir() else None
+        if text and path.is_dir():
+            return path
     except (OSError, ValueError, RuntimeError):  # too long for a path, a null byte, no such user
-        return None
+        pass
+    return None
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -83,24 +83,21 @@ class Trainer:
         if model is not None and not isinstance(model, str | Path):
             raise ConfigError(
                 f"model: got an object of {type(model).__name__}; a Trainer loads a model by its folder or "
-                f"its name on the "
-                "hub, so save yours and its tokenizer into one folder with save_pretrained(folder), and "
-                "give model=folder"
+                "its name on the hub, so save yours and its tokenizer into one folder with "
+                "save_pretrained(folder), and give model=folder"
             )
-        for name, key, value in (("model", "pretrain", model), ("algorithm", "adv_estimator", algorithm)):
-            if value is not None and key in config:
-                raise ConfigError(f"{name} and {key} are the same setting, and both are given; leave one out")
-            if value is not None:
-                config[key] = value
+        _set_alias(config, "model", "pretrain", model)
+        _set_alias(config, "algorithm", "adv_estimator", algorithm)
         if env is not None:
             config["custom_envs"] = custom_envs(env)
         if not isinstance(config.get("data") or {}, Mapping):
             raise ConfigError(f"data: got {str(config['data'])[:60]}; it is a section: a dict of its keys")
         if rewards is not None and reward_funcs is not None:
             raise ConfigError(
-                "rewards and reward_funcs are the same argument, and both are given; leave one out"
+                "rewards and reward_funcs are the same argument, and both are given; remove one"
             )
-        rewards = reward_funcs if rewards is None else rewards
+        if rewards is None:
+            rewards = reward_funcs
         data = data_section(train_dataset, eval_dataset, rewards, reward_weights, self._objects)
         if data:
             config["data"] = {**(config.get("data") or {}), **data}
@@ -135,23 +132,29 @@ class Trainer:
         after the newest checkpoint, up to `max_steps` in total (default: the config's). If a callback raises,
         saves the finished steps, then raises EnvironmentFault, or its TurnwiseError. Raises NotAvailableError
         if a Trainer of this process is at work already."""
-        done = self.checkpoint
+        checkpoint = self.checkpoint
+        changes: dict[str, Any] = {}
+        if checkpoint is not None:
+            changes["resume_from_checkpoint"] = str(checkpoint)
+        if max_steps is not None:
+            changes["max_steps"] = max_steps
         examined = self._examined
-        if done is not None or max_steps is not None:
-            changes = {} if done is None else {"resume_from_checkpoint": str(done)}
-            examined = self._examine(changes if max_steps is None else {**changes, "max_steps": max_steps})
+        if changes:
+            examined = self._examine(changes)
         config = examined.config
-        if done is not None and int(done.name.rpartition("-")[2]) >= config.max_steps:
-            print(f"all {config.max_steps} steps are done: {done}; train(max_steps=…) continues from there")
+        if checkpoint is not None and _step_of(checkpoint) >= config.max_steps:
+            print(
+                f"all {config.max_steps} steps are done: {checkpoint}; "
+                "train(max_steps=…) continues from there"
+            )
             return
         with _alone():
             self._objects.install()
             from turnwise.assemble.agentic import build_agentic
             from turnwise.assemble.whole_run import whole_run
 
-            with whole_run(
-                config, partial(build_agentic, examined, is_quiet=self.is_quiet), self.is_quiet
-            ) as pipeline:
+            build = partial(build_agentic, examined, is_quiet=self.is_quiet)
+            with whole_run(config, build, self.is_quiet) as pipeline:
                 self.config = config
                 self.run_folder = pipeline.folder.path
                 for report in pipeline.steps():
@@ -167,7 +170,8 @@ class Trainer:
 
         if self.run_folder is None:
             return None
-        return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
+        checkpoints = all_checkpoints(checkpoints_folder(self.config, self.run_folder))
+        return checkpoints[-1] if checkpoints else None
 
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
         """Plays the config's validation tasks, or the first `num_tasks`, with `model`, just as a validation
@@ -180,7 +184,9 @@ class Trainer:
             from turnwise.assemble.saved import evaluate_model
 
             source = model or self.checkpoint
-            return evaluate_model(examine(self.config), None if source is None else str(source), num_tasks)
+            if source is not None:
+                source = str(source)
+            return evaluate_model(examine(self.config), source, num_tasks)
 
     @property
     def best(self) -> Path | None:
@@ -188,12 +194,10 @@ class Trainer:
         from turnwise.pipelines.by_validation import read_best
         from turnwise.pipelines.run_folder import RunFolder
 
-        folder = (
-            None
-            if self.run_folder is None or self.config.save_best is None
-            else RunFolder(self.run_folder).best
-        )
-        return folder if folder and read_best(folder) else None
+        if self.run_folder is None or self.config.save_best is None:
+            return None
+        folder = RunFolder(self.run_folder).best
+        return folder if read_best(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
         """Writes a plain model folder, with the tokenizer and merged adapters: the model of the newest
@@ -205,26 +209,28 @@ class Trainer:
         from turnwise.pipelines.by_validation import read_best
 
         folder = as_path(folder, "save")
-        best_model, newest = self.best, self.checkpoint
-        source = best_model if best else newest
+        best_model = self.best
+        source = best_model if best else self.checkpoint
         if source is None:
             if best and self.config.save_best is None:
                 raise ConfigError(
                     "save: best=True needs a model that save_best has kept; set save_best={} and eval_steps"
                 )
-            what = "best model" if best else "checkpoint"
-            raise ConfigError(f"save: this Trainer has no {what} yet; call train() first")
+            missing = "best model" if best else "checkpoint"
+            raise ConfigError(f"save: this Trainer has no {missing} yet; call train() first")
         require_replaceable(folder, "save", [*folders_named(self.config), *bases_of(source)])
         export_model(source, folder)
-        told = (
-            "the best model, {metric} {value:g} after {step} steps".format(**read_best(best_model))
-            if best_model
-            else ""
-        )
-        if not best:
-            other = f"; best=True saves {told}" if told else ""
-            told = f"the model after {source.name.rpartition('-')[2]} steps{other}"
-        print(f"{folder}: {told}")
+        best_text = ""
+        if best_model:
+            values = read_best(best_model)
+            best_text = "the best model, {metric} {value:g} after {step} steps".format(**values)
+        if best:
+            print(f"{folder}: {best_text}")
+            return folder
+        text = f"the model after {_step_of(source)} steps"
+        if best_text:
+            text += f"; best=True saves {best_text}"
+        print(f"{folder}: {text}")
         return folder
 
     def plot(self) -> "Figure":
@@ -251,7 +257,8 @@ class Trainer:
         """
         objects = Objects()
         values = {key: plain_values(value, objects, key) for key, value in config.items()}
-        values |= {"pretrain": str(model), "train_files": _demonstrations(messages, values)}
+        values["pretrain"] = str(model)
+        values["train_files"] = _demonstrations(messages, values)
         examined, notes = parse_examined_sft(values)
         _say(notes)
         with _alone():
@@ -264,6 +271,19 @@ class Trainer:
         examined, notes = parse_examined({**self._values, **changes}, self._file)
         _say(notes)
         return examined
+
+
+def _set_alias(config: dict[str, Any], argument: str, key: str, value: Any) -> None:
+    """Sets the key of a config that an argument of Trainer stands for."""
+    if value is None:
+        return
+    if key in config:
+        raise ConfigError(f"{argument} and {key} are the same setting, and both are given; remove one")
+    config[key] = value
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _plain_setting(key: str, value: Any, objects: Objects) -> Any:
@@ -285,11 +305,9 @@ def _require_enough(config: Mapping[str, Any]) -> None:
         )
     data = config.get("data") or {}
     if "custom_envs" not in config and not data.get("train_files"):
-        reason = (
-            "reward_funcs score what was played, and there is nothing to play"
-            if "reward" in data
-            else "nothing to play"
-        )
+        reason = "nothing to play"
+        if "reward" in data:
+            reason = "reward_funcs score what was played, and there is nothing to play"
         raise ConfigError(
             f"{reason}: give env=YourEnv, env='frozen_lake', or train_dataset=rows with reward_funcs"
         )
@@ -303,18 +321,19 @@ def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
     rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in listed(messages)]
     if rows and all(isinstance(row, str | Path) for row in rows):
         return [str(row) for row in rows]
-    text = "".join(
-        json.dumps(plain_columns(row, at), ensure_ascii=False) + "\n"
-        for at, row in numbered(rows, "messages")
-    )
+    lines = []
+    for place, row in numbered(rows, "messages"):
+        columns = plain_columns(row, place)
+        lines.append(json.dumps(columns, ensure_ascii=False) + "\n")
+    text = "".join(lines)
     folder = Path(values.get("output_dir") or "runs") / (values.get("exp_name") or "turnwise")
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"messages-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-    partial = file.with_name(
-        f"{file.name}.{os.getpid()}"
-    )  # other ranks and runs of the same rows read and write the file too
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    file = folder / f"messages-{digest}.jsonl"
+    # Other ranks and runs of the same rows read and write the file too.
+    partial_file = file.with_name(f"{file.name}.{os.getpid()}")
+    partial_file.write_text(text, encoding="utf-8")
+    partial_file.replace(file)
     return [str(file)]
 
 
@@ -330,8 +349,7 @@ def _alone() -> Iterator[None]:
     if not _AT_WORK.acquire(blocking=False):
         raise NotAvailableError(
             "a Trainer of this process is still at work, and two would share torch's random numbers and the "
-            "signals: leave its "
-            "loop over steps(), or close() what steps() returned, or use a process each"
+            "signals: leave its loop over steps(), or close() what steps() returned, or use a process each"
         )
     try:
         yield
