@@ -188,9 +188,8 @@ def validation_falls(history: History) -> str | None:
     # Two validations in a row must be lower, since the best of many is high by chance.
     fall = min(best.success - previous.success, best.success - last.success)
     pooled = fmean((best.success, previous.success, last.success))
-    error = math.sqrt(
-        max(pooled * (1 - pooled), 0.0) * (_inverse(best.num_episodes) + _inverse(last.num_episodes))
-    )
+    inverses = _inverse(best.num_episodes) + _inverse(last.num_episodes)
+    error = math.sqrt(max(pooled * (1 - pooled), 0.0) * inverses)
     if fall <= max(FELL_BY, 2 * error):
         return None
     # The training steps before the best validation, and those before the last one.
@@ -222,10 +221,8 @@ def no_better_than_random(play_at_random: Callable[[], Outcomes | None], history
         return None
     return (
         f"so far success hasn't risen: it is {fmean(last):.2f} after {history.num_steps} steps, and a "
-        f"player that draws "
-        f"its actions at random has {random.success:.2f} ({random.num_episodes} episodes); it may rise yet, "
-        f"but nothing "
-        "shows skill until then"
+        f"player that draws its actions at random has {random.success:.2f} ({random.num_episodes} episodes); "
+        "it may rise yet, but nothing shows skill until then"
     )
 
 
@@ -259,7 +256,7 @@ CONDITIONS = (
         check=groups_alike,
         heading="All groups score alike",
         advice=lambda length_key: (
-            "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for "
+            "Start from a model that sometimes succeeds, or use other tasks, larger groups, or rewards for "
             "part of the way."
         ),
         follows_broken_start=True,

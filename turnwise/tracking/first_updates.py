@@ -39,54 +39,53 @@ class FirstUpdates:
     def __init__(self) -> None:
         self.num_updates = 0
         """Steps with an update so far, before the latest step."""
-        self.before: Level | None = None
-        self.now = Level(NAN, NAN, NAN)
-        self._learning_rate = self._change = NAN
+        self._start: Level | None = None
+        """The level of the policy before its first update."""
+        self._latest = Level(NAN, NAN, NAN)
+        self._learning_rate = NAN
+        self._change = NAN
 
     def add(self, figures: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
         """Adds a step's metrics, as `health._figures` completes them, and the groups that were played in
         it."""
-        self.num_updates += self.before is not None
-        self.now = _level(figures, groups)
-        if self.before is None and figures["actor/backward_steps"] > 0:
-            self.before = self.now
-        if self.before is not None and self.num_updates < NUM_UPDATES:
+        if self._start is not None:
+            self.num_updates += 1
+        self._latest = _level(figures, groups)
+        if self._start is None and figures["actor/backward_steps"] > 0:
+            self._start = self._latest
+        if self._start is not None and self.num_updates < NUM_UPDATES:
             self._learning_rate = _highest(self._learning_rate, figures["actor/lr"])
             self._change = _highest(self._change, figures["actor/log_prob_change"])
 
     def problem(self) -> str | None:
         """A sentence if the policy has just been broken by one of the first updates."""
-        before, now = self.before, self.now
-        if (
-            before is None
-            or not 1 <= self.num_updates <= NUM_UPDATES
-            or not self.is_broken
-            or self._change < MIN_CHANGE
-        ):
+        start = self._start
+        if start is None or not 1 <= self.num_updates <= NUM_UPDATES:
+            return None
+        if not self.is_broken or self._change < MIN_CHANGE:
             return None
         parts = []
-        if not math.isnan(before.success):
-            parts.append(f"success fell from {before.success:.2f} to {now.success:.2f}")
-        if not math.isnan(before.usable):
-            parts.append(f"valid actions went from {before.usable:.2f} to {now.usable:.2f}")
-        updates = "the first update" if self.num_updates == 1 else f"the first {self.num_updates} updates"
-        cause = (
-            "" if math.isnan(self._learning_rate) else f" with the learning rate {self._learning_rate:.3g}"
-        )
-        change = (
-            ""
-            if math.isnan(self._change)
-            else f", which changed the log-probs of trained tokens by {self._change:.2g} nats"
-        )
-        return f"{updates}{cause} broke the model{change}: {', '.join(parts)}"
+        if not math.isnan(start.success):
+            parts.append(f"success fell from {start.success:.2f} to {self._latest.success:.2f}")
+        if not math.isnan(start.usable):
+            parts.append(f"valid actions went from {start.usable:.2f} to {self._latest.usable:.2f}")
+        sentence = "the first update"
+        if self.num_updates > 1:
+            sentence = f"the first {self.num_updates} updates"
+        if not math.isnan(self._learning_rate):
+            sentence += f" with the learning rate {self._learning_rate:.3g}"
+        sentence += " broke the model"
+        if not math.isnan(self._change):
+            sentence += f", which changed the log-probs of trained tokens by {self._change:.2g} nats"
+        return f"{sentence}: {', '.join(parts)}"
 
     @property
     def is_broken(self) -> bool:
         """Whether the policy plays clearly worse than before the first update."""
-        if self.before is None:
+        if self._start is None:
             return False
-        has_lost_format = self.before.usable - self.now.usable > FELL_USABLE
-        return has_lost_format or _fell(self.before, self.now)
+        has_lost_format = self._start.usable - self._latest.usable > FELL_USABLE
+        return has_lost_format or _fell(self._start, self._latest)
 
 
 def _level(figures: Mapping[str, float], groups: Sequence[Group]) -> Level:
@@ -102,24 +101,26 @@ def _error_of(groups: Sequence[Group]) -> float:
     """The standard error of a mean over groups, whose siblings play the same task and so aren't
     independent."""
     means = [_success_of(group) for group in groups if group.trajectories]
-    return pstdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    if len(means) < 2:
+        return 0.0
+    return pstdev(means) / math.sqrt(len(means))
 
 
 def _success_of(group: Group) -> float:
     return fmean(trajectory.metrics.get("success", trajectory.score) for trajectory in group.trajectories)
 
 
-def _fell(before: Level, now: Level) -> bool:
-    if not 0 <= before.success <= 1 or not 0 <= now.success <= 1:
+def _fell(start: Level, latest: Level) -> bool:
+    if not 0 <= start.success <= 1 or not 0 <= latest.success <= 1:
         return False
-    lost = before.success - now.success
-    pooled = (before.success + now.success) / 2
+    fall = start.success - latest.success
+    pooled = (start.success + latest.success) / 2
     variance = 0.0
-    for level in (before, now):
+    for level in (start, latest):
         if not level.num_episodes >= 1:
             return False
         variance += max(pooled * (1 - pooled) / level.num_episodes, level.error**2)
-    return lost > FELL_SHARE * before.success and lost > Z * math.sqrt(variance)
+    return fall > FELL_SHARE * start.success and fall > Z * math.sqrt(variance)
 
 
 def _first_known(*values: float) -> float:

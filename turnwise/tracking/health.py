@@ -62,7 +62,9 @@ class Health:
     def measured(self) -> dict[str, float]:
         """The metrics that the checks themselves have measured in the step that was seen last."""
         outcomes = self._random.newly_played()
-        return {RANDOM_SUCCESS: outcomes.success} if outcomes is not None else {}
+        if outcomes is None:
+            return {}
+        return {RANDOM_SUCCESS: outcomes.success}
 
     def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
         """Adds a step's row and returns the sentences now due, by condition. If answers are unparsable, it
@@ -90,10 +92,11 @@ class Health:
 
 
 def _quote(groups: Sequence[Group]) -> str:
-    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-    failed = [turn for turn in turns if turn.action is None or turn.metrics.get("action_is_valid", 1.0) < 0.5]
-    if not failed:
-        return ""
-    text = failed[0].text
-    ellipsis = "…" if len(text) > MAX_QUOTE else ""
-    return f" (one of them: {text[:MAX_QUOTE]!r}{ellipsis})"
+    for group in groups:
+        for trajectory in group.trajectories:
+            for turn in trajectory.turns:
+                is_valid = turn.metrics.get("action_is_valid", 1.0) >= 0.5
+                if turn.action is None or not is_valid:
+                    ellipsis = "…" if len(turn.text) > MAX_QUOTE else ""
+                    return f" (one of them: {turn.text[:MAX_QUOTE]!r}{ellipsis})"
+    return ""

@@ -63,7 +63,8 @@ class History:
         self.points.append(point)
         self.first_updates.add(point, groups)
         self.success.append(point["success"])
-        self.has_differed = self.has_differed or not point["alike"]
+        if not point["alike"]:
+            self.has_differed = True
         self.most_usable = max(self.most_usable, point["usable"])
         recent = [point["entropy"] for point in self.last(SOME)]
         if len(recent) == SOME and all(map(math.isfinite, recent)):
@@ -89,7 +90,7 @@ class History:
         recent = self.successes(-NUM_FOR_NOISE)
         if len(recent) < 2:
             return math.inf
-        mean_square = fmean((right - left) ** 2 for left, right in pairwise(recent))
+        mean_square = fmean((later - earlier) ** 2 for earlier, later in pairwise(recent))
         return math.sqrt(mean_square / num_steps)
 
     def is_solved(self, number: int) -> bool:
@@ -114,8 +115,8 @@ def _figures(row: Row) -> Figures:
     # If a filter has left nothing, all groups were rejected.
     is_empty = row.get("rollout/filtered", 0) > 0 and "rollout/score/mean" not in row
     figures["alike"] = is_empty or (low == high and (bool(figures["is_critic"]) or low == 0))
-    usable = (figures["rollout/parsed"], _mean_of(row, "env/", "/action_is_valid"))
-    figures["usable"] = min((share for share in usable if math.isfinite(share)), default=math.nan)
+    shares = (figures["rollout/parsed"], _mean_of(row, "env/", "/action_is_valid"))
+    figures["usable"] = min(filter(math.isfinite, shares), default=math.nan)
     figures["success"] = _mean_of(row, "env/", "/success")
     # An update that is left out measures no entropy.
     figures["entropy"] = row.get("actor/entropy", -figures["rollout/log_prob/mean"])
@@ -124,4 +125,6 @@ def _figures(row: Row) -> Figures:
 
 def _mean_of(row: Row, start: str, end: str) -> float:
     values = [value for name, value in row.items() if name.startswith(start) and name.endswith(end)]
-    return fmean(values) if values else math.nan
+    if not values:
+        return math.nan
+    return fmean(values)

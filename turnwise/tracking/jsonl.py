@@ -20,9 +20,11 @@ class JsonlTracker:
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
-        said = {SENTENCES: texts.health} if texts.health else {}
+        row: dict[str, object] = {"step": step, **metrics}
+        if texts.health:
+            row[SENTENCES] = texts.health
         with naming(self._path):
-            self._file.write(json.dumps({"step": step, **metrics, **said}) + "\n")
+            self._file.write(json.dumps(row) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -34,5 +36,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
-            rows.append({name: value for name, value in json.loads(line).items() if name != SENTENCES})
+            row = json.loads(line)
+            row.pop(SENTENCES, None)
+            rows.append(row)
     return rows

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from turnwise.errors import counted
 from turnwise.protocols import NO_TEXTS, StepTexts, Tracker
-from turnwise.tracking.metric_columns import MetricColumns
+from turnwise.tracking.metric_columns import MetricColumn, MetricColumns
 from turnwise.tracking.pace import Pace, duration
 from turnwise.tracking.terminal import TerminalTracker, Ticker
 
@@ -25,7 +25,9 @@ REFRESH_PER_S = 2
 time."""
 MAX_SHOWN_LINES = 8
 """Maximum lines of a sample, so that the live view fits on one screen."""
-_LABEL_WIDTH, _BAR_WIDTH, _MIN_BAR_WIDTH = 10, 32, 8
+_LABEL_WIDTH = 10
+_BAR_WIDTH = 32
+_MIN_BAR_WIDTH = 8
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -39,92 +41,112 @@ class Screen:
         self._history: dict[str, list[tuple[int, float]]] = {}
         self._closed_at: float | None = None
         self._phases = ""  # seconds of the last step, and the shares of its phases
-        self._shown = Text(no_wrap=True, overflow="ellipsis")
+        self._sample = Text(no_wrap=True, overflow="ellipsis")
 
     def show(self, text: str) -> None:
         """Shows the first `MAX_SHOWN_LINES` lines of `text` from now on, with control characters escaped."""
-        printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-        first, *rest = printable.splitlines()[:MAX_SHOWN_LINES] or [""]
-        self._shown = (
-            Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
-        )
+        chars = [c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text]
+        lines = "".join(chars).splitlines()[:MAX_SHOWN_LINES] or [""]
+        sample = Text("\n", no_wrap=True, overflow="ellipsis").append(lines[0], "bold")
+        for line in lines[1:]:
+            sample.append(f"\n{line}")
+        self._sample = sample
 
-    def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], time_s: float) -> None:
         """Adds the metrics of a finished step to the curves, and notes in `pace` that it has ended."""
-        interval_s = self.pace.end_step(step, now)
+        interval_s = self.pace.end_step(step, time_s)
         for column in self._columns.all:
-            if (value := column.read(metrics)) is not None:
+            value = column.read(metrics)
+            if value is not None:
                 self._history.setdefault(column.name, []).append((step, value))
         # The validation after the last step is logged as one more step: the phases shown stay those of the
         # last step.
         if step < self.pace.num_steps or not self._phases:
             self._phases = _phases(metrics, interval_s)
 
-    def close(self, now: float) -> None:
-        self._closed_at = now
+    def close(self, time_s: float) -> None:
+        self._closed_at = time_s
 
-    def render(self, now: float, width: int = 120) -> Group:
+    def render(self, time_s: float, width: int = 120) -> Group:
         """The whole screen for a terminal of `width` columns."""
         rows = Table.grid()
         rows.add_column(width=_LABEL_WIDTH, style="dim")
         if self._closed_at is None:
-            rows.add_row("now", "  ".join(self.pace.describe(now)))
+            rows.add_row("now", "  ".join(self.pace.describe(time_s)))
         else:
-            rows.add_row(
-                "done" if self.pace.num_done == self.pace.num_steps else "stopped",
-                f"after {duration(self.pace.elapsed(self._closed_at))}",
-            )
+            end = "done" if self.pace.num_done == self.pace.num_steps else "stopped"
+            rows.add_row(end, f"after {duration(self.pace.elapsed(self._closed_at))}")
         for column in (*self._columns.trends, self._columns.validation):
-            if history := self._history.get(column.name):
-                values = [value for _, value in history]
-                trend = Text(f"{column.text(values[-1]):<8}", "bold").append(
-                    sparkline(values, _BAR_WIDTH), "cyan"
-                )
-                if column is self._columns.validation:
-                    best_step, best = (min if self._columns.is_lower_better else max)(
-                        history, key=lambda point: point[1]
-                    )
-                    best_text = f"best {column.text(best)} after {counted(best_step, 'step')}"
-                    trend.append(f"  first {column.text(values[0])}  {best_text}", "dim")
-                rows.add_row(column.title, trend)
-        found = [(c, last[-1][1]) for c in self._columns.details if (last := self._history.get(c.name))]
-        if found:
-            rows.add_row("details", "  ".join(f"{c.title} {c.text(value)}" for c, value in found))
+            history = self._history.get(column.name)
+            if history:
+                rows.add_row(column.title, self._trend(column, history))
+        details = []
+        for column in self._columns.details:
+            history = self._history.get(column.name)
+            if history:
+                _, value = history[-1]
+                details.append(f"{column.title} {column.text(value)}")
+        if details:
+            rows.add_row("details", "  ".join(details))
         if self._phases:
             rows.add_row("time", self._phases)
-        return Group(self._header(now, width), rows, self._shown)
+        return Group(self._header(time_s, width), rows, self._sample)
 
-    def _header(self, now: float, width: int) -> Text:
+    def _trend(self, column: MetricColumn, history: Sequence[tuple[int, float]]) -> Text:
+        """The last value and a curve; of the validation also the first and the best value."""
+        values = [value for _, value in history]
+        trend = Text(f"{column.text(values[-1]):<8}", "bold")
+        trend.append(sparkline(values, _BAR_WIDTH), "cyan")
+        if column is self._columns.validation:
+            choose = min if self._columns.is_lower_better else max
+            best_step, best = choose(history, key=lambda point: point[1])
+            best_text = f"best {column.text(best)} after {counted(best_step, 'step')}"
+            trend.append(f"  first {column.text(values[0])}  {best_text}", "dim")
+        return trend
+
+    def _header(self, time_s: float, width: int) -> Text:
         """Title, steps, bar and time left. On a narrow terminal the bar is left out first, then the title is
         cut."""
-        num_done, num_steps = self.pace.num_done, self.pace.num_steps
+        num_done = self.pace.num_done
+        num_steps = self.pace.num_steps
         share = num_done / max(num_steps, 1)
-        step, end = f"step {num_done}/{num_steps}  ", f"{share:.0%}  "
-        left = self.pace.time_left(now) if self._closed_at is None else ""
-        room = width - len(step) - len(end) - len(left)
-        bar = min(room - len(self._title) - 4, _BAR_WIDTH)
-        title = self._title if bar >= _MIN_BAR_WIDTH else self._title[: max(room - 2, 0)]
-        text = (
-            Text(no_wrap=True, overflow="ellipsis").append(f"{title}  " if title else "", "bold").append(step)
-        )
-        if bar >= _MIN_BAR_WIDTH:
-            filled = round(share * bar)
-            text.append("━" * filled, "green").append("─" * (bar - filled), "dim").append("  ")
-        return text.append(end).append(left, "bold")
+        step = f"step {num_done}/{num_steps}  "
+        percent = f"{share:.0%}  "
+        time_left = ""
+        if self._closed_at is None:
+            time_left = self.pace.time_left(time_s)
+        room = width - len(step) - len(percent) - len(time_left)
+        bar_width = min(room - len(self._title) - 4, _BAR_WIDTH)
+        has_bar = bar_width >= _MIN_BAR_WIDTH
+        title = self._title
+        if not has_bar:
+            title = title[: max(room - 2, 0)]
+        text = Text(no_wrap=True, overflow="ellipsis")
+        if title:
+            text.append(f"{title}  ", "bold")
+        text.append(step)
+        if has_bar:
+            filled = round(share * bar_width)
+            text.append("━" * filled, "green")
+            text.append("─" * (bar_width - filled), "dim")
+            text.append("  ")
+        return text.append(percent).append(time_left, "bold")
 
 
 def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
     """The seconds since the step before, and the share of each phase. `total` and `wall` are sums, not
     phases."""
-    times = {
-        name.removeprefix("time/step_"): value
-        for name, value in metrics.items()
-        if name.startswith("time/step_")
-    }
-    phases = {name: value for name, value in times.items() if name not in ("total", "wall")}
-    whole = max(interval_s, sum(phases.values()))
-    shares = [(name, value / whole) for name, value in phases.items() if value >= 0.01 * whole > 0]
-    return "  ".join([f"{whole:.1f} s", *(f"{name.replace('_', ' ')} {share:.0%}" for name, share in shares)])
+    phases = {}
+    for metric, seconds in metrics.items():
+        name = metric.removeprefix("time/step_")
+        if name != metric and name not in ("total", "wall"):
+            phases[name] = seconds
+    total_s = max(interval_s, sum(phases.values()))
+    cells = [f"{total_s:.1f} s"]
+    for name, seconds in phases.items():
+        if seconds >= 0.01 * total_s > 0:
+            cells.append(f"{name.replace('_', ' ')} {seconds / total_s:.0%}")
+    return "  ".join(cells)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -138,12 +160,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not values:
         return ""
     if len(values) > width:
-        edges = [len(values) * i // width for i in range(width + 1)]
-        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(values), max(values)
+        edges = [len(values) * index // width for index in range(width + 1)]
+        values = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(edges)]
+    low = min(values)
+    high = max(values)
     if not low < high:
         return _BARS[3] * len(values)
-    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
+    heights = [(value - low) / (high - low) for value in values]
+    return "".join(_BARS[round(height * (len(_BARS) - 1))] for height in heights)
 
 
 class _ResizableLive(Live):

@@ -20,15 +20,18 @@ class MetricColumn(NamedTuple):
         0.75
         """
         values = [value for name, value in metrics.items() if self._fits(name)]
-        return sum(values) / len(values) if values else None
+        if not values:
+            return None
+        return sum(values) / len(values)
 
     def text(self, value: float) -> str:
         return self.form.format(value)
 
     def _fits(self, name: str) -> bool:
         start, tag, end = self.name.partition("*")
-        has_tag = len(name) > len(start + end) and name.startswith(start) and name.endswith(end)
-        return has_tag if tag else name == self.name
+        if not tag:
+            return name == self.name
+        return len(name) > len(start + end) and name.startswith(start) and name.endswith(end)
 
 
 @dataclass(frozen=True, slots=True)

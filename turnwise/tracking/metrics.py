@@ -1,5 +1,6 @@
 """Combines metrics; no other module does."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -7,6 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.types import Metric, PooledReduction, Reduction
+
+_COMBINE: dict[str, Callable[[list[float]], float]] = {
+    "sum": sum,
+    "max": max,
+    "min": min,
+    "last": operator.itemgetter(-1),
+}
 
 
 def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
@@ -30,7 +38,7 @@ def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
         if reduction != metric.reduction:
             raise ValueError(
                 f"metric {metric.name!r} is reduced by both {reduction!r} and {metric.reduction!r}; use two "
-                f"names"
+                "names"
             )
         weight = float(metric.weight)
         measurements = collected.setdefault(metric.name, [])
@@ -48,21 +56,18 @@ def _reduce(measurements: Sequence[tuple[Any, float]], reduction: Reduction | Po
         return float(np.percentile(_pooled(measurements), 99))
     if reduction == "ess":
         ratios = _pooled(measurements)
-        return float(ratios.sum() ** 2 / (len(ratios) * np.square(ratios).sum()))
+        squares = np.square(ratios)
+        return float(ratios.sum() ** 2 / (len(ratios) * squares.sum()))
     values = [float(value) for value, _ in measurements]
     if reduction == "mean":
         weights = [weight for _, weight in measurements]
-        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-    combine: dict[str, Callable[[list[float]], float]] = {
-        "sum": sum,
-        "max": max,
-        "min": min,
-        "last": lambda all: all[-1],
-    }
-    return combine[reduction](values)
+        weighted = [value * weight for value, weight in zip(values, weights, strict=True)]
+        return sum(weighted) / sum(weights)
+    return _COMBINE[reduction](values)
 
 
 def _pooled(measurements: Sequence[tuple[Any, float]]) -> NDArray[np.float64]:
     """All values of the measurements as one array. `tolist` reads tensors of any device, without importing
     torch."""
-    return np.concatenate([np.asarray(value.tolist(), np.float64) for value, _ in measurements])
+    arrays = [np.asarray(value.tolist(), np.float64) for value, _ in measurements]
+    return np.concatenate(arrays)

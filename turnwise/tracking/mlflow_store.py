@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from turnwise.tracking.store import TrackedRun
 
-MAX_PARAMS, MAX_VALUE = 100, 6000
-"""MLflow's limits: parameters of one call, and characters of a parameter's value."""
+MAX_PARAMS = 100
+"""MLflow's limit of parameters in one call."""
+MAX_VALUE = 6000
+"""MLflow's limit of characters in a parameter's value."""
 
 
 class MlflowStore:
@@ -39,24 +41,23 @@ class MlflowStore:
             artifact_location = artifact_location or (shared / "mlflow_texts").as_uri()
         self._client = mlflow.MlflowClient(tracking_uri)
         name = experiment_name or run.project
-        known = self._client.get_experiment_by_name(name)
-        experiment = (
-            known.experiment_id
-            if known
-            else self._client.create_experiment(name, artifact_location=artifact_location)
-        )
-        begun = self._client.create_run(experiment, run_name=run_name or run.name, tags=dict(tags or {}))
-        self._id: str = begun.info.run_id
-        params = [Param(_allowed(key), str(value)[:MAX_VALUE]) for key, value in (run.settings or {}).items()]
-        for first in range(0, len(params), MAX_PARAMS):
-            self._client.log_batch(self._id, params=params[first : first + MAX_PARAMS])
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment:
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = self._client.create_experiment(name, artifact_location=artifact_location)
+        new_run = self._client.create_run(experiment_id, run_name=run_name or run.name, tags=dict(tags or {}))
+        self._id: str = new_run.info.run_id
+        settings = run.settings or {}
+        params = [Param(_allowed(key), str(value)[:MAX_VALUE]) for key, value in settings.items()]
+        for start in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(self._id, params=params[start : start + MAX_PARAMS])
         self.place = f"run {self._id} in {self._client.tracking_uri}"
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._id, [self._metric(_allowed(key), value, now, step) for key, value in metrics.items()]
-        )
+        time_ms = int(time.time() * 1000)
+        batch = [self._metric(_allowed(key), value, time_ms, step) for key, value in metrics.items()]
+        self._client.log_batch(self._id, batch)
         if text:
             self._client.log_text(self._id, text, f"samples/step_{step:06d}.txt")
 

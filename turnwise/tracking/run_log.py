@@ -76,7 +76,8 @@ class RunLog:
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1
-        number, clock = self._num_phases, PhaseTime()
+        number = self._num_phases
+        clock = PhaseTime()
         start = Stopwatch.now()
         if self._step_began is None:
             self._begin_step(start)
@@ -86,7 +87,8 @@ class RunLog:
             self._phases[name] = self._phases.get(name, 0.0) + clock.elapsed_s
             if self._stopwatch is not None:
                 self._stopwatch.add("pipeline", name, start)
-        self._metrics.append(Metric(f"time/step_{PUBLISHED_PHASES.get(name, name)}", clock.elapsed_s, "sum"))
+        published_name = PUBLISHED_PHASES.get(name, name)
+        self._metrics.append(Metric(f"time/step_{published_name}", clock.elapsed_s, "sum"))
 
     def end_step(self, step: int, groups: Sequence[Group] = ()) -> dict[str, float]:
         """Hands the step's metrics to the trackers and returns them; a sentence about the run's health may
@@ -96,18 +98,22 @@ class RunLog:
         with self.phase("log"):
             reduced = reduce_metrics(self._metrics)
             self._metrics = []
-            said = self.health.see(step, reduced, groups) if self.health else {}
-            for sentence in said.values():
+            sentences: dict[str, str] = {}
+            if self.health:
+                sentences = self.health.see(step, reduced, groups)
+                reduced |= {f"health/{condition}": 1.0 for condition in sentences}
+                reduced |= self.health.measured()
+            for sentence in sentences.values():
                 logger.warning(sentence)
-            reduced |= {f"health/{condition}": 1.0 for condition in said}
-            reduced |= self.health.measured() if self.health else {}
-            texts, self._texts = self._texts._replace(health=said), NO_TEXTS
+            texts = self._texts._replace(health=sentences)
+            self._texts = NO_TEXTS
             for tracker in self._trackers:
                 tracker.log(step, reduced, texts)
         return reduced
 
-    def _begin_step(self, now: float) -> None:
-        self._step_began, self._phases = now, {}
+    def _begin_step(self, time_s: float) -> None:
+        self._step_began = time_s
+        self._phases = {}
         self._totals = {} if self._stopwatch is None else dict(self._stopwatch.totals)
 
     def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
@@ -115,18 +121,17 @@ class RunLog:
         totals = {
             track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()
         }
-        now = Stopwatch.now()
-        elapsed_s = now - began
+        end = Stopwatch.now()
+        elapsed_s = end - began
         shares = time_shares(elapsed_s, self._phases, totals)
-        self._begin_step(now)
-        self.add(
-            [Metric("time/step_wall", elapsed_s), *(Metric(name, share) for name, share in shares.items())]
-        )
+        self._begin_step(end)
+        self.add([Metric("time/step_wall", elapsed_s)])
+        self.add(Metric(name, share) for name, share in shares.items())
         logger.info("step %d took %.2f s; %s", step + 1, elapsed_s, describe_shares(shares))
 
     def close(self) -> None:
-        with ExitStack() as rest:
+        with ExitStack() as closing:
             if self._stopwatch is not None:
-                rest.callback(self._stopwatch.close)
+                closing.callback(self._stopwatch.close)
             for tracker in self._trackers:
-                rest.callback(tracker.close)
+                closing.callback(tracker.close)

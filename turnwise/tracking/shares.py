@@ -32,9 +32,9 @@ def time_shares(
      'time/rollouts/waiting': 0.15, 'time/rollouts/agents': 0.05, 'time/rollouts/paused': 0.4}
     """
     trainer = dict.fromkeys(("waiting", "forward", "update", "weights"), 0.0)
-    for phase, seconds in phases.items():
+    for phase, phase_s in phases.items():
         if phase in _PHASES:
-            trainer[_PHASES[phase]] += seconds
+            trainer[_PHASES[phase]] += phase_s
     trainer["other"] = max(elapsed_s - sum(trainer.values()), 0.0)
     rollouts = {
         "engine": totals.get(ENGINE, 0.0),
@@ -45,11 +45,9 @@ def time_shares(
     turning_s = totals.get(LOOP, 0.0)
     rollouts["agents"] = max(turning_s - sum(rollouts.values()), 0.0)
     rollouts["paused"] = max(elapsed_s - turning_s, 0.0)
-    return {
-        f"time/{who}/{what}": seconds / elapsed_s
-        for who, parts in (("trainer", trainer), ("rollouts", rollouts))
-        for what, seconds in parts.items()
-    }
+    seconds = {f"time/trainer/{activity}": value for activity, value in trainer.items()}
+    seconds |= {f"time/rollouts/{activity}": value for activity, value in rollouts.items()}
+    return {name: value / elapsed_s for name, value in seconds.items()}
 
 
 def describe_shares(shares: Mapping[str, float]) -> str:
@@ -59,12 +57,12 @@ def describe_shares(shares: Mapping[str, float]) -> str:
     1.0}) 'trainer: waiting 60%, update 40%; rollouts: engine 100%'
     """
     lines = []
-    for who in ("trainer", "rollouts"):
-        prefix = f"time/{who}/"
-        parts = [
+    for part in ("trainer", "rollouts"):
+        prefix = f"time/{part}/"
+        activities = [
             f"{name.removeprefix(prefix)} {share:.0%}"
             for name, share in shares.items()
             if name.startswith(prefix)
         ]
-        lines.append(f"{who}: {', '.join(parts)}")
+        lines.append(f"{part}: {', '.join(activities)}")
     return "; ".join(lines)

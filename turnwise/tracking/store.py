@@ -18,9 +18,12 @@ from turnwise.spec import TRACKERS
 
 logger = logging.getLogger(__name__)
 
-START_S, WRITE_S, CLOSE_S = 120.0, 1.0, 60.0
-"""Seconds that a run waits for a library to start, to accept a step (the rest happens while the run
-continues), and to end."""
+START_S = 120.0
+"""Seconds that a run waits for a library to start."""
+WRITE_S = 1.0
+"""Seconds that a run waits for a library to accept a step; all else happens while the run continues."""
+CLOSE_S = 60.0
+"""Seconds that a run waits for a library to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +63,22 @@ class StoreTracker:
         self._name = name
         self._calls: deque[Future[None]] = deque()
         self._thread = DaemonThread(name)
-        started = self._thread.start(start)
-        wait([started], START_S)
-        fault = (
-            started.exception() if started.done() else TimeoutError(f"it did not answer within {START_S:g} s")
-        )
+        store = self._thread.start(start)
+        wait([store], START_S)
+        fault: BaseException | None = TimeoutError(f"it did not answer within {START_S:g} s")
+        if store.done():
+            fault = store.exception()
         if fault is not None:
             self._thread.end()
-            way_out = TRACKERS[name].offline
+            advice = ""
+            offline = TRACKERS[name].offline
+            if offline:
+                advice = f"; tracker_kwargs {{{name}: {{{offline}}}}} needs neither network nor login"
             raise NotAvailableError(
-                f"track_with {name} can't start: {_described(fault)}"
-                + (
-                    f"; tracker_kwargs {{{name}: {{{way_out}}}}} needs neither network nor login"
-                    if way_out
-                    else ""
-                )
-                + f", and without {name} in track_with the run keeps metrics.jsonl"
+                f"track_with {name} can't start: {_described(fault)}{advice}, and without {name} in "
+                "track_with the run keeps metrics.jsonl"
             )
-        self._store: Store | None = started.result()
+        self._store: Store | None = store.result()
         self._closing = ExitStack()  # closes the store once, even if that raises
         self._closing.callback(self._store.close)
         logger.info("%s: %s", name, self._store.place)
@@ -110,15 +111,18 @@ class StoreTracker:
         while self._calls and self._calls[0].done():
             fault = self._calls.popleft().exception()
             if fault is not None and self._store is not None:
-                logger.warning(
-                    "%s gets nothing more: %s; metrics.jsonl has every step", self._name, _described(fault)
-                )
-                for call in self._calls:
-                    call.cancel()
-                self._calls.clear()
-                self._thread.start(self._closing.close)
-                self._thread.end()
-                self._store = None
+                self._turn_off(fault)
+
+    def _turn_off(self, fault: BaseException) -> None:
+        logger.warning(
+            "%s gets nothing more: %s; metrics.jsonl has every step", self._name, _described(fault)
+        )
+        for call in self._calls:
+            call.cancel()
+        self._calls.clear()
+        self._thread.start(self._closing.close)
+        self._thread.end()
+        self._store = None
 
 
 def _write(store: Store, step: int, metrics: Mapping[str, float], text: str) -> None:
@@ -132,4 +136,5 @@ def _write(store: Store, step: int, metrics: Mapping[str, float], text: str) -> 
 
 
 def _described(fault: BaseException) -> str:
-    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:500]}".rstrip(".: ")
+    text = " ".join(str(fault).split())[:500]
+    return f"{type(fault).__name__}: {text}".rstrip(".: ")

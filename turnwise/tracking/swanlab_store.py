@@ -21,24 +21,29 @@ class SwanlabStore:
         import swanlab
 
         login = {"api_key": api_key, **(login_kwargs or {})}
-        named = {"api_key": login.get("api_key"), "api_host": login.get("host")}
+        credentials = {"api_key": login.get("api_key"), "api_host": login.get("host")}
         # Asks nobody for a login, and doesn't capture what is printed.
         settings = swanlab.Settings(
             interactive=False,
             terminal={"proxy_type": "none"},
-            **{name: value for name, value in named.items() if value},
+            **{name: value for name, value in credentials.items() if value},
         )
-        defaults = {"project": run.project, "config": dict(run.settings or {})}
-        defaults |= {} if {"name", "experiment_name"} & set(arguments) else {"name": run.name}
-        defaults |= {} if {"logdir", "log_dir"} & set(arguments) else {"log_dir": str(run.folder / "swanlab")}
+        defaults: dict[str, Any] = {"project": run.project, "config": dict(run.settings or {})}
+        if "name" not in arguments and "experiment_name" not in arguments:
+            defaults["name"] = run.name
+        if "logdir" not in arguments and "log_dir" not in arguments:
+            defaults["log_dir"] = str(run.folder / "swanlab")
         self._text = swanlab.Text
         self._run = swanlab.init(**{**defaults, **arguments}, settings=settings)
-        self.place = (
-            self._run.url if self._run.mode == "online" else f"{self._run.dir}; `swanlab sync` sends it"
-        )
+        self.place = f"{self._run.dir}; `swanlab sync` sends it"
+        if self._run.mode == "online":
+            self.place = self._run.url
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        self._run.log({**metrics, **({"samples": self._text(text)} if text else {})}, step=step)
+        content: dict[str, Any] = dict(metrics)
+        if text:
+            content["samples"] = self._text(text)
+        self._run.log(content, step=step)
 
     def close(self) -> None:
         self._run.finish()

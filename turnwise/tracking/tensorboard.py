@@ -21,27 +21,31 @@ class TensorBoardStore:
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._event, self._summary, self._text = Event, Summary, text_pb
-        self.place = str(Path(log_dir or run.folder / "tensorboard").absolute())
+        self._event = Event
+        self._summary = Summary
+        self._text = text_pb
+        folder = Path(log_dir or run.folder / "tensorboard")
+        self.place = str(folder.absolute())
         self._writer = EventFileWriter(self.place)
         if run.first_step:
             # TensorBoard drops the events of older files from this step on.
             self._add(run.first_step + 1, session_log=SessionLog(status=SessionLog.START))
         if run.settings:
-            plain = {
-                name: value if isinstance(value, (int, float)) else str(value)
-                for name, value in run.settings.items()
-            }
-            self._add(0, summary=hparams_pb(plain, trial_id=""))
+            settings = {}
+            for name, value in run.settings.items():
+                settings[name] = value if isinstance(value, (int, float)) else str(value)
+            self._add(0, summary=hparams_pb(settings, trial_id=""))
 
     def _add(self, step: int, **content: Any) -> None:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, **content))
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        make_value = self._summary.Value
+        values = [make_value(tag=name, simple_value=value) for name, value in metrics.items()]
         if text:
             # Indented, so that what the model wrote isn't read as Markdown.
-            values += self._text("samples", "\n".join(f"    {line}" for line in text.splitlines())).value
+            lines = [f"    {line}" for line in text.splitlines()]
+            values += self._text("samples", "\n".join(lines)).value
         self._add(step, summary=self._summary(value=values))
         self._writer.flush()
 

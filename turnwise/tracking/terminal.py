@@ -68,17 +68,19 @@ class TerminalTracker:
         self._ticker.start()
         self._pace.begin_phase(name, time.monotonic())
 
-    def tick(self, now: float | None = None) -> None:
-        """Logs advice and prints progress, each if it is due. `now` is a time of `time.monotonic()` (None =
-        now)."""
-        now = time.monotonic() if now is None else now
-        self._pace.advise(now)
-        if now - self._printed_at < SILENCE_S:
+    def tick(self, time_s: float | None = None) -> None:
+        """Logs advice and prints progress, each if it is due. `time_s` is a time of `time.monotonic()` (None
+        = now)."""
+        if time_s is None:
+            time_s = time.monotonic()
+        self._pace.advise(time_s)
+        if time_s - self._printed_at < SILENCE_S:
             return
-        number, num_steps = self._pace.num_done + 1, self._pace.num_steps
-        step = f"step {number}/{num_steps}: " if number <= num_steps else ""
-        phase, *rest = self._pace.describe(now)
-        self._print([f"  {step}{phase}", *rest, self._pace.time_left(now)], now)
+        prefix = "  "
+        if self._pace.num_done < self._pace.num_steps:
+            prefix += f"step {self._pace.num_done + 1}/{self._pace.num_steps}: "
+        phase, *progress = self._pace.describe(time_s)
+        self._print([prefix + phase, *progress, self._pace.time_left(time_s)], time_s)
 
     def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
         self._pace.end_step(step, time.monotonic())
@@ -87,21 +89,27 @@ class TerminalTracker:
         if step % self._every and not is_validation and step != num_steps - 1:
             return
         # What is measured after the last step has that step's number plus one.
-        cells = [f"step {step + 1:>{len(str(num_steps))}}/{num_steps}" if step < num_steps else "final"]
+        is_final = step >= num_steps
+        cells = ["final"]
+        if not is_final:
+            cells = [f"step {step + 1:>{len(str(num_steps))}}/{num_steps}"]
         for column in self._columns.all:
             value = column.read(metrics)
-            if value is not None:
-                # A row's validation is of the policy before its step.
-                after = f" (after {step})" if column is self._columns.validation and step < num_steps else ""
-                cells.append(f"{column.title} {column.text(value)}{after}")
+            if value is None:
+                continue
+            cell = f"{column.title} {column.text(value)}"
+            if column is self._columns.validation and not is_final:
+                cell += f" (after {step})"  # a row's validation is of the policy before its step
+            cells.append(cell)
         self._print(cells, time.monotonic())
 
     def close(self) -> None:
         self._ticker.end()
 
-    def _print(self, cells: Sequence[str], now: float) -> None:
-        self._printed_at = now
-        print("  ".join(cells).rstrip() + "\n", end="", file=self._file or sys.stdout, flush=True)
+    def _print(self, cells: Sequence[str], time_s: float) -> None:
+        self._printed_at = time_s
+        line = "  ".join(cells).rstrip()
+        print(f"{line}\n", end="", file=self._file or sys.stdout, flush=True)
 
 
 class TerminalHandler(logging.Handler):
@@ -120,23 +128,17 @@ class TerminalHandler(logging.Handler):
         self._only_new = only_new
         self._kinds: dict[str, set[str]] = {}
         self._counts: dict[str, int] = {}
-        self._repeated: dict[
-            str, str
-        ] = {}  # kind → its last text, for kinds repeated since their count was printed
+        self._repeated: dict[str, str] = {}
+        """Kind → its last text, for kinds repeated since their count was printed."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
             if self._only_new and line in self._printed:
                 return
-            kind, source = re.sub(r"\d+", "0", line), f"{record.name}: {record.msg}"
-            # Python's own warnings, and messages that were formatted before they were logged, share no
-            # template.
-            kinds = self._kinds.setdefault(kind if record.msg == "%s" else source, set())
-            if kind not in kinds and len(kinds) >= self.MAX_KINDS:
-                kind = source
-            kinds.add(kind)
-            count = self._counts[kind] = self._counts.get(kind, 0) + 1
+            kind = self._kind_of(line, record)
+            count = self._counts.get(kind, 0) + 1
+            self._counts[kind] = count
             if count == 1:
                 self._printed.add(line)
                 self._say(line)
@@ -148,6 +150,17 @@ class TerminalHandler(logging.Handler):
         except Exception:  # boundary: a library may log anything
             with suppress(ValueError):  # standard error is closed, too
                 self.handleError(record)
+
+    def _kind_of(self, line: str, record: logging.LogRecord) -> str:
+        kind = re.sub(r"\d+", "0", line)
+        source = f"{record.name}: {record.msg}"
+        # Python's own warnings, and messages that were formatted before they were logged, share no template.
+        template = kind if record.msg == "%s" else source
+        kinds = self._kinds.setdefault(template, set())
+        if kind not in kinds and len(kinds) >= self.MAX_KINDS:
+            kind = source
+        kinds.add(kind)
+        return kind
 
     def close(self) -> None:
         for kind, line in self._repeated.items():
@@ -164,8 +177,9 @@ class TerminalHandler(logging.Handler):
 def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
     """Reports the progress of a long phase on standard error, for commands that play without training. Yields
     a function to call with the name of each phase as it begins."""
-    nothing = MetricColumns((), MetricColumn("", "", ""), (), ())
-    tracker = TerminalTracker(nothing, Pace(0, 0, stopwatch, tokens_per_episode), file=sys.stderr)
+    no_columns = MetricColumns((), MetricColumn("", "", ""), (), ())
+    pace = Pace(0, 0, stopwatch, tokens_per_episode)
+    tracker = TerminalTracker(no_columns, pace, file=sys.stderr)
     try:
         yield tracker.begin_phase
     finally:

@@ -17,7 +17,8 @@ MAX_SPANS = 200_000
 """Maximum spans, about 25 MB. Later spans are counted and left out."""
 MAX_LANES = 16
 """Maximum rows for overlapping spans of one track. Spans that find no row are only counted."""
-_SHORT_S, _GAP_S = 2e-4, 2e-4
+_SHORT_S = 2e-4
+_GAP_S = 2e-4
 """Spans of one name become one span if each is shorter than `_SHORT_S` and the next follows within `_GAP_S`.
 So the steps of ten thousand cooperative environments are one block between two steps of the engine."""
 
@@ -43,16 +44,17 @@ class Timeline(Stopwatch):
         self._max_spans = max_spans
         self._began = self.now()
         self._tracks: dict[str, list[TimedSpan]] = {}
-        self._num_spans = self.num_dropped = 0
+        self._num_spans = 0
+        self.num_dropped = 0
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        ended = self.now() if ended is None else ended
+        if ended is None:
+            ended = self.now()
         self._spent(track, ended - started)
         spans = self._tracks.setdefault(track, [])
-        last = spans[-1] if spans else None
-        if last is not None and last.name == name and _is_next(last, started, ended):
-            last.end = ended
-            last.calls += 1
+        if spans and spans[-1].name == name and _is_next(spans[-1], started, ended):
+            spans[-1].end = ended
+            spans[-1].calls += 1
         elif self._num_spans < self._max_spans:
             spans.append(TimedSpan(name, started, ended, details))
             self._num_spans += 1
@@ -78,25 +80,29 @@ class Timeline(Stopwatch):
         # A list, since the trainer's thread may still be in a call that Ctrl-C didn't wait for.
         for track, spans in list(self._tracks.items()):
             lanes, num_left_out = _lanes(spans)
-            for number, lane in enumerate(lanes):
+            for number, lane in enumerate(lanes, start=1):
                 row += 1
-                name = track if len(lanes) == 1 else f"{track} {number + 1}"
-                if number == 0 and num_left_out:
+                name = track
+                if len(lanes) > 1:
+                    name += f" {number}"
+                if number == 1 and num_left_out:
                     name += f" ({num_left_out} more at the same time)"
-                where = {"pid": process, "tid": row}
-                yield {"ph": "M", "name": "thread_name", "args": {"name": name}, **where}
-                yield {"ph": "M", "name": "thread_sort_index", "args": {"sort_index": row}, **where}
+                thread = {"pid": process, "tid": row}
+                yield {"ph": "M", "name": "thread_name", "args": {"name": name}, **thread}
+                yield {"ph": "M", "name": "thread_sort_index", "args": {"sort_index": row}, **thread}
                 for span in lane:
-                    details = span.details if span.calls == 1 else {"calls": span.calls}
-                    start_us, length_us = (span.start - self._began) * 1e6, (span.end - span.start) * 1e6
-                    yield {
-                        "ph": "X",
-                        "name": span.name,
-                        "ts": round(start_us, 1),
-                        "dur": round(length_us, 1),
-                        "args": details,
-                        **where,
-                    }
+                    yield self._event(span) | thread
+
+    def _event(self, span: TimedSpan) -> dict[str, Any]:
+        start_us = (span.start - self._began) * 1e6
+        length_us = (span.end - span.start) * 1e6
+        return {
+            "ph": "X",
+            "name": span.name,
+            "ts": round(start_us, 1),
+            "dur": round(length_us, 1),
+            "args": span.details if span.calls == 1 else {"calls": span.calls},
+        }
 
 
 def _is_next(last: TimedSpan, started: float, ended: float) -> bool:

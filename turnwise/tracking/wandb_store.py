@@ -33,8 +33,10 @@ class WandbStore:
         self.place = self._run.url or f"{Path(self._run.dir).parent}; `wandb sync` sends it"
 
     def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
-        texts = {"samples": self._html(f"<pre>{html.escape(text)}</pre>")} if text else {}
-        self._run.log({**metrics, **texts}, step=step)
+        content: dict[str, Any] = dict(metrics)
+        if text:
+            content["samples"] = self._html(f"<pre>{html.escape(text)}</pre>")
+        self._run.log(content, step=step)
 
     def close(self) -> None:
         self._run.finish()
