@@ -15,6 +15,7 @@ from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
 from turnwise.model_files.folder import folder_here
 from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.runtime.printable import printable
 from turnwise.runtime.threads import DaemonThread
 
 EXIT_FINDINGS = 1
@@ -104,7 +105,7 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from turnwise.cli.console import open_console, printable
+    from turnwise.cli.console import open_console
 
     console = open_console()
     arguments = [f"{key}={value}" for key, value in target.env.env_config.items()]

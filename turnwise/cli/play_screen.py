@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.text import Text
 
 from turnwise.batching.samples import build_samples
-from turnwise.cli.console import printable
 from turnwise.errors import counted
 from turnwise.protocols import SilentObserver, TurnPlace
+from turnwise.runtime.printable import printable
 from turnwise.types import Message, Sample, Trajectory, Turn
 
 if TYPE_CHECKING:

@@ -51,14 +51,21 @@ automatic)."""
 
 
 def learning_curve(
-    rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None
+    rows: Sequence[Row],
+    path: Path,
+    title: str,
+    baselines: Mapping[str, float] | None = None,
 ) -> Path:
     """Writes the `curve_figure` of a run to `path`, in the format of its ending, and returns `path`."""
     write_figure(curve_figure(rows, title, baselines), path)
     return path
 
 
-def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
+def curve_figure(
+    rows: Sequence[Row],
+    title: str,
+    baselines: Mapping[str, float] | None = None,
+) -> "Figure":
     """Draws success (the score if success isn't measured, the loss in fine-tuning) over the steps of a run,
     in training and in validation, with dashed lines for the model before training and for a random player,
     where these are known. Small panels show, if there are data, entropy, KL, gradient norm, the seconds of a
@@ -118,7 +125,8 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
     reaches from the lowest to the highest run."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 1 + 3 * len(panels)), layout="constrained")
+    height = 1 + 3 * len(panels)
+    figure = Figure(figsize=(8, height), layout="constrained")
     for number, (title, groups) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(len(panels), 1, number)
         for index, (label, curves) in enumerate(groups.items()):
@@ -140,10 +148,15 @@ def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
     return [(shown_step(step, metric), value) for step, value in points]
 
 
-def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, label: str) -> None:
+def _draw_group(
+    axes: "Axes",
+    curves: Sequence[Sequence[Point]],
+    color: str,
+    label: str,
+) -> None:
     """Draws runs that differ in their seed only as one curve."""
-    means = [(step, sum(values) / len(values)) for step, values in _by_step(curves).items()]
-    means.sort()
+    values_by_step = _by_step(curves)
+    means = [(step, _mean(values_by_step[step])) for step in sorted(values_by_step)]
     smooth_means = _smooth(means)
     axes.plot(
         *_columns(means),
@@ -154,10 +167,18 @@ def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], color: str, lab
         alpha=0.35,
     )
     if len(curves) == 1:
-        axes.plot(*_columns(smooth_means), color=color, label=_literal(label))
+        axes.plot(
+            *_columns(smooth_means),
+            color=color,
+            label=_literal(label),
+        )
         return
     name = f"{label} (mean of {len(curves)} runs)"
-    axes.plot(*_columns(smooth_means), color=color, label=_literal(name))
+    axes.plot(
+        *_columns(smooth_means),
+        color=color,
+        label=_literal(name),
+    )
     smooth_values = _by_step([list(dict(_smooth(curve)).items()) for curve in curves])
     steps = [step for step, _ in smooth_means if step in smooth_values]
     lows = [min(smooth_values[step]) for step in steps]
@@ -185,7 +206,13 @@ def _whole_steps(axes: "Axes", max_ticks: int = 10) -> None:
     """Lets the axis of steps have ticks at whole steps only."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(max_ticks, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(
+            max_ticks,
+            integer=True,
+            min_n_ticks=1,
+        )
+    )
 
 
 def _literal(text: str) -> str:
@@ -193,7 +220,11 @@ def _literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
+def _draw_success(
+    axes: "Axes",
+    rows: Sequence[Row],
+    baselines: Mapping[str, float],
+) -> None:
     train = _series(rows, r"env/.+/success")
     held_out = _series(rows, r"val/env/.+/success")
     is_success = bool(train or held_out)
@@ -217,7 +248,11 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
         axes.set_ylim(0, 1.02)
 
 
-def _draw_intervals(axes: "Axes", rows: Sequence[Row], successes: Sequence[Point]) -> None:
+def _draw_intervals(
+    axes: "Axes",
+    rows: Sequence[Row],
+    successes: Sequence[Point],
+) -> None:
     """Draws the Wilson intervals of validations as a band."""
     counts = dict(_series(rows, r"val/num_episodes"))
     steps = []
@@ -241,7 +276,11 @@ def _draw_intervals(axes: "Axes", rows: Sequence[Row], successes: Sequence[Point
         )
 
 
-def _measured_lines(rows: Sequence[Row], points: Sequence[Point], is_success: bool) -> dict[str, float]:
+def _measured_lines(
+    rows: Sequence[Row],
+    points: Sequence[Point],
+    is_success: bool,
+) -> dict[str, float]:
     """Lines that the run has measured itself: the first validation, or else the first step's rollouts, is of
     the model before training; a random player plays only in a run that seems to learn nothing."""
     lines: dict[str, float] = {}
@@ -314,11 +353,20 @@ def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
     return panels
 
 
-def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[Point]], top: float | None) -> None:
+def _draw_curves(
+    axes: "Axes",
+    curves: Mapping[str, Sequence[Point]],
+    top: float | None,
+) -> None:
     """Draws the curves, with a legend unless the only label is "". `top` is the y-axis's upper end; None =
     automatic."""
     for (label, points), color in zip(curves.items(), _COLORS, strict=False):
-        axes.plot(*_columns(points), color=color, linewidth=1, label=label)
+        axes.plot(
+            *_columns(points),
+            color=color,
+            linewidth=1,
+            label=label,
+        )
     if top is not None:
         axes.set_ylim(-0.05, top)
     if any(curves):
@@ -360,7 +408,7 @@ def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
         matching = [value for name, value in row.items() if re.fullmatch(pattern, name)]
         values = [value for value in matching if math.isfinite(value)]
         if values:
-            points.append((row["step"], sum(values) / len(values)))
+            points.append((row["step"], _mean(values)))
     return counted(points, pattern)
 
 
@@ -375,8 +423,12 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
     for middle in range(reach, len(points) - reach):
         window = [value for _, value in points[middle - reach : middle + reach + 1]]
         step, _ = points[middle]
-        means.append((step, sum(window) / len(window)))
+        means.append((step, _mean(window)))
     return means
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

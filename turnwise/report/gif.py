@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from turnwise.runtime.printable import printable
+
 PICTURE_SIDE = 320
 """Maximum pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones
 shrunk."""
@@ -56,8 +58,14 @@ def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
         image = Image.new("RGB", (width, height), _PAPER)
         image.paste(picture, (_MARGIN, _MARGIN))
         _draw_lines(image, picture_width + 2 * _MARGIN, lines)
-        images.append(image.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
-    times = [FRAME_MS] * (len(images) - 1) + [LAST_FRAME_MS]
+        image = image.quantize(
+            128,
+            method=Image.Quantize.FASTOCTREE,
+            dither=Image.Dither.NONE,
+        )
+        images.append(image)
+    times = [FRAME_MS] * len(images)
+    times[-1] = LAST_FRAME_MS
     # Encoded in memory, since the encoder hides the system's error, such as a full disk.
     animation = BytesIO()
     images[0].save(
@@ -87,10 +95,15 @@ def caption_lines(frame: Frame) -> list[str]:
 def _wrapped(text: str, columns: int) -> list[str]:
     """At most `MAX_LINES` lines of at most `columns` characters. Unprintable characters are escaped, such as
     `\\x1b`."""
-    chars = [c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text.expandtabs(4)]
     lines: list[str] = []
-    for line in "".join(chars).splitlines():
-        lines += textwrap.wrap(line, columns, drop_whitespace=False, replace_whitespace=False) or [""]
+    for line in printable(text.expandtabs(4)).splitlines():
+        wrapped = textwrap.wrap(
+            line,
+            columns,
+            drop_whitespace=False,
+            replace_whitespace=False,
+        )
+        lines += wrapped or [""]
     if len(lines) > MAX_LINES:
         num_hidden = sum(map(len, lines[MAX_LINES - 1 :]))
         lines[MAX_LINES - 1 :] = [f"… {num_hidden:,} more characters"]
@@ -116,7 +129,11 @@ def _draw_picture(picture: NDArray[np.uint8] | str) -> Image.Image:
     return image.resize(size, Image.Resampling.NEAREST)
 
 
-def _draw_lines(image: Image.Image, x: int, lines: Sequence[str]) -> None:
+def _draw_lines(
+    image: Image.Image,
+    x: int,
+    lines: Sequence[str],
+) -> None:
     draw = ImageDraw.Draw(image)
     for row, line in enumerate(lines):
         y = _MARGIN + row * _LINE_HEIGHT

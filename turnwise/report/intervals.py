@@ -4,7 +4,11 @@ import math
 from collections.abc import Sequence
 
 
-def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(
+    num_successes: float,
+    num_trials: float,
+    z: float = 1.959964,
+) -> tuple[float, float]:
     """The Wilson score interval of a proportion, by default at 95%.
 
     Wilson 1927: (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n). Unlike p ± z·σ it stays inside [0, 1].

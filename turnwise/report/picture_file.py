@@ -21,7 +21,12 @@ def write_figure(figure: "Figure", path: Path) -> None:
     be written."""
     # Drawn in memory, since the encoders of pictures hide the system's error, such as a full disk.
     picture = BytesIO()
-    figure.savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata={_MAKER_KEYS[path.suffix]: MAKER})
+    figure.savefig(
+        picture,
+        format=path.suffix[1:],
+        dpi=_DPI,
+        metadata={_MAKER_KEYS[path.suffix]: MAKER},
+    )
     replace_file(path.resolve(), picture.getvalue())
 
 

@@ -98,7 +98,13 @@ def evaluate(action: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     model = action.model_path
     if base is not None and action.use_lora is False:
         model = base
-    loaded = data.load(action, "rl", datasets, split="test", number=100)
+    loaded = data.load(
+        action,
+        "rl",
+        datasets,
+        split="test",
+        number=100,
+    )
     data.require_truths(loaded, ["ground_truth"])
     worst_file = _output_folder(action) / "worst_samples.jsonl"
     started = time.perf_counter()
@@ -138,7 +144,11 @@ def _output_folder(action: Evaluate) -> Path:
     return folder
 
 
-def _answers(model: str, action: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
+def _answers(
+    model: str,
+    action: Evaluate,
+    rows: list[dict[str, Any]],
+) -> "list[Group]":
     """The model's answers to the rows, one group per row, sampled as in a validation during training."""
     sampling: dict[str, Any] = {
         "max_new_tokens": new_tokens(model, action.max_new_tokens),

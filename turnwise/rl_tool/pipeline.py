@@ -110,12 +110,25 @@ class AgenticRLPipeline:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         file = self.output_dir / RESULTS
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(self.results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        partial.write_text(
+            json.dumps(
+                self.results,
+                ensure_ascii=False,
+                indent=2,
+            )
+            + "\n",
+            encoding="utf-8",
+        )
         partial.replace(file)
         write_report(self.output_dir / "report.html", self.results)
         return str(file)
 
-    def _stage(self, name: str, action: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    def _stage(
+        self,
+        name: str,
+        action: str,
+        parameters: Mapping[str, Any],
+    ) -> dict[str, Any]:
         """The recorded result of a stage; runs and records the stage if there is none yet."""
         recorded = self.results.get(name)
         request = {"action": action, **parameters}

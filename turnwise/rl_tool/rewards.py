@@ -14,7 +14,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {**PARTS, "combined": combined}
 BUILT_IN = (*_FUNCTIONS, "judge")
 
 
-def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
+def find_reward(
+    name: str,
+    registered: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> Callable[..., Any]:
     """The reward function or class called `name`. Raises ConfigError if there is none, or if it can't take
     the arguments."""
     functions = {**_FUNCTIONS, "judge": Judge, **registered}
@@ -103,7 +107,11 @@ def _weights(reward_type: str | list[str] | dict[str, float]) -> dict[str, float
     return dict.fromkeys(reward_type, 1.0)
 
 
-def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[str, Any]) -> dict[str, Any]:
+def create(
+    reward_type: str,
+    arguments: Mapping[str, Any],
+    registered: Mapping[str, Any],
+) -> dict[str, Any]:
     """The tool's answer to `create_reward`: the function, its formula, and all its parameters with their
     values."""
     function = find_reward(reward_type, registered, arguments)
@@ -128,7 +136,10 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
 
 
 def _on_its_columns(
-    function: Callable[..., Any], arguments: Mapping[str, Any], completions: Sequence[str], **columns: Any
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    completions: Sequence[str],
+    **columns: Any,
 ) -> Any:
     """Calls a reward on completions, with those of the rows' columns that it has parameters for (with
     `**kwargs`, all)."""

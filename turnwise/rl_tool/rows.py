@@ -129,7 +129,10 @@ def require_truths(loaded: LoadedRows, columns: Sequence[str]) -> None:
 
 
 def _find(
-    choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]
+    choice: RowChoice,
+    split: str,
+    number: int | None,
+    registered: Mapping[str, Any],
 ) -> tuple[str, Sequence[TableRow]]:
     dataset = choice.dataset
     is_registered = isinstance(dataset, str) and dataset in registered
@@ -230,7 +233,14 @@ def quality(loaded: LoadedRows, count_tokens: Callable[[str], int] | None = None
     else:
         lengths = [count_tokens(text) for text in texts]
     values = [[*row.values(), *_contents(row)] for row in loaded.columns]
-    copies = Counter(json.dumps(row, sort_keys=True, default=str) for row in loaded.rows)
+    copies = Counter(
+        json.dumps(
+            row,
+            sort_keys=True,
+            default=str,
+        )
+        for row in loaded.rows
+    )
     return {
         "empty": sum(any(map(_is_blank, row_values)) for row_values in values),
         "null": sum(any(value is None for value in row_values) for row_values in values),

@@ -66,7 +66,12 @@ class Health:
             return {}
         return {RANDOM_SUCCESS: outcomes.success}
 
-    def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
+    def see(
+        self,
+        step: int,
+        row: Row,
+        groups: Sequence[Group] = (),
+    ) -> dict[str, str]:
         """Adds a step's row and returns the sentences now due, by condition. If answers are unparsable, it
         quotes `groups`."""
         self._history.add(row, groups)

@@ -70,7 +70,9 @@ class History:
         if len(recent) == SOME and all(map(math.isfinite, recent)):
             self.lowest_entropy = min(self.lowest_entropy, fmean(recent))
         block = self.successes(-BLOCK)
-        if len(block) == BLOCK and (not self.best or fmean(block) > fmean(self.best)):
+        if len(block) < BLOCK:
+            return
+        if not self.best or fmean(block) > fmean(self.best):
             self.best = block
 
     def last(self, number: int) -> Sequence[Figures]:
@@ -114,7 +116,8 @@ def _figures(row: Row) -> Figures:
     high = figures[f"{spread}/max"]
     # If a filter has left nothing, all groups were rejected.
     is_empty = row.get("rollout/filtered", 0) > 0 and "rollout/score/mean" not in row
-    figures["alike"] = is_empty or (low == high and (bool(figures["is_critic"]) or low == 0))
+    is_level = low == high and (bool(figures["is_critic"]) or low == 0)
+    figures["alike"] = is_empty or is_level
     shares = (figures["rollout/parsed"], _mean_of(row, "env/", "/action_is_valid"))
     figures["usable"] = min(filter(math.isfinite, shares), default=math.nan)
     figures["success"] = _mean_of(row, "env/", "/success")

@@ -19,7 +19,12 @@ class JsonlTracker:
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
-    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        texts: StepTexts = NO_TEXTS,
+    ) -> None:
         row: dict[str, object] = {"step": step, **metrics}
         if texts.health:
             row[SENTENCES] = texts.health

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from turnwise.errors import counted
 from turnwise.protocols import NO_TEXTS, StepTexts, Tracker
+from turnwise.runtime.printable import printable
 from turnwise.tracking.metric_columns import MetricColumn, MetricColumns
 from turnwise.tracking.pace import Pace, duration
 from turnwise.tracking.terminal import TerminalTracker, Ticker
@@ -45,14 +46,22 @@ class Screen:
 
     def show(self, text: str) -> None:
         """Shows the first `MAX_SHOWN_LINES` lines of `text` from now on, with control characters escaped."""
-        chars = [c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text]
-        lines = "".join(chars).splitlines()[:MAX_SHOWN_LINES] or [""]
-        sample = Text("\n", no_wrap=True, overflow="ellipsis").append(lines[0], "bold")
+        lines = printable(text).splitlines()[:MAX_SHOWN_LINES] or [""]
+        sample = Text(
+            "\n",
+            no_wrap=True,
+            overflow="ellipsis",
+        ).append(lines[0], "bold")
         for line in lines[1:]:
             sample.append(f"\n{line}")
         self._sample = sample
 
-    def log(self, step: int, metrics: Mapping[str, float], time_s: float) -> None:
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        time_s: float,
+    ) -> None:
         """Adds the metrics of a finished step to the curves, and notes in `pace` that it has ended."""
         interval_s = self.pace.end_step(step, time_s)
         for column in self._columns.all:
@@ -206,7 +215,12 @@ class LiveTracker:
         self._screen.pace.begin_phase(name, time.monotonic())
         self._show()
 
-    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        texts: StepTexts = NO_TEXTS,
+    ) -> None:
         if texts.brief:
             self._screen.show(texts.brief)
         self._screen.log(step, metrics, time.monotonic())
@@ -226,7 +240,11 @@ class LiveTracker:
 
 
 def stdout_tracker(
-    title: str, columns: MetricColumns, pace: Pace, every: int, console: Console | None = None
+    title: str,
+    columns: MetricColumns,
+    pace: Pace,
+    every: int,
+    console: Console | None = None,
 ) -> Tracker:
     """The live view if standard output is a terminal that can move its cursor, else a line every `every`
     steps."""

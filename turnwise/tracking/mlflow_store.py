@@ -46,7 +46,11 @@ class MlflowStore:
             experiment_id = experiment.experiment_id
         else:
             experiment_id = self._client.create_experiment(name, artifact_location=artifact_location)
-        new_run = self._client.create_run(experiment_id, run_name=run_name or run.name, tags=dict(tags or {}))
+        new_run = self._client.create_run(
+            experiment_id,
+            run_name=run_name or run.name,
+            tags=dict(tags or {}),
+        )
         self._id: str = new_run.info.run_id
         settings = run.settings or {}
         params = [Param(_allowed(key), str(value)[:MAX_VALUE]) for key, value in settings.items()]
@@ -54,7 +58,12 @@ class MlflowStore:
             self._client.log_batch(self._id, params=params[start : start + MAX_PARAMS])
         self.place = f"run {self._id} in {self._client.tracking_uri}"
 
-    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+    def write(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        text: str,
+    ) -> None:
         time_ms = int(time.time() * 1000)
         batch = [self._metric(_allowed(key), value, time_ms, step) for key, value in metrics.items()]
         self._client.log_batch(self._id, batch)

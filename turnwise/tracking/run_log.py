@@ -49,7 +49,10 @@ class RunLog:
     """
 
     def __init__(
-        self, trackers: Sequence[Tracker], stopwatch: Stopwatch | None = None, health: Health | None = None
+        self,
+        trackers: Sequence[Tracker],
+        stopwatch: Stopwatch | None = None,
+        health: Health | None = None,
     ) -> None:
         self._trackers = trackers
         self.health = health

@@ -46,7 +46,12 @@ class Store(Protocol):
     place: str
     """Where people find the run."""
 
-    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+    def write(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        text: str,
+    ) -> None:
         """Writes metrics of a step, and a sample text unless it is empty. Steps count from 1; a validation
         has the number of steps that came before it. So the step of a call is that of the call before, or a
         later one."""
@@ -83,12 +88,18 @@ class StoreTracker:
         self._closing.callback(self._store.close)
         logger.info("%s: %s", name, self._store.place)
 
-    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        texts: StepTexts = NO_TEXTS,
+    ) -> None:
         """Queues the write and waits up to `WRITE_S` for it; doesn't wait if an earlier write is still
         running."""
         self._check_calls()
         if self._store is not None:
-            self._calls.append(self._thread.start(_write, self._store, step, metrics, texts.samples))
+            call = self._thread.start(_write, self._store, step, metrics, texts.samples)
+            self._calls.append(call)
             if len(self._calls) == 1:
                 self._check_calls(WRITE_S)
 
@@ -125,7 +136,12 @@ class StoreTracker:
         self._store = None
 
 
-def _write(store: Store, step: int, metrics: Mapping[str, float], text: str) -> None:
+def _write(
+    store: Store,
+    step: int,
+    metrics: Mapping[str, float],
+    text: str,
+) -> None:
     """Writes a row of step `step` from 0 at the numbers that people see. The text is of the step's own
     episodes."""
     parts = split_by_step(step, metrics)

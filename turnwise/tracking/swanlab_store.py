@@ -34,12 +34,17 @@ class SwanlabStore:
         if "logdir" not in arguments and "log_dir" not in arguments:
             defaults["log_dir"] = str(run.folder / "swanlab")
         self._text = swanlab.Text
-        self._run = swanlab.init(**{**defaults, **arguments}, settings=settings)
+        self._run = swanlab.init(**(defaults | arguments), settings=settings)
         self.place = f"{self._run.dir}; `swanlab sync` sends it"
         if self._run.mode == "online":
             self.place = self._run.url
 
-    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+    def write(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        text: str,
+    ) -> None:
         content: dict[str, Any] = dict(metrics)
         if text:
             content["samples"] = self._text(text)

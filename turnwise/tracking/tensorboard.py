@@ -37,9 +37,20 @@ class TensorBoardStore:
             self._add(0, summary=hparams_pb(settings, trial_id=""))
 
     def _add(self, step: int, **content: Any) -> None:
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, **content))
+        self._writer.add_event(
+            self._event(
+                wall_time=time.time(),
+                step=step,
+                **content,
+            )
+        )
 
-    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+    def write(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        text: str,
+    ) -> None:
         make_value = self._summary.Value
         values = [make_value(tag=name, simple_value=value) for name, value in metrics.items()]
         if text:

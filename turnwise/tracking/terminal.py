@@ -27,7 +27,10 @@ class Ticker:
     def __init__(self, call: Callable[[], None]) -> None:
         self._ended = threading.Event()
         self._thread = threading.Thread(
-            target=_tick, args=(weakref.WeakMethod(call), self._ended), name="ticker", daemon=True
+            target=_tick,
+            args=(weakref.WeakMethod(call), self._ended),
+            name="ticker",
+            daemon=True,
         )
 
     def start(self) -> None:
@@ -55,7 +58,11 @@ class TerminalTracker:
     output."""
 
     def __init__(
-        self, columns: MetricColumns, pace: Pace, every: int = 1, file: TextIO | None = None
+        self,
+        columns: MetricColumns,
+        pace: Pace,
+        every: int = 1,
+        file: TextIO | None = None,
     ) -> None:
         self._columns = columns
         self._every = max(every, 1)
@@ -82,7 +89,12 @@ class TerminalTracker:
         phase, *progress = self._pace.describe(time_s)
         self._print([prefix + phase, *progress, self._pace.time_left(time_s)], time_s)
 
-    def log(self, step: int, metrics: Mapping[str, float], texts: StepTexts = NO_TEXTS) -> None:
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        texts: StepTexts = NO_TEXTS,
+    ) -> None:
         self._pace.end_step(step, time.monotonic())
         num_steps = self._pace.num_steps
         is_validation = self._columns.validation.read(metrics) is not None
@@ -109,7 +121,12 @@ class TerminalTracker:
     def _print(self, cells: Sequence[str], time_s: float) -> None:
         self._printed_at = time_s
         line = "  ".join(cells).rstrip()
-        print(f"{line}\n", end="", file=self._file or sys.stdout, flush=True)
+        print(
+            f"{line}\n",
+            end="",
+            file=self._file or sys.stdout,
+            flush=True,
+        )
 
 
 class TerminalHandler(logging.Handler):

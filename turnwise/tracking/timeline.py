@@ -47,7 +47,14 @@ class Timeline(Stopwatch):
         self._num_spans = 0
         self.num_dropped = 0
 
-    def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
+    def add(
+        self,
+        track: str,
+        name: str,
+        started: float,
+        ended: float | None = None,
+        **details: Any,
+    ) -> None:
         if ended is None:
             ended = self.now()
         self._spent(track, ended - started)
@@ -106,8 +113,9 @@ class Timeline(Stopwatch):
 
 
 def _is_next(last: TimedSpan, started: float, ended: float) -> bool:
-    is_short = ended - started < _SHORT_S and (last.calls > 1 or last.end - last.start < _SHORT_S)
-    return is_short and 0 <= started - last.end < _GAP_S
+    is_short = ended - started < _SHORT_S
+    is_last_short = last.calls > 1 or last.end - last.start < _SHORT_S
+    return is_short and is_last_short and 0 <= started - last.end < _GAP_S
 
 
 def _lanes(spans: Iterable[TimedSpan]) -> tuple[list[list[TimedSpan]], int]:

@@ -13,7 +13,11 @@ class WandbStore:
     variable WANDB_API_KEY; further arguments go to `wandb.init`."""
 
     def __init__(
-        self, run: TrackedRun, api_key: str | None = None, log_dir: str | None = None, **arguments: Any
+        self,
+        run: TrackedRun,
+        api_key: str | None = None,
+        log_dir: str | None = None,
+        **arguments: Any,
     ) -> None:
         import wandb
 
@@ -29,10 +33,15 @@ class WandbStore:
             "config": dict(run.settings or {}),
         }
         self._html = wandb.Html
-        self._run = wandb.init(**{**defaults, **arguments}, settings=wandb.Settings(**settings))
+        self._run = wandb.init(**(defaults | arguments), settings=wandb.Settings(**settings))
         self.place = self._run.url or f"{Path(self._run.dir).parent}; `wandb sync` sends it"
 
-    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+    def write(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        text: str,
+    ) -> None:
         content: dict[str, Any] = dict(metrics)
         if text:
             content["samples"] = self._html(f"<pre>{html.escape(text)}</pre>")
