@@ -99,8 +99,8 @@ def _picture_file(path: str) -> Path:
 
 
 def _columns(metrics: Sequence[str], runs: Sequence[Run]) -> list[MetricColumn]:
-    """Those of the `metrics`, or else of the usual ones, that a run has. Raises DataError if no run has one
-    of the `metrics`."""
+    """The `metrics` that a run has, by default the usual ones. Raises DataError if no run has one of the
+    `metrics`."""
     columns = [MetricColumn(name, "{:.4g}", name) for name in metrics] or list(_METRICS)
     columns = [column for column in columns if any(run.series(column) for run in runs)]
     names = [column.name for column in columns]
