@@ -130,7 +130,7 @@ def test_a_device_that_is_not_there_is_named(make_config):
 
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
     """Before a model is loaded."""
-    monkeypatch.setattr(agentic, "open_policy", None)
+    monkeypatch.setattr(agentic, "open_rollout_context", None)
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "2",

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from turnwise.assemble.cluster import build_cluster
 from turnwise.assemble.placement import place_here, prepare_run
-from turnwise.assemble.roles import trained_strategy
 from turnwise.assemble.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.assemble.run_table import info_of, log_settings, settings_table
+from turnwise.assemble.strategies import trained_strategy
 from turnwise.assemble.whole_run import whole_run
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import SFTConfig, require, unavailable
 from turnwise.examine.demonstrations import encode_all
 from turnwise.examine.examined import ExaminedSFT
+from turnwise.lifecycle.by_validation import ByValidation
+from turnwise.lifecycle.checkpoints import Contents, Fingerprint
+from turnwise.lifecycle.interrupt import Interrupts
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.load import load_tokenizer
-from turnwise.pipelines.by_validation import ByValidation
-from turnwise.pipelines.checkpoints import Contents, Fingerprint
-from turnwise.pipelines.interrupt import Interrupts
-from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.placement import Placement

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from turnwise.assemble.rollouts import Policy, ServedPolicy, build_scheduler, scheduler_settings
+from turnwise.assemble.rollouts import RolloutContext, ServedPolicy, build_scheduler, scheduler_settings
 from turnwise.config import AgenticConfig
 from turnwise.errors import DataError
 from turnwise.examine.examined import Examined
 from turnwise.rollout.journal import read_groups
-from turnwise.rollout.replay import RolloutReplay
+from turnwise.rollout.offline import OfflineRollouts
 from turnwise.rollout.source import RolloutSource, played_of
 from turnwise.rollout.tasks import TaskSource
 from turnwise.types import Group, Trajectory
@@ -42,7 +42,7 @@ def build_source(
         )
         source = build_scheduler(examined, policy, "train", tasks=tasks, settings=settings)
         return source, min(config.max_steps, num_planned_steps(config, tasks) or config.max_steps)
-    replay = build_replay(examined, policy, needs, rollouts)
+    replay = build_offline_rollouts(examined, policy, needs, rollouts)
     return replay, min(config.max_steps, replay.num_batches(config.rollout_batch_size))
 
 
@@ -54,9 +54,9 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
     return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
 
 
-def build_replay(
+def build_offline_rollouts(
     examined: Examined, policy: ServedPolicy, needs: frozenset[str], path: Path
-) -> RolloutReplay:
+) -> OfflineRollouts:
     """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are
     left to train on."""
     config = examined.config
@@ -75,7 +75,7 @@ def build_replay(
     summary = f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {left_out})"
     for problem in _problems(config, groups, policy, needs):
         raise DataError(f"{path}: {problem}")
-    replay = RolloutReplay(
+    replay = OfflineRollouts(
         groups, config.train_env_manager.group_size, str(path), batch_size=config.rollout_batch_size
     )
     num_batches = replay.num_batches(config.rollout_batch_size)
@@ -120,7 +120,7 @@ def build_replay(
 
 
 def _problems(
-    config: AgenticConfig, groups: Sequence[Group], policy: Policy, needs: frozenset[str]
+    config: AgenticConfig, groups: Sequence[Group], policy: RolloutContext, needs: frozenset[str]
 ) -> Iterator[str]:
     """Yields the reasons why these groups of a file ("it" in the texts) can't be trained on."""
     trajectories = [trajectory for group in groups for trajectory in played_of(group)]
@@ -178,7 +178,7 @@ def _problems(
     yield from _foreign_tokens(trajectories, policy)
 
 
-def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Iterator[str]:
+def _foreign_tokens(trajectories: Sequence[Trajectory], policy: RolloutContext) -> Iterator[str]:
     """Yields signs that another tokenizer made the tokens: an id is unknown, or a response doesn't decode to
     its text."""
     other = (

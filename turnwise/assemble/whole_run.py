@@ -9,9 +9,9 @@ from turnwise.assemble.placement import place_here
 from turnwise.assemble.run import start_run
 from turnwise.assemble.run_table import settings_table
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.lifecycle.session import session
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.run_folder import RunFolder
-from turnwise.pipelines.session import session
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.report.curve import learning_curve
 from turnwise.runtime.placement import Placement

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from turnwise.cli.options import read_examined, writable_file
 from turnwise.config import SettingsTable, require, unavailable_to_play
 from turnwise.errors import ConfigError
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.runtime.disk import replace_file
 
 if TYPE_CHECKING:

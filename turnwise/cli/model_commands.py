@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.cli.options import free_folder
 from turnwise.errors import ConfigError
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 
 
 def export(options: argparse.Namespace) -> int:
@@ -33,7 +33,7 @@ def make(options: argparse.Namespace) -> int:
     out = free_folder(options.out)
     with ends_at_once():
         from turnwise.models.make import make_model
-        from turnwise.pipelines.tokenizer_text import environment_text, file_text
+        from turnwise.play.tokenizer_text import environment_text, file_text
 
     corpus = chain(environment_text(), file_text(options.text))
     made = make_model(options.size, out, corpus, seed=options.seed, overrides=overrides)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from turnwise.cli.options import new_file, read_examined
 from turnwise.config import require, unavailable_to_play
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.config.yaml_text import load_yaml
+from turnwise.config.read.yaml_text import load_yaml
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 
 EXIT_REFUSED = 1
 

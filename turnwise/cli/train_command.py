@@ -7,13 +7,13 @@ from pathlib import Path
 from turnwise.assemble.placement import prepare_run
 from turnwise.cli.options import print_notes, read_examined
 from turnwise.config import not_here, require, unavailable
-from turnwise.config.dump import RESUMED
 from turnwise.config.place import place, smallest_machine
-from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.config.read.yaml_text import load_yaml, read_yaml
+from turnwise.config.show.dump import RESUMED
 from turnwise.errors import ConfigError, DataError
 from turnwise.examine.problems import problems
 from turnwise.examine.read import load_examined_sft
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.runtime.rank import launched
 
 

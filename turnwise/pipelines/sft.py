@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.batching.plan import optimizer_steps
-from turnwise.pipelines.by_validation import ByValidation
-from turnwise.pipelines.checkpoints import Checkpoints
-from turnwise.pipelines.interrupt import Interrupts
-from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import RunFolder
+from turnwise.lifecycle.by_validation import ByValidation
+from turnwise.lifecycle.checkpoints import Checkpoints
+from turnwise.lifecycle.interrupt import Interrupts
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Cluster, Loss
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.run_log import RunLog

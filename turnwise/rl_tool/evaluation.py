@@ -20,7 +20,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.examine.examined import examine
 from turnwise.model_files.folder import base_of_adapter, check_model
 from turnwise.model_files.hub import local_path
-from turnwise.rl_tool import rows as data
+from turnwise.rl_tool import loaded_rows as data
 from turnwise.rl_tool.parameters import Evaluate
 from turnwise.rl_tool.training import new_tokens
 from turnwise.trainer.trainer import Trainer

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.pipelines.interrupt import continued_by
-from turnwise.rl_tool import rows as data
+from turnwise.lifecycle.interrupt import continued_by
+from turnwise.rl_tool import loaded_rows as data
 from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import (
     ACTIONS,

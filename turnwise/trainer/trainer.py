@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config import AgenticConfig, require, unavailable
-from turnwise.config.coming_from import counterpart
+from turnwise.config.published.coming_from import counterpart
 from turnwise.data.tables import listed, numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import Examined, examine
@@ -162,8 +162,8 @@ class Trainer:
     @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint of the last run, None if there is none."""
-        from turnwise.pipelines.checkpoints import all_checkpoints
-        from turnwise.pipelines.resume import checkpoints_folder
+        from turnwise.lifecycle.checkpoints import all_checkpoints
+        from turnwise.lifecycle.resume import checkpoints_folder
 
         if self.run_folder is None:
             return None
@@ -185,8 +185,8 @@ class Trainer:
     @property
     def best(self) -> Path | None:
         """Folder of the model that `save_best` keeps, None if there is none yet."""
-        from turnwise.pipelines.by_validation import read_best
-        from turnwise.pipelines.run_folder import RunFolder
+        from turnwise.lifecycle.by_validation import read_best
+        from turnwise.lifecycle.run_folder import RunFolder
 
         folder = (
             None
@@ -201,8 +201,8 @@ class Trainer:
         that is already in the folder. Raises ConfigError if there is no model to save yet, or `folder` is a
         file, a folder with anything else than a model, a checkpoint, or a model that this Trainer starts
         from."""
+        from turnwise.lifecycle.by_validation import read_best
         from turnwise.models.load import export_model
-        from turnwise.pipelines.by_validation import read_best
 
         folder = as_path(folder, "save")
         best_model, newest = self.best, self.checkpoint

@@ -65,7 +65,7 @@ def assert_trained_on_once(pipeline):
 
 def num_parts(pipeline):
     """Number of parts of each step."""
-    events = [json.loads(line) for line in pipeline.folder.replay_log.read_text().splitlines()]
+    events = [json.loads(line) for line in pipeline.folder.schedule_log.read_text().splitlines()]
     return [len(event.get("parts", [0])) for event in events if "batch" in event]
 
 
@@ -296,7 +296,7 @@ def test_a_trainer_that_does_not_answer_ends_the_run_by_name(
 ):
     monkeypatch.setattr("turnwise.cluster.process_life._STACK_S", 0.1)  # what stands still never says where
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
-    fork_server = prepare_processes(["turnwise.assemble.roles"])
+    fork_server = prepare_processes(["turnwise.assemble.strategies"])
     interrupted(config, phase, error, partial(signal_trainer, number), message)
     assert not processes()
     assert prepare_processes() is fork_server
