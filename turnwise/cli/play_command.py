@@ -12,6 +12,8 @@ from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.model_files.folder import folder_here
 from turnwise.model_files.hub import local_path, looks_like_hub_name
 from turnwise.play.policies import OPENAI, PLAYERS
+from turnwise.play.screen import PlayScreen, reader
+from turnwise.runtime.console import open_console
 
 HELP = "an action, or !TEXT for a response as it stands; q leaves"
 HELP_ROWS = "a response as it stands; q leaves"
@@ -43,9 +45,7 @@ def run(options: argparse.Namespace) -> int:
     target = read_target(options, model=model, takes_rows=True)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
-        from turnwise.play.screen import PlayScreen, reader
         from turnwise.play.setup import Choices, set_up
-        from turnwise.runtime.console import open_console
 
     console, own = (
         open_console(no_color=options.no_color),

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.costs.model import bytes_text
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
-from turnwise.pipelines.model_role import ModelRole
-from turnwise.protocols import Stateful
+from turnwise.protocols import Pending, Stateful, Workers
 from turnwise.runtime.replaceable import foreign_entries
 from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
@@ -57,20 +56,30 @@ class Fingerprint:
             )
 
 
+class TrainedRole(Protocol):
+    """What checkpoints need of a role's model (`pipelines.model_role.ModelRole`)."""
+
+    workers: Workers
+    is_sharded: bool
+    num_updates: int
+
+    def call_full_model(self, method: str, *args: Any) -> Pending: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What a checkpoint contains: `model` in the folder itself, `others` (the critic) in subfolders by name,
     each with its optimiser; the tokenizer; the states of `parts`."""
 
-    model: ModelRole
+    model: TrainedRole
     tokenizer: "PreTrainedTokenizerBase"
-    others: Mapping[str, ModelRole] = field(default_factory=dict)
+    others: Mapping[str, TrainedRole] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
     """Approximate size on the disk."""
 
     @property
-    def roles(self) -> list[ModelRole]:
+    def roles(self) -> list[TrainedRole]:
         return [self.model, *self.others.values()]
 
 

@@ -119,10 +119,9 @@ def ends_at_once() -> Iterator[None]:
 def _end(signum: int, frame: FrameType | None) -> None:
     if not CALLS.is_finished:
         os.write(sys.stderr.fileno(), b"interrupted\n")
-    if "turnwise.cluster.fork_server" in sys.modules:  # not imported here, since that takes long
-        from turnwise.cluster.fork_server import drop_processes
-
-        drop_processes()
+    fork_server = sys.modules.get("turnwise.cluster.fork_server")  # not imported here, since that takes long
+    if fork_server is not None:
+        fork_server.drop_processes()
     CALLS.finish(EXIT_INTERRUPTED)
     os._exit(EXIT_INTERRUPTED)
 

@@ -5,20 +5,32 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError, WorkerError, counted
-from turnwise.lifecycle.interrupt import ends_by_signals, how_to_continue
+from turnwise.lifecycle.checkpoints import Checkpoints
+from turnwise.lifecycle.interrupt import Interrupts, ends_by_signals, how_to_continue
 from turnwise.lifecycle.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from turnwise.pipelines.agentic import AgenticPipeline
-    from turnwise.pipelines.sft import SFTPipeline
+from turnwise.protocols import Cluster
 
 logger = logging.getLogger(__name__)
 
 
-Pipeline: TypeAlias = "AgenticPipeline | SFTPipeline"
+class Pipeline(Protocol):
+    """What a session needs of the training loop that it runs."""
+
+    checkpoints: Checkpoints
+    interrupts: Interrupts
+    cluster: Cluster
+
+    def run(self) -> None: ...
+
+    def do_checkpoint(self) -> Path: ...
+
+    def close(self) -> None: ...
+
+
 P = TypeVar("P", bound=Pipeline)
 
 

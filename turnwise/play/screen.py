@@ -13,6 +13,7 @@ from rich.text import Text
 
 from turnwise.batching.samples import build_samples
 from turnwise.errors import counted
+from turnwise.play.episode import ShownPrompt
 from turnwise.protocols import SilentObserver, TurnPlace
 from turnwise.runtime.console import printable
 from turnwise.types import Message, Sample, Trajectory, Turn
@@ -20,7 +21,6 @@ from turnwise.types import Message, Sample, Trajectory, Turn
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.play.episode import ShownPrompt
     from turnwise.play.setup import EpisodeSetup
 
 _LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
@@ -65,7 +65,7 @@ class PlayScreen(SilentObserver):
     def asked(self, place: TurnPlace, messages: Sequence[Message]) -> None:
         self._turn_idx = place.number + 1
 
-    def prompted(self, prompt: "ShownPrompt") -> None:
+    def prompted(self, prompt: ShownPrompt) -> None:
         self._prompt = prompt
         most = self._setup.max_turns
         title = f"turn {self._turn_idx} of {most}" if most else f"turn {self._turn_idx}"

@@ -41,8 +41,8 @@ class RolloutScheduler:
     `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns its
     `EpisodeContexts`. `score` rewards a complete group before the filter sees it. `run_async` runs a
     coroutine on the run's event loop and returns its result. `watchdog` ends episodes that run past their
-    deadline. `schedule_log` records or prescribes which groups go into each training batch. `stopwatch` is told
-    how many groups are playing."""
+    deadline. `schedule_log` records or prescribes which groups go into each training batch. `stopwatch` is
+    told how many groups are playing."""
 
     def __init__(
         self,

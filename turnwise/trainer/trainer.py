@@ -17,16 +17,19 @@ from turnwise.data.tables import listed, numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import Examined, examine
 from turnwise.examine.read import parse_examined, parse_examined_sft
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.pipelines.evaluate import Evaluation
+from turnwise.pipelines.step_report import StepReport
+from turnwise.report.curve import curve_figure
 from turnwise.runtime.replaceable import require_replaceable
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.tracking.terminal import warnings_on_terminal
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
 from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values, tool_names
 from turnwise.trainer.paths import as_path, bases_of, folders_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from turnwise.pipelines.evaluate import Evaluation
-    from turnwise.pipelines.step_report import StepReport
 
 _AT_WORK = Lock()
 
@@ -169,12 +172,10 @@ class Trainer:
             return None
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
-    def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
+    def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> Evaluation:
         """Plays the config's validation tasks, or the first `num_tasks`, with `model`, just as a validation
         in training does. The default `model` is the newest checkpoint, or the initial model if there is
         none."""
-        from turnwise.tracking.terminal import warnings_on_terminal
-
         with _alone(), warnings_on_terminal(only_new=True):
             self._objects.install()
             from turnwise.assemble.saved import evaluate_model
@@ -186,7 +187,6 @@ class Trainer:
     def best(self) -> Path | None:
         """Folder of the model that `save_best` keeps, None if there is none yet."""
         from turnwise.lifecycle.by_validation import read_best
-        from turnwise.lifecycle.run_folder import RunFolder
 
         folder = (
             None
@@ -230,9 +230,6 @@ class Trainer:
     def plot(self) -> "Figure":
         """The learning curve of the last run, as a figure that a notebook shows. Raises ConfigError before
         the first run."""
-        from turnwise.report.curve import curve_figure
-        from turnwise.tracking.jsonl import read_metrics
-
         if self.run_folder is None:
             raise ConfigError("plot: this Trainer has trained nothing yet; call train() first")
         return curve_figure(read_metrics(self.run_folder / "metrics.jsonl"), self.config.exp_name)
