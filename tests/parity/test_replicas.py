@@ -96,7 +96,7 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
     with pytest.raises(
         DataError, match="2 inference replicas sampled in their own processes, which follow no schedule"
     ):
-        run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), replay=folder.path)
+        run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), repeated_run=folder.path)
 
 
 def kill(server):

@@ -56,10 +56,10 @@ def build_agentic(
     is_quiet: bool = False,
     rollouts: Path | None = None,
     is_profiled: bool = False,
-    replay: Path | None = None,
+    repeated_run: Path | None = None,
 ) -> AgenticPipeline:
     """The pipeline of one run of `turnwise train`. `placement` is that on this machine, the default. With
-    `rollouts` it trains on the episodes of that file. With `replay` it repeats the schedule of the
+    `rollouts` it trains on the episodes of that file. With `repeated_run` it repeats the schedule of the
     asynchronous run in that folder. With `is_profiled` it writes `timeline.json` at its close."""
     config = examined.config
     require(unavailable(config))
@@ -72,7 +72,7 @@ def build_agentic(
     algorithm = make_algorithm(config, kl_ctrl)
     is_asynchronous = config.plays_ahead and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
-    schedule_log = build_schedule_log(config, placement, folder, is_asynchronous, replay)
+    schedule_log = build_schedule_log(config, placement, folder, is_asynchronous, repeated_run)
     prepare_run(placement)
     turn_journal = None
     if config.turn_journal_mb and rollouts is None:

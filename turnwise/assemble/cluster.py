@@ -75,18 +75,21 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 
 def build_schedule_log(
-    config: AgenticConfig, placement: Placement, folder: RunFolder, is_asynchronous: bool, replay: Path | None
+    config: AgenticConfig,
+    placement: Placement,
+    folder: RunFolder,
+    is_asynchronous: bool,
+    repeated_run: Path | None,
 ) -> ScheduleLog | None:
     """The log that records an asynchronous run's time-dependent decisions; None if the run is synchronous.
-    With `replay`, the log also repeats those of the run in that folder. Raises DataError if `replay` is set
-    and such a run can't be repeated."""
-    for problem in _no_replay(config, placement, is_asynchronous) if replay else ():
-        raise DataError(f"--replay {replay}: {problem}")
+    With `repeated_run`, the log also repeats those of the run in that folder. Raises DataError if
+    `repeated_run` is set and such a run can't be repeated."""
+    for problem in _obstacles_to_repeat(config, placement, is_asynchronous) if repeated_run else ():
+        raise DataError(f"--replay {repeated_run}: {problem}")
     if not is_asynchronous:
         return None
-    schedule_log = ScheduleLog(
-        folder.schedule_log, recorded=replay / folder.schedule_log.name if replay else None
-    )
+    recorded = repeated_run / folder.schedule_log.name if repeated_run else None
+    schedule_log = ScheduleLog(folder.schedule_log, recorded)
     if folder.resumed_from is not None:
         schedule_log.resumed()
     return schedule_log
@@ -110,7 +113,7 @@ def begin_schedule_log(
     )
 
 
-def _no_replay(config: AgenticConfig, placement: Placement, is_asynchronous: bool) -> Iterator[str]:
+def _obstacles_to_repeat(config: AgenticConfig, placement: Placement, is_asynchronous: bool) -> Iterator[str]:
     """Yields the reasons why a run of this config can't be repeated. In the texts, "it" is the recorded
     run."""
     if not is_asynchronous:

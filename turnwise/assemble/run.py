@@ -95,7 +95,7 @@ def begin(
             pipeline.checkpoints.restore(folder.resumed_from)
         folder.begin(pipeline.checkpoints.config_yaml)
         if pipeline.log.health is not None and folder.metrics.exists():
-            pipeline.log.health.replay(read_metrics(folder.metrics))
+            pipeline.log.health.restore(read_metrics(folder.metrics))
         on_error.pop_all()
 
 

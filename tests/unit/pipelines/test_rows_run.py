@@ -212,7 +212,7 @@ def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
     assert any(event.get("version") for event in schedule), "nothing was admitted after the first step"
     again = run(
         make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"),
-        replay=recorded.folder.path,
+        repeated_run=recorded.folder.path,
     )
     first, second = (
         {(r["group"], r["sibling"]): r["task"] for r in played(pipeline.folder)}

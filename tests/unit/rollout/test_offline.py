@@ -117,27 +117,27 @@ def test_a_context_that_starts_with_nothing_is_named(written):
 
 
 def test_a_replay_hands_out_each_group_once():
-    replay = OfflineRollouts([group(i) for i in range(5)], 3, "a.jsonl", batch_size=6)
-    assert replay.num_batches(6) == 2
+    offline = OfflineRollouts([group(i) for i in range(5)], 3, "a.jsonl", batch_size=6)
+    assert offline.num_batches(6) == 2
     for indices, is_exhausted in (([0, 1], False), ([2, 3], True)):
-        assert [g.index for g in replay.get_batch(6)] == indices and replay.is_exhausted == is_exhausted
+        assert [g.index for g in offline.get_batch(6)] == indices and offline.is_exhausted == is_exhausted
     with pytest.raises(RolloutError, match=r"a\.jsonl is at its end: 1 groups are left"):
-        replay.get_batch(6)
+        offline.get_batch(6)
 
 
 def test_a_position_belongs_to_its_file():
-    replay, again = (
+    offline, again = (
         OfflineRollouts([group(i) for i in range(4)], 3, "a.jsonl", batch_size=6) for _ in range(2)
     )
-    replay.get_batch(6)
-    again.load_state_dict(json.loads(json.dumps(replay.state_dict())))
+    offline.get_batch(6)
+    again.load_state_dict(json.loads(json.dumps(offline.state_dict())))
     assert not again.is_exhausted and again.get_batch(6)[0].index == 2 and again.num_episodes == 12
     at_end = OfflineRollouts(again.groups, 3, "a.jsonl", batch_size=3)
     at_end.load_state_dict(again.state_dict())
     assert at_end.is_exhausted, "a run that is continued here ends, as the first one did"
     longer = OfflineRollouts([group(i) for i in range(6)], 3, "a.jsonl")
-    longer.load_state_dict(replay.state_dict())
+    longer.load_state_dict(offline.state_dict())
     assert longer.num_episodes == 6, "what lies behind the position may grow"
-    for state in ({"next_index": 2, "num_episodes": 6}, replay.state_dict()):
+    for state in ({"next_index": 2, "num_episodes": 6}, offline.state_dict()):
         with pytest.raises(CheckpointError, match=r"wasn't saved by a run that trained from b\.jsonl"):
             OfflineRollouts([group(i + 1) for i in range(4)], 3, "b.jsonl").load_state_dict(state)
