@@ -133,7 +133,8 @@ LATE_IMPORTS = {
     "rl_tool/training.py": _NO_TORCH,
     "trainer/trainer.py": "refuses a wrong config before it imports torch, and notebooks import it fast",
 }
-"""Files that import modules of ours inside functions or for the type checker alone, and what they keep out."""
+"""Files that import modules of ours inside functions or for the type checker alone, and what they keep
+out."""
 
 MODULES_WITHOUT_TWINS = {"roles.py", "rows.py", "session.py", "scheduler.py", "replay.py"}
 """Names of files that say too little to stand twice."""

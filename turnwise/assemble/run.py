@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require, unavailable
-from turnwise.config.show.describe import most_sampled
 from turnwise.config.show.dump import leaves, resolved_values
 from turnwise.config.show.sizes import smaller_steps
+from turnwise.config.show.step_rows import most_sampled
 from turnwise.errors import ConfigError
 from turnwise.lifecycle.checkpoints import Checkpoints, Contents
 from turnwise.lifecycle.resume import checkpoints_folder, open_run

@@ -21,7 +21,8 @@ from turnwise.assemble.rollouts import (
 from turnwise.assemble.run_table import log_settings, play_table
 from turnwise.chat.conversation import TokenContexts
 from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
-from turnwise.config.show.describe import most_sampled, sampling
+from turnwise.config.show.played_rows import sampling
+from turnwise.config.show.step_rows import most_sampled
 from turnwise.errors import DataError
 from turnwise.examine.algorithm import make_algorithm
 from turnwise.examine.examined import Examined

@@ -229,7 +229,9 @@ def test_a_replay_by_other_kernels_or_on_another_split_of_the_threads_is_refused
 
     def assert_refused(message, **split):
         with pytest.raises(DataError, match=message):
-            run_small(make_config(max_steps=1, cpu_split={"rollout": 1} | split), repeated_run=first.folder.path)
+            run_small(
+                make_config(max_steps=1, cpu_split={"rollout": 1} | split), repeated_run=first.folder.path
+            )
 
     assert_refused(r"recorded with threads \d+ to train and 1 to play, and here it is 9 to train", train=9)
     is_compiled = load_kernels() is not None
