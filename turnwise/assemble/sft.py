@@ -22,6 +22,7 @@ from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.load import load_tokenizer
 from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.pipelines.sft import SFTPipeline
+from turnwise.protocols import Stateful
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.placement import Placement
 from turnwise.tracking.metric_columns import SFT_COLUMNS
@@ -56,7 +57,7 @@ def build_sft(
         is_sharded = config.strategy_args.is_sharded
         sft = ModelRole("sft", workers, _batch_plan(config), event_loop.stopwatch, is_sharded=is_sharded)
         by_validation = ByValidation(config, folder.best)
-        parts = {
+        parts: dict[str, Stateful] = {
             "random": GlobalRandomState(),
             "demonstrations": Fingerprint(train_samples),
             "by_validation": by_validation,

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 
 from turnwise.assemble.prepare import lacking_here
+from turnwise.config import describe
 from turnwise.config.place import place, smallest_machine
 from turnwise.config.problems import Problem
-from turnwise.config.show import describe
 from turnwise.config.show.dump import dump_yaml, resolved_values
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import Examined, ExaminedSFT
