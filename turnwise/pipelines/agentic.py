@@ -10,9 +10,9 @@ A step goes through these phases, in this order. `time/step_PHASE` is how long e
       rollout               tasks, sampled tokens        groups of trajectories      the slowest group, or
                                                                                      nothing: played ahead
       ref_log_probs         tokens                       reference's log-probs       ranks of the reference
-      old_log_probs_values  tokens                       old log-probs, values       ranks of policy and critic
+      old_log_probs_values  tokens                       old log-probs, values       policy and critic ranks
       adv                   rewards, log-probs, values   advantages, returns         nothing
-      train                 tokens, advantages           gradients, then new weights ranks of critic and policy
+      train                 tokens, advantages           gradients, then new weights critic and policy ranks
     log                     metrics of all phases        a record in each tracker    the disk
     checkpoint              weights, optimisers, states  a folder `checkpoint-N`     ranks and the disk
 """
