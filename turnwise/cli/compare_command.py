@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cli.options import writable_file
-from turnwise.config.dump import RESUMED, leaves
-from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.config.read.yaml_text import load_yaml, read_yaml
+from turnwise.config.show.dump import RESUMED, leaves
 from turnwise.errors import ConfigError, DataError, nearest
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.report.curve import compared_curves
 from turnwise.report.picture_file import is_replaceable
+from turnwise.report.series import counted
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS, MetricColumn
 from turnwise.tracking.pace import duration
@@ -115,9 +116,6 @@ def _columns(metrics: Sequence[str], runs: Sequence[Run]) -> list[MetricColumn]:
 
 
 def _draw(runs: Sequence[Run], columns: Sequence[MetricColumn], out: Path) -> None:
-    with ends_at_once():
-        from turnwise.report.curve import compared_curves, counted
-
     groups = _curve_groups(runs)
     panels: dict[str, Any] = {}
     for column in columns:

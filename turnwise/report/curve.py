@@ -1,7 +1,5 @@
 """Learning curves of runs as pictures."""
 
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
@@ -10,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from turnwise.report.intervals import wilson_interval
 from turnwise.report.picture_file import write_figure
-from turnwise.runtime.step_numbers import shown_step
+from turnwise.report.series import Point, Row, columns, mean_curve, metric_series, smooth, values_by_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, float]
-Point = tuple[float, float]
 Draw = Callable[["Axes"], None]
 
 _TRAIN = "#6baed6"
@@ -31,8 +27,6 @@ _MARGINS = {
     "hspace": 0.32,
     "wspace": 0.32,
 }
-MIN_SMOOTHED = 20
-"""Minimum number of points of a curve that is smoothed."""
 _PHASES = ("rollout", "train", "val", "checkpoint")
 _SHARES = {
     "groups alike": r"rollout/zero_variance_groups",
@@ -86,7 +80,7 @@ def curve_figure(
             self.savefig(picture, format="png", dpi=100)
             return picture.getvalue()
 
-    is_fine_tuning = bool(_series(rows, r"sft/loss"))
+    is_fine_tuning = bool(metric_series(rows, r"sft/loss"))
     panels = _panels(rows)
     if panels:
         figure = CurveFigure(figsize=(8, 6))
@@ -142,12 +136,6 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
     return path
 
 
-def counted(points: Sequence[Point], metric: str = "") -> list[Point]:
-    """The points of a metric with steps that count from 1, as people see them; in `metrics.jsonl` they count
-    from 0. There a validation after n steps stands in the row of step n, so its points stay as they are."""
-    return [(shown_step(step, metric), value) for step, value in points]
-
-
 def _draw_group(
     axes: "Axes",
     curves: Sequence[Sequence[Point]],
@@ -155,11 +143,10 @@ def _draw_group(
     label: str,
 ) -> None:
     """Draws runs that differ in their seed only as one curve."""
-    values_by_step = _by_step(curves)
-    means = [(step, _mean(values_by_step[step])) for step in sorted(values_by_step)]
-    smooth_means = _smooth(means)
+    means = mean_curve(curves)
+    smooth_means = smooth(means)
     axes.plot(
-        *_columns(means),
+        *columns(means),
         color=color,
         linestyle="",
         marker="o",
@@ -168,18 +155,18 @@ def _draw_group(
     )
     if len(curves) == 1:
         axes.plot(
-            *_columns(smooth_means),
+            *columns(smooth_means),
             color=color,
             label=_literal(label),
         )
         return
     name = f"{label} (mean of {len(curves)} runs)"
     axes.plot(
-        *_columns(smooth_means),
+        *columns(smooth_means),
         color=color,
         label=_literal(name),
     )
-    smooth_values = _by_step([list(dict(_smooth(curve)).items()) for curve in curves])
+    smooth_values = values_by_step([list(dict(smooth(curve)).items()) for curve in curves])
     steps = [step for step, _ in smooth_means if step in smooth_values]
     lows = [min(smooth_values[step]) for step in steps]
     highs = [max(smooth_values[step]) for step in steps]
@@ -191,15 +178,6 @@ def _draw_group(
         alpha=0.15,
         linewidth=0,
     )
-
-
-def _by_step(curves: Sequence[Sequence[Point]]) -> dict[float, list[float]]:
-    """Step → the values that the curves have there."""
-    values: dict[float, list[float]] = {}
-    for curve in curves:
-        for step, value in curve:
-            values.setdefault(step, []).append(value)
-    return values
 
 
 def _whole_steps(axes: "Axes", max_ticks: int = 10) -> None:
@@ -225,12 +203,12 @@ def _draw_success(
     rows: Sequence[Row],
     baselines: Mapping[str, float],
 ) -> None:
-    train = _series(rows, r"env/.+/success")
-    held_out = _series(rows, r"val/env/.+/success")
+    train = metric_series(rows, r"env/.+/success")
+    held_out = metric_series(rows, r"val/env/.+/success")
     is_success = bool(train or held_out)
     if not is_success:
-        train = _series(rows, r"rollout/score/mean")
-        held_out = _series(rows, r"val/score/mean")
+        train = metric_series(rows, r"rollout/score/mean")
+        held_out = metric_series(rows, r"val/score/mean")
     _draw_pair(axes, train, held_out, "training rollouts", "validation tasks")
     if is_success:
         _draw_intervals(axes, rows, held_out)
@@ -254,7 +232,7 @@ def _draw_intervals(
     successes: Sequence[Point],
 ) -> None:
     """Draws the Wilson intervals of validations as a band."""
-    counts = dict(_series(rows, r"val/num_episodes"))
+    counts = dict(metric_series(rows, r"val/num_episodes"))
     steps = []
     lows = []
     highs = []
@@ -286,15 +264,17 @@ def _measured_lines(
     lines: dict[str, float] = {}
     if len(points) > 1 and points[0][0] <= 1:
         lines["before training"] = points[0][1]
-    random = _series(rows, r"random_player/success")
+    random = metric_series(rows, r"random_player/success")
     if is_success and random:
         lines["random player"] = random[-1][1]
     return lines
 
 
 def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
-    train = _series(rows, r"sft/loss")
-    _draw_pair(axes, train, _series(rows, r"sft/val_loss"), "training batches", "validation demonstrations")
+    train = metric_series(rows, r"sft/loss")
+    _draw_pair(
+        axes, train, metric_series(rows, r"sft/val_loss"), "training batches", "validation demonstrations"
+    )
     axes.set_ylabel("nats a trained token")
     if min(value for _, value in train) > 0:
         axes.set_yscale("log", subs=[2, 5])
@@ -312,20 +292,20 @@ def _draw_pair(
     """Draws a metric in training, raw and smoothed, and in validation."""
     if train:
         axes.plot(
-            *_columns(train),
+            *columns(train),
             color=_TRAIN,
             linewidth=0.8,
             alpha=0.5,
         )
         axes.plot(
-            *_columns(_smooth(train)),
+            *columns(smooth(train)),
             color=_TRAIN,
             linewidth=2,
             label=f"{train_label}, smoothed",
         )
     if held_out:
         axes.plot(
-            *_columns(held_out),
+            *columns(held_out),
             color=_VAL,
             linewidth=2,
             marker="o",
@@ -341,7 +321,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, Draw]:
     for title, patterns, top in _CURVE_PANELS:
         curves = {}
         for label, pattern in patterns.items():
-            points = _series(rows, pattern)
+            points = metric_series(rows, pattern)
             is_off = patterns is _KL and not any(value for _, value in points)
             if points and not is_off:
                 curves[label] = points
@@ -362,7 +342,7 @@ def _draw_curves(
     automatic."""
     for (label, points), color in zip(curves.items(), _COLORS, strict=False):
         axes.plot(
-            *_columns(points),
+            *columns(points),
             color=color,
             linewidth=1,
             label=label,
@@ -397,41 +377,3 @@ def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
 
 def _seconds_by_phase(rows: Sequence[Row]) -> dict[str, list[float]]:
     return {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
-
-
-def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
-    """`(step, mean)` of each row's finite metrics whose names match the pattern. Rows without such a metric
-    are left out. Steps count from 1. A row of step n from 0 has the validation after n steps, which is shown
-    there."""
-    points = []
-    for row in rows:
-        matching = [value for name, value in row.items() if re.fullmatch(pattern, name)]
-        values = [value for value in matching if math.isfinite(value)]
-        if values:
-            points.append((row["step"], _mean(values)))
-    return counted(points, pattern)
-
-
-def _smooth(points: Sequence[Point]) -> list[Point]:
-    """Means over windows that reach a twentieth of the run (1 to 10 points) to both sides. The curve ends
-    where its window does: one that shrank at the end would show the noise of the last step as a result. Few
-    points stay as they are."""
-    if len(points) < MIN_SMOOTHED:
-        return list(points)
-    reach = min(len(points) // 20, 10)
-    means = []
-    for middle in range(reach, len(points) - reach):
-        window = [value for _, value in points[middle - reach : middle + reach + 1]]
-        step, _ = points[middle]
-        means.append((step, _mean(window)))
-    return means
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    steps = [step for step, _ in points]
-    values = [value for _, value in points]
-    return steps, values

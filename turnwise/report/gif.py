@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from turnwise.runtime.printable import printable
+from turnwise.runtime.console import printable
 
 PICTURE_SIDE = 320
 """Maximum pixels of a picture's longer side: smaller pictures are enlarged by a whole factor, larger ones

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.pipelines.interrupt import continued_by
-from turnwise.rl_tool import rows as data
+from turnwise.lifecycle.interrupt import continued_by
+from turnwise.model_files.folder import base_of_adapter
+from turnwise.rl_tool import loaded_rows as data
 from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import (
     ACTIONS,
@@ -133,7 +134,6 @@ def _token_counter(model: str) -> Callable[[str], int]:
 
 
 def _export(action: Export) -> dict[str, Any]:
-    from turnwise.model_files.folder import base_of_adapter
     from turnwise.models.load import export_model, parse_dtype
 
     out = Path(action.output_dir)

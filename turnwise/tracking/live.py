@@ -16,7 +16,7 @@ from rich.text import Text
 
 from turnwise.errors import counted
 from turnwise.protocols import NO_TEXTS, StepTexts, Tracker
-from turnwise.runtime.printable import printable
+from turnwise.runtime.console import printable
 from turnwise.tracking.metric_columns import MetricColumn, MetricColumns
 from turnwise.tracking.pace import Pace, duration
 from turnwise.tracking.terminal import TerminalTracker, Ticker

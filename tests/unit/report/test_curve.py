@@ -9,8 +9,9 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from turnwise.report.curve import _smooth, compared_curves, counted, curve_figure, learning_curve
+from turnwise.report.curve import compared_curves, curve_figure, learning_curve
 from turnwise.report.intervals import wilson_interval
+from turnwise.report.series import counted, smooth
 
 SUCCESS = [{"step": i, "env/A/success": i / 10, "val/env/A/success": i / 12} for i in range(10)]
 
@@ -122,10 +123,10 @@ def test_wilson_interval_holds_the_proportion_and_narrows():
 
 def test_a_smoothed_curve_ends_where_its_window_ends():
     points = [(step, 0.0) for step in range(40)] + [(40, 100.0)]
-    smooth = _smooth(points)
-    assert [smooth[0][0], smooth[-1][0]] == [2, 38]
-    assert smooth[-1][1] == pytest.approx(20.0), "the last value is a mean, not the last step"
-    assert _smooth(points[-19:]) == points[-19:]
+    means = smooth(points)
+    assert [means[0][0], means[-1][0]] == [2, 38]
+    assert means[-1][1] == pytest.approx(20.0), "the last value is a mean, not the last step"
+    assert smooth(points[-19:]) == points[-19:]
 
 
 def test_steps_count_from_1_and_validations_stay_where_they_were_made():
