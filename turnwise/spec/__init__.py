@@ -105,8 +105,8 @@ class VariantSpec:
         if not self.granularities:
             return f"pg_variant {name} has no probability ratio; leave ratio_type out"
         return (
-            f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or "
-            f"pg_variant ppo for tokens"
+            f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or pg_variant "
+            "ppo for tokens"
         )
 
 
