@@ -6,7 +6,8 @@ from typing import Any
 
 from turnwise.costs.model import BYTES
 from turnwise.errors import ModelError
-from turnwise.model_files.folder import base_of_adapter, check_sizes, folder_here, read_object
+from turnwise.model_files.folder import base_of_adapter, folder_here, read_object
+from turnwise.model_files.sizes import check_sizes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Last parts of the names of the linear modules in a layer of the Llama family."""
