@@ -128,13 +128,13 @@ def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
     if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
         message = (
-            f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; "
-            f"use at least 2"
+            f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at "
+            "least 2"
         )
         if estimator.has_step_returns:
             message = (
-                f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be "
-                f"compared; use at least 2"
+                f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use "
+                "at least 2"
             )
         yield Problem.at("train_env_manager.group_size", message)
     yield from refused(SIBLING_RULES, config)
@@ -181,7 +181,7 @@ def _wrong_parameter(name: str, parameters: Mapping[str, Any]) -> str:
     if name == "dual_clip" and value <= 1:
         return (
             f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or "
-            f"dual_clip_loss: false"
+            "dual_clip_loss: false"
         )
     if name == "fraction" and value > 1:
         return f"{value} isn't a share of the tokens; use at most 1"
@@ -225,8 +225,7 @@ def _updates(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "save_best",
             f"validations every eval_steps {every} play older weights than the trainer's, which are sent "
-            f"every "
-            f"model_update_frequency {updated} steps; make eval_steps a multiple of that",
+            f"every model_update_frequency {updated} steps; make eval_steps a multiple of that",
         )
     if config.deterministic and config.save_steps % updated:
         message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {updated}"

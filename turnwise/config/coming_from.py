@@ -94,8 +94,8 @@ def counterpart(path: KeyPath, top_level: Collection[str] = ()) -> str:
         here = ours.partition(".")[2]
         if here.partition(".")[0] not in top_level:
             return (
-                f" {system}'s {theirs} is {ours} here, a key of `turnwise train` that this config "
-                f"doesn't have."
+                f" {system}'s {theirs} is {ours} here, a key of `turnwise train` that this config doesn't "
+                "have."
             )
         ours = here
     return (

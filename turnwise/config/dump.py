@@ -111,9 +111,10 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     """The settings that differ between two `resolved_values`, ordered as in `now`. Leaves out `places` of
     `resume.yaml`.
 
-    >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b":
-    True}})] ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset →
-    True']
+    >>> for difference in differences({"seed": 1}, {"seed": 2, "critic": {"b": True}}):
+    ...     print(difference)
+    seed: 1 → 2 (tasks, tokens and the order of training follow from it)
+    critic.b: unset → True
     """
     before, after = dict(leaves(saved)), dict(leaves(now))
     for flat in (before, after):

@@ -83,7 +83,7 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
         yield (
             f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; "
-            f"use auto here."
+            "use auto here."
         )
     if not spec.has_options and role.strategy_args.strategy_config:
         names = [other for other, known in STRATEGIES.items() if not known.has_options]
@@ -156,8 +156,8 @@ def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             TemporaryDirectory(dir=place).cleanup()
         except OSError as fault:
             yield (
-                f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or "
-                f"allow it."
+                f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or allow "
+                "it."
             )
 
 

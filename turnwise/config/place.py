@@ -288,9 +288,9 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
             f"{reason}, and this machine has {num_devices} CUDA devices (0 to {num_devices - 1}): {fewer}"
         )
     raise ConfigError(
-        f"{reason}, and this machine has {counted(num_devices, 'slot')} "
-        "(without accelerators a device is a slot of the CPU, one for each core): "
-        f"{fewer}, or set num_gpus_per_node: {last + 1} for more slots than cores"
+        f"{reason}, and this machine has {counted(num_devices, 'slot')} (without accelerators a device is a "
+        f"slot of the CPU, one for each core): {fewer}, or set num_gpus_per_node: {last + 1} for more slots "
+        "than cores"
     )
 
 

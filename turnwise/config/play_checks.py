@@ -96,8 +96,8 @@ def state_problems(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "adv_estimator",
             f"{config.adv_estimator} compares turns that were taken in the same state, and {agent} sets no "
-            f"Turn.state_key; "
-            "take grpo, or name an agent loop of yours that sets it in data.default_agent: module:Class",
+            "Turn.state_key; take grpo, or name an agent loop of yours that sets it in data.default_agent: "
+            "module:Class",
         )
 
 

@@ -199,8 +199,7 @@ def _read_grpo_of_plain_scores(translation: Translation) -> None:
         translation.raw |= {"adv_estimator": "reinforce", "reward_placement": "final"}
         translation.notes.append(
             "adv_estimator grpo with reward_normalization.method identity is read as reinforce with "
-            "reward_placement final: "
-            "scores as they are, on every token"
+            "reward_placement final: scores as they are, on every token"
         )
 
 
@@ -253,8 +252,8 @@ def _translate_manager(translation: Translation, manager: str) -> None:
     if isinstance(num_traj, int) and num_traj > 0 and isinstance(batch, int) and num_traj * num_envs < batch:
         total = f"{num_envs} environments × {num_traj} = {num_traj * num_envs} trajectories"
         message = (
-            f"{total} are less than {batch_key} {batch}; leave it out, environments play as often as "
-            f"the batch needs"
+            f"{total} are less than {batch_key} {batch}; leave it out, environments play as often as the "
+            "batch needs"
         )
         translation.problems.append(Problem((manager, "max_traj_per_env"), message))
     for key in Role.model_fields.keys() - {"generating_args"}:

@@ -92,9 +92,8 @@ def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
         num_samples = config.max_samples_per_trajectory * config.rollout_batch_size
         yield (
             f"a batch makes up to {num_steps} optimiser steps (ppo_epochs {config.ppo_epochs} × "
-            f"⌈{num_samples} samples / "
-            f"{config.actor_train.samples_per_optimizer_step}⌉, actor_train's per_device_train_batch_size × "
-            "gradient_accumulation_steps), and it must be one"
+            f"⌈{num_samples} samples / {config.actor_train.samples_per_optimizer_step}⌉, actor_train's "
+            "per_device_train_batch_size × gradient_accumulation_steps), and it must be one"
         )
 
 

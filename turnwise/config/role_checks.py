@@ -21,8 +21,7 @@ def role_problems(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "actor_infer.model_args.model_name_or_path",
             f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path "
-            f"{trained}; actor_infer "
-            "samples from the trained weights, so remove it here",
+            f"{trained}; actor_infer samples from the trained weights, so remove it here",
         )
     if config.needs_critic and config.critic_warmup >= max(config.max_steps, 1):
         message = (
@@ -50,16 +49,15 @@ def placed_model_problems(
         rate = role.training_args.learning_rate
         if role.training_args.lr_scheduler_type == "polynomial" and rate <= 1e-7:
             message = (
-                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or "
-                f"take linear"
+                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or take "
+                "linear"
             )
             yield Problem.at(f"{prefix}training_args.learning_rate", message)
     if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
         yield Problem.at(
             f"{prefix}device_mapping",
             f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline "
-            f"parallel "
-            f"{role.model_parallel_size} devices each",
+            f"parallel {role.model_parallel_size} devices each",
         )
 
 
@@ -139,7 +137,6 @@ def cache_problems(config: AgenticConfig) -> Iterator[Problem]:
     if config.kv_cache_bytes < token * length:
         yield Problem.at(
             "actor_infer.strategy_args.strategy_config.kv_cache_bytes",
-            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × "
-            f"sequence_length {length:,} = "
-            f"{token * length:,}; raise it, or lower sequence_length",
+            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × sequence_length "
+            f"{length:,} = {token * length:,}; raise it, or lower sequence_length",
         )

@@ -167,7 +167,7 @@ def _one_sequence(value: int) -> int:
     if value != 1:
         raise ValueError(
             f"got {value}; a task's siblings come from `group_size` of the environment manager, so this "
-            f"stays 1"
+            "stays 1"
         )
     return value
 
@@ -238,7 +238,7 @@ class StrategyArgs(Section):
             if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
                 raise ValueError(
                     f"{name} is {asked!r}; it must be a whole number of at least 1, without quotes or "
-                    f"exponent"
+                    "exponent"
                 )
         return options
 

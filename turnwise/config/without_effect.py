@@ -109,11 +109,9 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
     if long:
         message = (
             f"{config.pg_variant} gives all tokens of a sequence the mean of their advantages, and in mode "
-            f"trajectory the "
-            f"turns of an episode ({', '.join(long)}) are one sequence, so the credit that "
-            f"{config.adv_estimator} gives single "
-            "turns is averaged away; set ratio_type: segment, or mode: step in the environment, or "
-            "pg_variant: ppo."
+            f"trajectory the turns of an episode ({', '.join(long)}) are one sequence, so the credit that "
+            f"{config.adv_estimator} gives single turns is averaged away; set ratio_type: segment, or mode: "
+            "step in the environment, or pg_variant: ppo."
         )
         yield Problem.at("pg_variant", message)
 
@@ -129,7 +127,7 @@ def _long_warmups(config: AgenticConfig) -> Iterator[Problem]:
             end = training.learning_rate * steps / training.warmup_steps
             message = (
                 f"{training.warmup_steps} is more than the {steps} optimiser steps of the run, so the "
-                f"learning rate"
+                "learning rate"
             )
             path = (name, "training_args", "warmup_steps")
             yield Problem(path, f"{message} ends at {end:.1g} and never reaches {training.learning_rate:g}.")

@@ -52,10 +52,10 @@ def load_yaml(text: str, name: str) -> Any:
     """The value of a YAML text, whose words mean what they mean in a config (`1e-3` is a number). Raises
     ConfigError if `require_bounded` does, or a mapping has a key twice.
 
-    >>> load_yaml("a: &a {b: *a}", "own.yaml")
+    >>> load_yaml("a: &a {b: *a}", "own.yaml")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ... turnwise.errors.ConfigError: own.yaml:1: the alias *a stands inside its own anchor; write out what it
-    should hold
+    ...
+    turnwise.errors.ConfigError: own.yaml:1: the alias *a stands inside its own anchor; ...
     """
     require_bounded(text, name)
     try:
@@ -87,8 +87,8 @@ def require_bounded(text: str, name: str) -> None:
             elif isinstance(event, yaml.AliasEvent):
                 if any(event.anchor == opened for opened, _, _ in sections):
                     what = (
-                        f"the alias *{event.anchor} stands inside its own anchor; write out what it "
-                        f"should hold"
+                        f"the alias *{event.anchor} stands inside its own anchor; write out what it should "
+                        "hold"
                     )
                     raise ConfigError(f"{name}:{line}: {what}")
                 size, depth = anchored.get(event.anchor or "", (1, 0))

@@ -31,14 +31,13 @@ def make_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -
     if lacking:
         raise ConfigError(
             f"adv_estimator {name} has no {', '.join(lacking)}; see Algorithm in "
-            f"turnwise/protocols/training.py"
+            "turnwise/protocols/training.py"
         )
     if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
         raise ConfigError(
             f"adv_estimator {name} needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its "
-            f"value_loss is "
-            f"{algorithm.value_loss}; a critic gives the values and value_loss trains it: have both, or "
-            f"neither"
+            f"value_loss is {algorithm.value_loss}; a critic gives the values and value_loss trains it: have "
+            "both, or neither"
         )
     whole = (
         "trains a critic" if algorithm.value_loss else "keeps running statistics" if algorithm.running else ""

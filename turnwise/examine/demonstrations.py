@@ -103,9 +103,8 @@ def encode_demonstrations(
         )
     if too_long:
         logger.warning(
-            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the "
-            "first: %s); raise it or "
-            "shorten the rows",
+            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the first: "
+            "%s); raise it or shorten the rows",
             key,
             len(too_long),
             num_rows,
@@ -115,8 +114,7 @@ def encode_demonstrations(
     if empty:
         logger.warning(
             "%s: %s would teach an empty answer, without text or call (the first: %s); mark it as context "
-            "(weight: 0) "
-            "or remove it",
+            "(weight: 0) or remove it",
             key,
             counted(len(empty), "row"),
             empty[0],

@@ -38,6 +38,5 @@ def try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
     if isinstance(env, TextEnv) and env.shows_pictures:
         raise EnvironmentFault(
             f"custom_envs.{tag}.env_config: observations are pictures, and no model of this version reads "
-            f"pictures; leave "
-            "render_mode: rgb_array out, so that they are text"
+            "pictures; leave render_mode: rgb_array out, so that they are text"
         )

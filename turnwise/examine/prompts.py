@@ -62,10 +62,9 @@ def warn_of_turn_tokens_in(
     if first:
         logger.warning(
             "%s, a token with which this model's chat template begins or ends turns (%d of %d rows of %s "
-            "hold one). The "
-            "template writes its own around each message, so the model would see them twice: give the "
-            "prompt as a list of "
-            "messages, and the beginning of an answer as a last message of role assistant",
+            "hold one). The template writes its own around each message, so the model would see them twice: "
+            "give the prompt as a list of messages, and the beginning of an answer as a last message of role "
+            "assistant",
             first,
             num_rows,
             len(conversations),
@@ -118,8 +117,7 @@ class PromptLimit:
         if not any(self.allows(row) for _, row in rows):
             raise DataError(
                 f"{self.files}: all {counted(len(rows), 'prompt')} have more than {self.num_tokens} tokens "
-                f"({self.setting}); "
-                "raise that, or shorten the prompts"
+                f"({self.setting}); raise that, or shorten the prompts"
             )
 
     def fitting(self, rows: Sequence[tuple[str, DataRow]]) -> list[DataRow]:

@@ -53,7 +53,7 @@ def _reward(config: AgenticConfig, asked: RewardFunction, name: str) -> Reward:
         kind = type(found).__name__
         raise ConfigError(
             f"data.reward {asked.name} is a {kind}, which can't be called; a reward is a function, or a "
-            f"class with `__call__`"
+            "class with `__call__`"
         )
     if asked.name in CHECKED_REWARDS:
         arguments = {"checker": config.data.checker, **arguments}

@@ -130,8 +130,7 @@ def _check_shape(config: AgenticConfig, row: TableRow, rewards: Sequence[Functio
         form = form_hint(row.columns) if config.data.format is None else ""
         raise DataError(
             f"{row.place}: there is no column {key!r}; it has {', '.join(row.columns) or 'none'}. "
-            f"data.prompt_key names the "
-            f"column of the prompt.{hint}{form}"
+            f"data.prompt_key names the column of the prompt.{hint}{form}"
         )
     if problem := _prompt_problem(row.columns[key]):
         raise DataError(f"{row.place}: column {key!r} {problem}; a prompt is a string or a list of messages")

@@ -51,8 +51,7 @@ def _of_entry(entry: ToolEntry, key: str, notes: list[str]) -> list[OfferedTool]
     elif not callable(found):
         raise ConfigError(
             f"{key} {entry.class_name} is a {type(found).__name__}; a tool is a function, or a class or "
-            f"object with schema, "
-            "create, execute, calc_reward and release"
+            "object with schema, create, execute, calc_reward and release"
         )
     elif entry.config:
         raise ConfigError(f"{key} {entry.class_name} is a function, which takes no config; leave config out")
@@ -75,17 +74,15 @@ def _check_class(tool: type, what: str) -> None:
             pass
         case _:
             raise ConfigError(
-                f"{what} is a class without the method execute; a tool is a function, a method of an "
-                f"object, or a class or "
-                "object with schema, create, execute, calc_reward and release"
+                f"{what} is a class without the method execute; a tool is a function, a method of an object, "
+                "or a class or object with schema, create, execute, calc_reward and release"
             )
     try:
         inspect.signature(tool).bind({}, None)
     except TypeError as fault:
         raise ConfigError(
             f"{what}: a tool's class is made with (config, tool_schema), and {tool.__name__} isn't "
-            f"({fault}); give an object "
-            "of it, or let its __init__ take both"
+            f"({fault}); give an object of it, or let its __init__ take both"
         ) from fault
     except ValueError:  # a class in C has no signature
         return
@@ -150,7 +147,7 @@ def _functions(path: str, notes: list[str]) -> Sequence[Callable[..., Any]]:
         if function not in tools:
             notes.append(
                 f"{key}: the function {function.__name__} isn't a tool, since it has no docstring, or is a "
-                f"generator"
+                "generator"
             )
     return tools
 
@@ -228,8 +225,7 @@ def check_users_of_rows(
         if name is None and names and agent_name(config, row) in ROW_AGENTS:
             raise DataError(
                 f"{row.place}: the interactions {', '.join(names)} are configured, and this row would be "
-                f"played without them: "
-                "give it the column extra_info.interaction_kwargs.name"
+                "played without them: give it the column extra_info.interaction_kwargs.name"
             )
         calls = (
             ((users[name].start_interaction, 1), (users[name].generate_response, 2))
@@ -253,8 +249,8 @@ def check_tools_of_rows(config: AgenticConfig, box: ToolBox, rows: Sequence[Tabl
         if names and not row.columns.get(data.agent_name_key) and not data.is_set("default_agent"):
             raise DataError(
                 f"{row.place}: the tools {', '.join(names)} are configured, and this row would be played "
-                f"without them: give it "
-                f"the column {data.agent_name_key} (tool_agent), or set data.default_agent: tool_agent"
+                f"without them: give it the column {data.agent_name_key} (tool_agent), or set "
+                "data.default_agent: tool_agent"
             )
         if agent_name(config, row) != "tool_agent":
             continue
@@ -287,8 +283,7 @@ def _named_by(row: TableRow) -> list[str]:
         or not all(isinstance(one, Mapping | None) for one in given)
     ):
         raise DataError(
-            f"{row.place}: extra_info is {str(extra)[:80]}; with tools it may hold tools_kwargs (mappings "
-            f"by tool name) "
-            "and tool_selection (a list of names)"
+            f"{row.place}: extra_info is {str(extra)[:80]}; with tools it may hold tools_kwargs (mappings by "
+            "tool name) and tool_selection (a list of names)"
         )
     return [*(name for name, one in kwargs.items() if one is not None), *selection]

@@ -15,10 +15,9 @@ def _hides_candidates(config: AgenticConfig) -> str:
     sampling = config.train_sampling
     return (
         f"with top_k {sampling.top_k} and repetition_penalty {sampling.repetition_penalty:g} the sampler "
-        f"hides "
-        "which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take top_k "
-        "1 to "
-        f"{MAX_KEPT} beside top_p and min_p, or top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
+        "hides which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take "
+        f"top_k 1 to {MAX_KEPT} beside top_p and min_p, or top_p 1, top_k 0, min_p 0; repetition_penalty "
+        "must be 1"
     )
 
 
@@ -26,8 +25,8 @@ def _covers_candidates_only(needs: str) -> str:
     """Why the sampler's log-probs, which cover the candidates that top_k left, can't be used by what `needs`
     all tokens."""
     return (
-        "true takes the sampler's log-probs, which are over the tokens that top_k left, and the "
-        f"{needs} those over the whole vocabulary; leave one of the two out, or set top_k 0, top_p 1, min_p 0"
+        f"true takes the sampler's log-probs, which are over the tokens that top_k left, and the {needs} "
+        "those over the whole vocabulary; leave one of the two out, or set top_k 0, top_p 1, min_p 0"
     )
 
 

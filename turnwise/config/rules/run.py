@@ -56,7 +56,7 @@ RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
         when=lambda c: c.deterministic and c.actor_infer.strategy_args.strategy_name not in IN_PROCESS,
         says=lambda c: (
             f"{c.actor_infer.strategy_args.strategy_name} schedules by time, which deterministic: true "
-            f"forbids; use embedded"
+            "forbids; use embedded"
         ),
     ),
 )
