@@ -49,7 +49,7 @@ def placed_model_problems(
         rate = role.training_args.learning_rate
         if role.training_args.lr_scheduler_type == "polynomial" and rate <= 1e-7:
             message = (
-                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or take "
+                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or use "
                 "linear"
             )
             yield Problem.at(f"{prefix}training_args.learning_rate", message)
@@ -67,7 +67,7 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
     targets = model.lora_target
     key = f"{path}.lora_target"
     if targets == []:
-        yield Problem.at(key, "[] leaves nothing to be trained; name linear modules, or leave it out for all")
+        yield Problem.at(key, "[] leaves nothing to be trained; name linear modules, or remove it for all")
     elif targets and "all" in targets and len(targets) > 1:
         yield Problem.at(key, f"{', '.join(targets)}: all is every linear module; name it alone")
     for target in targets or ():
@@ -97,7 +97,7 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterato
     for option in strategy_args.strategy_config:
         if option in elsewhere:
             message = (
-                f"{name} gets it from the run's other settings (model, dtype, batch, length, …); leave it out"
+                f"{name} gets it from the run's other settings (model, dtype, batch, length, …); remove it"
             )
             yield Problem.at(f"{section}.{option}", message)
         if options is not None and option not in options and is_active:
@@ -115,8 +115,8 @@ def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:
     if "url" in options and not re.match(r"https?://[^/\s]", str(options["url"])):
         yield Problem.at(f"{section}.url", f"got {options['url']!r}; it must be like http://localhost:30000")
     if "url" in options and len(options) > 1:
-        others = ", ".join(options.keys() - {"url"})
-        yield Problem.at(f"{section}.url", f"that server has its options already; leave out {others}")
+        names = ", ".join(options.keys() - {"url"})
+        yield Problem.at(f"{section}.url", f"that server has its options already; remove {names}")
     if "port" in options and not _is_port(options["port"]):
         yield Problem.at(
             f"{section}.port", f"got {options['port']!r}; a port is a whole number from 1 to 65,535"

@@ -20,8 +20,8 @@ S = TypeVar("S", bound=Section)
 
 
 def _entry_point(registry: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
-    """A name in the registry or the one that an alias stands for; else the name as `module:Class`, even if written
-    `module.Class`."""
+    """A name in the registry or the one that an alias stands for; else the name as `module:Class`, even if
+    written `module.Class`."""
     if not isinstance(name, str) or name in registry:
         return name
     if name in aliases:
