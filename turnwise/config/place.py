@@ -336,11 +336,7 @@ def _layout(role: PlacedModel, num_devices: int) -> dict[str, int]:
     return layout
 
 
-def _trained(
-    role: PlacedModel,
-    devices: tuple[int, ...],
-    numbers: tuple[int, ...],
-) -> RolePlacement:
+def _trained(role: PlacedModel, devices: tuple[int, ...], numbers: tuple[int, ...]) -> RolePlacement:
     """A rank on each device, in the device's process."""
     ranks = tuple((device,) for device in devices)
     processes = tuple(numbers.index(device) for device in devices)
@@ -387,11 +383,7 @@ def _replicas(devices: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...
     return tuple(devices[start : start + size] for start in starts)
 
 
-def _unused_keys(
-    demand: _Demand,
-    server_devices: tuple[int, ...],
-    machine: Machine,
-) -> frozenset[str]:
+def _unused_keys(demand: _Demand, server_devices: tuple[int, ...], machine: Machine) -> frozenset[str]:
     unused: set[str] = set()
     if not server_devices:
         unused.add(_key("actor_infer"))

@@ -348,11 +348,7 @@ def _translate_correction(translation: Translation) -> None:
             _translate_filter(translation, (*path, "filters", index), band)
 
 
-def _translate_filter(
-    translation: Translation,
-    path: tuple[str | int, ...],
-    band: dict[str, Any],
-) -> None:
+def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
     """Translates a filter. A published one bounds ratios, differences of probabilities, or both; ours bounds
     only ratios."""
     published = {
@@ -373,12 +369,7 @@ def _translate_filter(
         translation.notes.append(f"{key}.ratio_enabled is read as {key}.enabled: False")
 
 
-def _retire(
-    translation: Translation,
-    section: dict[str, Any],
-    path: tuple[str, ...],
-    kind: str,
-) -> None:
+def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, ...], kind: str) -> None:
     """Removes the retired keys in and below a section, and answers each."""
     for key in list(section):
         here = (*path, key)

@@ -122,13 +122,13 @@ class Section(BaseModel):
     def _null_is_unset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        kept: dict[Any, Any] = {}
+        cleaned: dict[Any, Any] = {}
         for key, value in data.items():
             field = cls.model_fields.get(key)
             may_be_null = field is None or NoneType in get_args(field.annotation)
             if value is not None or may_be_null:
-                kept[key] = value
-        return kept
+                cleaned[key] = value
+        return cleaned
 
     def fill(self, **values: Any) -> None:
         """Sets keys that the user did not set. `is_set` and `model_fields_set` don't count them as set."""
