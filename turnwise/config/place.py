@@ -361,7 +361,7 @@ def _served(
     """The inference servers, and the reward role's model, which is in the run's process."""
     process = BESIDE_TRAINERS if cluster == "process" else 0
     role = config.actor_infer
-    first_device = (numbers[0],)
+    first_device = numbers[:1]
     ranks = _replicas(server_devices, role.model_parallel_size) or (first_device,)
     processes: tuple[int, ...] = (process,)
     if len(ranks) > 1:
