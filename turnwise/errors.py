@@ -94,35 +94,51 @@ def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
     " Did you mean 'FrozenLake'?"
     """
     names = list(allowed)
-    found = difflib.get_close_matches(name, names, n=1, cutoff=likeness)
-    if not found:
-        by_lower = {n.lower(): n for n in names}
-        found = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=likeness)]
-    return f" Did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=likeness)
+    if matches:
+        return f" Did you mean {matches[0]!r}?"
+    by_lower = {allowed_name.lower(): allowed_name for allowed_name in names}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=likeness)
+    if matches:
+        return f" Did you mean {by_lower[matches[0]]!r}?"
+    return ""
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def listed(names: Sequence[str], num_shown: int = 3) -> str:
     """The first names, and how many more there are.
 
-    >>> listed(["a", "b", "c", "d"], most=2)
+    >>> listed(["a", "b", "c", "d"], num_shown=2)
     'a, b and 2 more'
     """
-    text = ", ".join(names[:most])
-    return text if len(names) <= most else f"{text} and {len(names) - most} more"
+    text = ", ".join(names[:num_shown])
+    if len(names) <= num_shown:
+        return text
+    return f"{text} and {len(names) - num_shown} more"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """A number with its noun.
 
     >>> counted(1, "turn"), counted(12, "process"), counted(2, "trajectory")
     ('1 turn', '12 processes', '2 trajectories')
     """
-    plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{number} {what if number == 1 else plural}"
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("ry"):
+        return f"{number} {noun[:-1]}ies"
+    if noun.endswith("s"):
+        return f"{number} {noun}es"
+    return f"{number} {noun}s"
 
 
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, and the second line too if the first ends with a colon."""
-    text = f"{error} is unknown" if isinstance(error, KeyError) else str(error)
-    first, *rest = [line.strip() for line in text.strip().split("\n") if line.strip()] or [""]
-    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
+    text = str(error)
+    if isinstance(error, KeyError):
+        text = f"{text} is unknown"
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if not lines:
+        return ""
+    if lines[0].endswith(":"):
+        return " ".join(lines[:2])
+    return lines[0]

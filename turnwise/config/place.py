@@ -49,7 +49,9 @@ def smallest_machine(config: AnyConfig) -> Machine:
     last = numbers[-1]
     num_launched = 1
     if demand.cluster == "launched" or any(_unsharded(demand, devices)):
-        num_launched = len(numbers) if demand.main.device_mapping else max(2, last + 1)
+        num_launched = max(2, last + 1)
+        if demand.main.device_mapping:
+            num_launched = len(numbers)
     last = max(last, *demand.server_devices, num_launched - 1)
     node = Node(last + 1, "cuda")
     return Machine((node,), num_launched)
@@ -68,7 +70,7 @@ def contradictions(config: AnyConfig) -> Iterator[Problem]:
     """What is wrong with a config about devices and processes, whatever the machine."""
     demand = _Demand.of(config)
     if demand.cluster == "ray":
-        message = "ray isn't in this version; take process for the devices of one machine"
+        message = "ray isn't supported yet; use process for the devices of one machine"
         launched = "launched for processes that torchrun or accelerate started there"
         yield Problem.at("cluster.name", f"{message}, or {launched}")
         return
@@ -134,7 +136,9 @@ class _Demand:
         """The policy's strategy if it shards the policy, so that a server in its process couldn't read it;
         else empty."""
         strategy = self.main.strategy_args
-        return strategy.strategy_name if self.serves and strategy.is_sharded else ""
+        if self.serves and strategy.is_sharded:
+            return strategy.strategy_name
+        return ""
 
     @property
     def may_be_launched(self) -> bool:
@@ -143,7 +147,9 @@ class _Demand:
 
     def naming(self, role: str) -> str:
         """The role whose `device_mapping` decides where a role is."""
-        return role if self.roles[role].device_mapping else next(iter(self.roles))
+        if self.roles[role].device_mapping:
+            return role
+        return next(iter(self.roles))
 
     def devices(self, num_launched: int) -> dict[str, tuple[int, ...]]:
         """The devices of each role. Without any named, they are one for each of a launcher's processes."""
@@ -160,7 +166,9 @@ def _union(devices: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
 
 
 def _key(role: str) -> str:
-    return "device_mapping" if role == "sft" else f"{role}.device_mapping"
+    if role == "sft":
+        return "device_mapping"
+    return f"{role}.device_mapping"
 
 
 def _local_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
@@ -174,25 +182,25 @@ def _local_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
         reason = f"the roles have {counted(num_devices, 'device')}"
     if reason:
         message = f"local can't hold this run: {reason}"
-        yield Problem.at("cluster.name", f"{message}; leave cluster.name out (auto takes process)")
+        yield Problem.at("cluster.name", f"{message}; remove cluster.name (auto takes process)")
 
 
 def _launched_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
     """Why `cluster.name: launched` contradicts the other keys."""
     if demand.is_ahead:
         message = "launched trains in the process that plays, so async_generation_ratio must be 0"
-        advice = "leave cluster.name out to train in separate processes"
+        advice = "remove cluster.name to train in separate processes"
         yield Problem.at("cluster.name", f"{message}; {advice}")
     if demand.main.device_mapping and num_devices == 1:
         message = (
             "launched can't hold this run: the roles have 1 device, and a launcher starts a process "
             "for each of several"
         )
-        advice = "leave cluster.name out (auto takes local)"
+        advice = "remove cluster.name (auto takes local)"
         yield Problem.at("cluster.name", f"{message}; {advice}")
     if demand.num_servers > 1:
         message = f"{demand.num_servers} servers in their own processes need a run without a launcher"
-        advice = "name one device, or leave cluster.name: launched out"
+        advice = "name one device, or remove cluster.name: launched"
         yield Problem.at(_key("actor_infer"), f"{message}; {advice}")
 
 
@@ -234,7 +242,7 @@ def _cluster(
     if demand.cluster == "launched":
         reason = "no launcher started this process (torchrun, accelerate)"
     raise ConfigError(
-        f"cluster.name: {demand.cluster} can't hold this run: {reason}; leave cluster.name out (auto takes "
+        f"cluster.name: {demand.cluster} can't hold this run: {reason}; remove cluster.name (auto takes "
         f"{fitting})"
     )
 
@@ -254,7 +262,7 @@ def _require_launchable(
         raise ConfigError(
             f"the roles have {counted(num_devices, 'device')} with {', '.join(keys)}, "
             f"and the launcher started {counted(machine.num_launched, 'process')}; "
-            "start one process for each device, or leave device_mapping out"
+            "start one process for each device, or remove device_mapping"
         )
     if is_ahead:
         raise ConfigError(
@@ -288,9 +296,9 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
             f"{reason}, and this machine has {num_devices} CUDA devices (0 to {num_devices - 1}): {fewer}"
         )
     raise ConfigError(
-        f"{reason}, and this machine has {counted(num_devices, 'slot')} "
-        "(without accelerators a device is a slot of the CPU, one for each core): "
-        f"{fewer}, or set num_gpus_per_node: {last + 1} for more slots than cores"
+        f"{reason}, and this machine has {counted(num_devices, 'slot')} (without accelerators a device is a "
+        f"slot of the CPU, one for each core): {fewer}, or set num_gpus_per_node: {last + 1} for more slots "
+        "than cores"
     )
 
 
@@ -328,11 +336,7 @@ def _layout(role: PlacedModel, num_devices: int) -> dict[str, int]:
     return layout
 
 
-def _trained(
-    role: PlacedModel,
-    devices: tuple[int, ...],
-    numbers: tuple[int, ...],
-) -> RolePlacement:
+def _trained(role: PlacedModel, devices: tuple[int, ...], numbers: tuple[int, ...]) -> RolePlacement:
     """A rank on each device, in the device's process."""
     ranks = tuple((device,) for device in devices)
     processes = tuple(numbers.index(device) for device in devices)
@@ -343,9 +347,9 @@ def _server_devices(demand: _Demand, cluster: ClusterName) -> tuple[int, ...]:
     """The devices of the inference servers; empty if the only server is on the first training device. A
     server in the trainer's process can't leave the trainer's device, since it may read the trainer's
     weights."""
-    named = tuple(demand.server_devices)
-    is_followed = cluster != "local" or len(named) > 1
-    return named if is_followed else ()
+    if cluster == "local" and len(demand.server_devices) <= 1:
+        return ()
+    return tuple(demand.server_devices)
 
 
 def _served(
@@ -355,20 +359,21 @@ def _served(
     cluster: ClusterName,
 ) -> dict[str, RolePlacement]:
     """The inference servers, and the reward role's model, which is in the run's process."""
-    here = BESIDE_TRAINERS if cluster == "process" else 0
+    process = BESIDE_TRAINERS if cluster == "process" else 0
     role = config.actor_infer
-    first_device = (numbers[0],)
+    first_device = numbers[:1]
     ranks = _replicas(server_devices, role.model_parallel_size) or (first_device,)
-    processes: tuple[int, ...] = (here,)
+    processes: tuple[int, ...] = (process,)
     if len(ranks) > 1:
         num_trainers = len(numbers)
         processes = tuple(range(num_trainers, num_trainers + len(ranks)))
     layout = _layout(role, len(server_devices))
     served = {"actor_infer": RolePlacement(ranks, processes, layout)}
     if config.needs_reward_role:
-        is_with_server = server_devices and cluster != "local"
-        device = server_devices[:1] if is_with_server else first_device
-        served["reward"] = RolePlacement((device,), (here,))
+        device = first_device
+        if server_devices and cluster != "local":
+            device = server_devices[:1]
+        served["reward"] = RolePlacement((device,), (process,))
     return served
 
 
@@ -378,11 +383,7 @@ def _replicas(devices: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...
     return tuple(devices[start : start + size] for start in starts)
 
 
-def _unused_keys(
-    demand: _Demand,
-    server_devices: tuple[int, ...],
-    machine: Machine,
-) -> frozenset[str]:
+def _unused_keys(demand: _Demand, server_devices: tuple[int, ...], machine: Machine) -> frozenset[str]:
     unused: set[str] = set()
     if not server_devices:
         unused.add(_key("actor_infer"))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, counted
 
 Path = tuple[str | int, ...]
 MAX_SHOWN = 20
@@ -30,23 +30,29 @@ class Problem:
         """
         text = ""
         for part in self.path:
-            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+            if isinstance(part, int):
+                text += f"[{part}]"
+            elif text:
+                text += f".{part}"
+            else:
+                text = part
         return text
 
 
 def config_error(source: str, problems: Sequence[Problem], location: Callable[[Path], str]) -> ConfigError:
     """One error that lists the problems, each once, with the place that `location` gives for its path."""
-    parts = ((location(problem.path), problem.key, problem.message) for problem in problems)
-    lines = list(dict.fromkeys("  " + ": ".join(filter(None, of_problem)) for of_problem in parts))
-    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-    headline = f"{source} can't be used: {count}."
-    shown = lines
+    lines: dict[str, None] = {}
+    for problem in problems:
+        parts = (location(problem.path), problem.key, problem.message)
+        text = ": ".join(filter(None, parts))
+        lines[f"  {text}"] = None
+    headline = f"{source} can't be used: {counted(len(lines), 'problem')}."
+    complete = [headline, *lines]
+    shown = complete[: 1 + MAX_SHOWN]
     if len(lines) > MAX_SHOWN:
-        shown = [
-            *lines[:MAX_SHOWN],
-            f"  … and {len(lines) - MAX_SHOWN} more; `turnwise config FILE --all` shows them",
-        ]
-    return ConfigError("\n".join([headline, *shown]), complete="\n".join([headline, *lines]))
+        num_left = len(lines) - MAX_SHOWN
+        shown.append(f"  … and {num_left} more; `turnwise config FILE --all` shows them")
+    return ConfigError("\n".join(shown), complete="\n".join(complete))
 
 
 def as_sentences(problems: Iterable[Problem]) -> list[str]:

@@ -23,12 +23,16 @@ class TrainedModel:
 
     @property
     def num_trained(self) -> int:
-        return self.num_parameters if self.num_adapter is None else self.num_adapter
+        if self.num_adapter is None:
+            return self.num_parameters
+        return self.num_adapter
 
     @property
     def frozen_bytes(self) -> int:
         """Memory of the weights that aren't trained."""
-        return 0 if self.num_adapter is None else WEIGHT_BYTES * self.num_parameters
+        if self.num_adapter is None:
+            return 0
+        return WEIGHT_BYTES * self.num_parameters
 
     @property
     def trained_bytes(self) -> int:
@@ -71,7 +75,9 @@ class Sampler:
     def cache_bytes(self, context_bytes: int, limit: int | None) -> int:
         """Maximum memory of keys and values. `context_bytes` are those of all contexts, `limit` is that of
         one server."""
-        return context_bytes if limit is None else min(context_bytes, self.num_servers * limit)
+        if limit is None:
+            return context_bytes
+        return min(context_bytes, self.num_servers * limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,8 @@ class TokenWork:
         >>> TokenWork(is_sampled=True, has_critic=True).operations
         16
         """
-        training, forward = 6, 2
+        training = 6
+        forward = 2
         total = training
         if self.is_sampled:
             total += forward
@@ -119,9 +126,12 @@ def training_seconds(work: TokenWork, num_parameters: int, num_tokens: int, oper
 def share_done(num_done: int, total: int, num_tokens: int = 0, most_tokens: int = 0) -> float:
     """The share of a work that is done, by its units or its tokens, whichever is further. 0 where totals are
     unknown."""
-    by_units = num_done / total if total else 0.0
-    by_tokens = num_tokens / most_tokens if most_tokens else 0.0
-    return max(by_units, by_tokens)
+    shares = [0.0]
+    if total:
+        shares.append(num_done / total)
+    if most_tokens:
+        shares.append(num_tokens / most_tokens)
+    return max(shares)
 
 
 def work_left_s(elapsed_s: float, share: float) -> float:
@@ -129,11 +139,12 @@ def work_left_s(elapsed_s: float, share: float) -> float:
     return elapsed_s * max(1 / share - 1, 0.0)
 
 
-def steps_left_s(ends: Sequence[float], num_left: int, now: float) -> float:
-    """Seconds left of `num_left` steps, from the mean interval between the `ends` of two or more recent
-    ones."""
+def steps_left_s(ends: Sequence[float], num_left: int, time_s: float) -> float:
+    """Seconds left of `num_left` steps at `time_s`, from the mean interval between the `ends` of two or more
+    recent ones."""
     mean_s = (ends[-1] - ends[0]) / (len(ends) - 1)
-    return max(mean_s * num_left - (now - ends[-1]), 0.0)
+    elapsed_s = time_s - ends[-1]
+    return max(mean_s * num_left - elapsed_s, 0.0)
 
 
 def bytes_text(number: int) -> str:
@@ -142,4 +153,6 @@ def bytes_text(number: int) -> str:
     >>> bytes_text(1_500_000), bytes_text(8_000_000_000)
     ('1.5 MB', '8.0 GB')
     """
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+    if number >= 1e9:
+        return f"{number / 1e9:.1f} GB"
+    return f"{number / 1e6:.1f} MB"

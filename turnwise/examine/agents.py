@@ -43,7 +43,7 @@ def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
     key = f"custom_envs.{tag}.agent_name"
     if name in ROW_AGENTS:
         raise ConfigError(
-            f"{key}: {name} plays rows of data.train_files, and no environment; leave agent_name out "
+            f"{key}: {name} plays rows of data.train_files, and no environment; remove agent_name "
             "(env_agent plays environments), or name your own as module:Class"
         )
     label = f"{key} {name}"
@@ -66,18 +66,24 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     `agent.agent_config_path` and what it asks for of `settings` and `OFFERED`. Raises ConfigError if it
     requires more, or doesn't know an argument."""
     loop = loops.get(name)
-    arguments = (loop.model_extra or {}) if loop else {}
-    make = load_class(loop.target if loop else AGENTS.get(name) or name, "the agent", ConfigError)
+    arguments: Mapping[str, Any] = {}
+    target = AGENTS.get(name) or name
+    if loop is not None:
+        arguments = loop.model_extra or {}
+        target = loop.target
+    make = load_class(target, "the agent", ConfigError)
     label = f"the agent {name}"
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
-    offered = require_offered(named_parameters(make), ["settings", *OFFERED, *arguments], label, hint)
+    allowed = ["settings", *OFFERED, *arguments]
+    offered = require_offered(named_parameters(make), allowed, label, hint)
     for key in arguments:
         if key not in offered:
             raise ConfigError(
                 f"agent.agent_config_path {config.agent.agent_config_path}: {key} isn't a parameter of {name}"
             )
     _require_run(make, label)
-    return AgentClass(label, make, [key for key in offered if key not in arguments], arguments)
+    of_run = [key for key in offered if key not in arguments]
+    return AgentClass(label, make, of_run, arguments)
 
 
 def _require_run(make: Callable[..., object], label: str) -> None:
@@ -94,7 +100,8 @@ def agent_settings(
     stopwatch: Stopwatch | None = None,
 ) -> EnvAgentSettings:
     """The limits and prompt texts of a tag's episodes."""
-    env, manager = config.custom_envs[tag], config.env_manager(split)
+    env = config.custom_envs[tag]
+    manager = config.env_manager(split)
     return EnvAgentSettings(
         tag=tag,
         max_steps=env.max_steps,

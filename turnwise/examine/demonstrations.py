@@ -28,10 +28,10 @@ class Demonstrations:
     rows: list[DemonstrationRow] = field(default_factory=list)
     bad: BadRows = field(default_factory=BadRows)
 
-    def extend(self, more: "Demonstrations") -> None:
+    def extend(self, source: "Demonstrations") -> None:
         """Adds the rows of another source at the end."""
-        self.rows += more.rows
-        for sentence in more.bad.sentences:
+        self.rows += source.rows
+        for sentence in source.bad.sentences:
             self.bad.add(sentence)
 
 
@@ -62,7 +62,8 @@ def encode_all(config: SFTConfig, template: ChatTemplate, key: str, read: Demons
         return []
     num_rows = len(read.rows) + len(read.bad.sentences)
     samples = encode_demonstrations(template, read.rows, config.sequence_length, key, read.bad)
-    warn_of_turn_tokens_in([(row.place, row.messages) for row in read.rows], template, key)
+    conversations = [(row.place, row.messages) for row in read.rows]
+    warn_of_turn_tokens_in(conversations, template, key)
     if config.data.on_bad_row == "error":
         read.bad.refuse()
     read.bad.leave_out(key, num_rows)
@@ -79,7 +80,7 @@ def encode_demonstrations(
     """The rows as training samples. Rows of more than `max_length` tokens are left out, and a warning says
     how many; another warning counts empty answers. Rows that can't be rendered are added to `bad`. Raises
     DataError if all rows are too long, or, without `bad`, if one can't be rendered."""
-    refused = BadRows() if bad is None else bad
+    unrendered = BadRows() if bad is None else bad
     samples: list[Sample] = []
     too_long: list[str] = []
     empty: list[str] = []
@@ -93,9 +94,9 @@ def encode_demonstrations(
         except TooLongError as error:
             too_long.append(f"{place} {str(error).removeprefix('the conversation ')}")
         except (DataError, ChatTemplateError) as error:
-            refused.add(f"{place}: {error}")
+            unrendered.add(f"{place}: {error}")
     if bad is None:
-        refused.refuse(SKIP_HINT)
+        unrendered.refuse(SKIP_HINT)
     if too_long and not samples and len(too_long) == num_rows:
         raise DataError(
             f"{key}: no row fits; raise sequence_length or shorten the rows. The first of {num_rows}: "
@@ -103,9 +104,8 @@ def encode_demonstrations(
         )
     if too_long:
         logger.warning(
-            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the "
-            "first: %s); raise it or "
-            "shorten the rows",
+            "%s: %d of %d rows are left out, since they have more tokens than sequence_length %d (the first: "
+            "%s); raise it or shorten the rows",
             key,
             len(too_long),
             num_rows,
@@ -115,8 +115,7 @@ def encode_demonstrations(
     if empty:
         logger.warning(
             "%s: %s would teach an empty answer, without text or call (the first: %s); mark it as context "
-            "(weight: 0) "
-            "or remove it",
+            "(weight: 0) or remove it",
             key,
             counted(len(empty), "row"),
             empty[0],

@@ -31,13 +31,13 @@ def try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
     ):
         calls = agent_settings(config, tag, split, watchdog).calls
         with calls.limit(tag, "the environment's constructor"):
-            env = env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0))
+            make = env_factory(config, tag, split)
+            env = make(Task(id="check", tag=tag, split=split, seed=0))
         check_shape(env)
         with calls.limit(tag, f"{type(env).__name__}.close"):
             env.close()
     if isinstance(env, TextEnv) and env.shows_pictures:
         raise EnvironmentFault(
             f"custom_envs.{tag}.env_config: observations are pictures, and no model of this version reads "
-            f"pictures; leave "
-            "render_mode: rgb_array out, so that they are text"
+            "pictures; remove render_mode: rgb_array, so that they are text"
         )

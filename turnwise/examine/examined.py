@@ -8,6 +8,7 @@ from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.read.agent_files import LoopEntry
 from turnwise.data.rewards import WeightedReward
 from turnwise.examine.demonstrations import Demonstrations, read_demonstrations
+from turnwise.examine.files import named_files
 from turnwise.examine.prompts import PromptLimit
 from turnwise.examine.rewards import make_rewards
 from turnwise.examine.rows import RowParts, Rows, read_loops, read_rows
@@ -72,7 +73,8 @@ class Examined:
 
     def prompt_limit(self, split: Split) -> PromptLimit:
         """The maximum length of the prompts of a split's rows for the config's own policy."""
-        return PromptLimit.of(self.config, split, self.policy().template, self.tools.schemas)
+        template = self.policy().template
+        return PromptLimit.of(self.config, split, template, self.tools.schemas)
 
     def policy(self, path: str | None = None) -> "PolicyFiles":
         """The files of the policy at `path`, by default the config's. Imports transformers."""
@@ -100,9 +102,8 @@ class ExaminedSFT:
 
     def demonstrations(self, key: str) -> Demonstrations:
         """The demonstrations of all sources of `train_files` or `val_files`, in their order."""
-        names = (self.config.train_files if key == "train_files" else self.config.val_files) or []
         whole = Demonstrations()
-        for name in names:
+        for name in named_files(self.config)[key]:
             whole.extend(self.source(key, name))
         return whole
 
@@ -114,4 +115,6 @@ def examine(config: SFTConfig) -> ExaminedSFT: ...
 def examine(config: AgenticConfig | SFTConfig) -> Examined | ExaminedSFT:
     """What the config names. Nothing is read yet; `examine.problems` asks for all parts and lists their
     faults."""
-    return ExaminedSFT(config) if isinstance(config, SFTConfig) else Examined(config)
+    if isinstance(config, SFTConfig):
+        return ExaminedSFT(config)
+    return Examined(config)

@@ -9,10 +9,17 @@ from turnwise.config import AgenticConfig, SFTConfig
 def absent_files(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, str]]:
     """Yields `(setting, name)` of each file that doesn't exist."""
     for key, names in named_files(config).items():
+        may_be_elsewhere = key.endswith("_files")
         for name in names:
-            is_file = not key.endswith("_files") or not is_elsewhere(name)
-            if is_file and not os.path.exists(os.path.expanduser(name)):
+            if may_be_elsewhere and is_elsewhere(name):
+                continue
+            if not is_here(name):
                 yield key, name
+
+
+def is_here(name: str) -> bool:
+    """Whether a file exists."""
+    return os.path.exists(os.path.expanduser(name))
 
 
 def is_elsewhere(name: str) -> bool:
@@ -30,6 +37,7 @@ def named_files(config: AgenticConfig | SFTConfig) -> dict[str, list[str]]:
     if config.val_env_manager.has_rows and config.uses_validation:
         files["data.val_files"] = config.data.val_files or []
     for key in ("tool_config_path", "function_tool_path", "interaction_config_path", "agent_config_path"):
-        if path := vars(config.agent)[key]:
+        path = vars(config.agent)[key]
+        if path:
             files[f"agent.{key}"] = [path]
     return files

@@ -1,7 +1,6 @@
 """The faults of what a config names: every part is asked for once, and what it raises becomes a problem of
 its key."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +13,7 @@ from turnwise.errors import ConfigError, DataError, NotAvailableError, TurnwiseE
 from turnwise.examine.agents import env_agent_class, row_agent_class
 from turnwise.examine.envs import try_environment
 from turnwise.examine.examined import Examined, ExaminedSFT
-from turnwise.examine.files import absent_files, is_elsewhere, named_files
+from turnwise.examine.files import absent_files, is_elsewhere, is_here, named_files
 from turnwise.examine.rows import splits_with_rows
 from turnwise.examine.template import try_rows_template, try_template
 from turnwise.model_files.folder import folder_here
@@ -58,16 +57,22 @@ def object_problems(examined: Examined | ExaminedSFT, may_miss: bool = False) ->
             text = str(error)
             if text not in texts:
                 texts.add(text)
-                yield Problem(path, re.sub(rf"^{re.escape(Problem(section, '').key)}(\.\w+)?:? ", "", text))
+                yield Problem(path, _without_key(text, section))
     if missing:
         raise missing
+
+
+def _without_key(text: str, section: Path) -> str:
+    """The text of an error without the key at its beginning, which a problem writes itself."""
+    key = re.escape(Problem(section, "").key)
+    return re.sub(rf"^{key}(\.\w+)?:? ", "", text)
 
 
 def _source_problems(examined: ExaminedSFT, may_miss: bool) -> Iterator[Problem]:
     """Yields, per source of demonstrations, the first fault that shows without a tokenizer."""
     for key, names in named_files(examined.config).items():
         for index, name in enumerate(names):
-            if may_miss and not is_elsewhere(name) and not os.path.exists(os.path.expanduser(name)):
+            if may_miss and not is_elsewhere(name) and not is_here(name):
                 continue
             try:
                 examined.source(key, name)
@@ -78,10 +83,11 @@ def _source_problems(examined: ExaminedSFT, may_miss: bool) -> Iterator[Problem]
 def _checks(examined: Examined, may_miss: bool) -> Iterator[Check]:
     config = examined.config
     yield ("group_filter",), lambda: examined.group_filter
-    if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
+    own_loss = config.pg_variant not in PG_VARIANTS
+    if own_loss or config.adv_estimator not in ESTIMATORS:
         from turnwise.examine.algorithm import make_algorithm  # imports torch, as a user's own loss does
 
-        key = "pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator"
+        key = "pg_variant" if own_loss else "adv_estimator"
         yield (key,), partial(make_algorithm, config)
     if config.data.reward or config.data.train_files:
         yield from _row_checks(examined, may_miss)
@@ -90,11 +96,17 @@ def _checks(examined: Examined, may_miss: bool) -> Iterator[Check]:
 
 def _row_checks(examined: Examined, may_miss: bool) -> Iterator[Check]:
     config = examined.config
-    absent = {key for key, _ in absent_files(config)} if may_miss else set()
+    absent: set[str] = set()
+    if may_miss:
+        absent = {key for key, _ in absent_files(config)}
     yield ("data", "reward"), lambda: examined.rewards
     if absent.isdisjoint(("agent.tool_config_path", "agent.function_tool_path")):
-        keys = (key for key in ("tool_config_path", "function_tool_path") if vars(config.agent)[key])
-        yield ("agent", next(keys, "tools")), lambda: examined.tools
+        key = "tools"
+        if config.agent.tool_config_path:
+            key = "tool_config_path"
+        elif config.agent.function_tool_path:
+            key = "function_tool_path"
+        yield ("agent", key), lambda: examined.tools
     if "agent.interaction_config_path" not in absent:
         yield ("agent", "interaction_config_path"), lambda: examined.users
     if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):
@@ -121,7 +133,8 @@ def _env_checks(config: AgenticConfig) -> Iterator[Check]:
     for split in get_args(Split):
         for tag in config.env_manager(split).env_tags:
             env = config.custom_envs[tag]
-            if "" in (ENVS.get(env.env_type), AGENTS.get(env.agent_name)):
+            targets = (ENVS.get(env.env_type), AGENTS.get(env.agent_name))
+            if "" in targets:
                 continue  # not in this version, which another check says
             yield ("custom_envs", tag, "env_type"), partial(env_class, env.env_type)
             yield ("custom_envs", tag, "agent_name"), partial(env_agent_class, config, tag)
@@ -151,5 +164,8 @@ def _template_problems(examined: Examined | ExaminedSFT) -> Iterator[Problem]:
             try_rows_template(examined)
     except TurnwiseError as error:
         key, _, message = str(error).partition(": ")
-        is_named = key.partition(".")[0] in type(config).model_fields
-        yield Problem.at(key, message) if is_named else Problem(("pretrain",), str(error))
+        section = key.partition(".")[0]
+        if section in type(config).model_fields:
+            yield Problem.at(key, message)
+        else:
+            yield Problem(("pretrain",), str(error))

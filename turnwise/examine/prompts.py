@@ -26,11 +26,14 @@ _TEMPLATE_BYTES = 256  # more than a chat template adds to a message
 def continued_problem(prompt: Sequence[Mapping[str, Any]]) -> str:
     """What keeps a response from continuing a prompt whose last message is an assistant's; "" for a prompt
     without fault."""
-    if prompt[-1].get("role") != "assistant":
+    last = prompt[-1]
+    if last.get("role") != "assistant":
         return ""
-    if prompt[-1].get("tool_calls"):
+    if last.get("tool_calls"):
         return "ends with tool calls, and no message of role tool holds their results"
-    return "holds nothing but an assistant's words" if len(prompt) == 1 else ""
+    if len(prompt) == 1:
+        return "holds nothing but an assistant's words"
+    return ""
 
 
 def warn_of_turn_tokens(
@@ -51,23 +54,22 @@ def warn_of_turn_tokens_in(
     tokens = template.turn_tokens
     if not tokens:
         return
-    spelt = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
-    first, num_rows = "", 0
+    longest_first = sorted(tokens, key=len, reverse=True)
+    spelt = re.compile("|".join(map(re.escape, longest_first)))
+    rows: list[str] = []
     for place, messages in conversations:
         texts = (text for message in messages for text in texts_of(message))
-        token = next((match.group() for text in texts if (match := spelt.search(text))), "")
-        num_rows += bool(token)
-        if token and not first:
-            first = f"{place}: a message holds {token}"
-    if first:
+        match = next(filter(None, map(spelt.search, texts)), None)
+        if match:
+            rows.append(f"{place}: a message holds {match.group()}")
+    if rows:
         logger.warning(
             "%s, a token with which this model's chat template begins or ends turns (%d of %d rows of %s "
-            "hold one). The "
-            "template writes its own around each message, so the model would see them twice: give the "
-            "prompt as a list of "
-            "messages, and the beginning of an answer as a last message of role assistant",
-            first,
-            num_rows,
+            "hold one). The template writes its own around each message, so the model would see them twice: "
+            "give the prompt as a list of messages, and the beginning of an answer as a last message of role "
+            "assistant",
+            rows[0],
+            len(rows),
             len(conversations),
             files,
         )
@@ -95,10 +97,8 @@ class PromptLimit:
         if config.data.max_prompt_length:
             return cls(config.data.max_prompt_length, "data.max_prompt_length", files, key, template, tools)
         room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
-        if room <= 0:
-            room = (
-                config.sequence_length // 2
-            )  # a response may fill the context, so a prompt may fill half of it
+        if room <= 0:  # a response may fill the context, so a prompt may fill half of it
+            room = config.sequence_length // 2
         return cls(room, "sequence_length without max_new_tokens", files, key, template, tools)
 
     def allows(self, row: DataRow) -> bool:
@@ -109,25 +109,23 @@ class PromptLimit:
         num_bytes = len(json.dumps(prompt, ensure_ascii=False).encode()) + _TEMPLATE_BYTES * num_messages
         if not tools and num_bytes <= self.num_tokens:
             return True  # no tokenizer makes more tokens than there are bytes
-        return (
-            len(self.template.start(prompt_of(row.payload, self.prompt_key, tools), tools)) <= self.num_tokens
-        )
+        messages = prompt_of(row.payload, self.prompt_key, tools)
+        ids = self.template.start(messages, tools)
+        return len(ids) <= self.num_tokens
 
     def require_one(self, rows: Sequence[tuple[str, DataRow]]) -> None:
         """Raises DataError if no row has a prompt that isn't too long."""
         if not any(self.allows(row) for _, row in rows):
             raise DataError(
                 f"{self.files}: all {counted(len(rows), 'prompt')} have more than {self.num_tokens} tokens "
-                f"({self.setting}); "
-                "raise that, or shorten the prompts"
+                f"({self.setting}); raise that, or shorten the prompts"
             )
 
     def fitting(self, rows: Sequence[tuple[str, DataRow]]) -> list[DataRow]:
         """The rows whose prompts aren't too long. A warning counts the others. Raises DataError if all are
         too long."""
-        fitting = [
-            row for _, row in noting(rows, f"measuring the prompts of {self.files}") if self.allows(row)
-        ]
+        measured = noting(rows, f"measuring the prompts of {self.files}")
+        fitting = [row for _, row in measured if self.allows(row)]
         if not fitting:
             self.require_one(rows)
         if len(fitting) < len(rows):

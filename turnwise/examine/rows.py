@@ -17,6 +17,7 @@ from turnwise.data.rewards import WeightedReward
 from turnwise.data.tables import TableRow, read_tables
 from turnwise.errors import DataError, NotAvailableError, nearest
 from turnwise.examine.prompts import continued_problem
+from turnwise.examine.rewards import functions_of
 from turnwise.examine.tools import agent_name, check_tools_of_rows, check_users_of_rows
 from turnwise.rollout.tasks import DataRow
 from turnwise.spec import AGENTS, ROWS_TAG
@@ -60,7 +61,9 @@ class RowParts:
 
 def files_of(config: AgenticConfig, split: Split) -> list[str]:
     """The names of a split's sources of rows."""
-    return (config.data.train_files if split == "train" else config.data.val_files) or []
+    if split == "train":
+        return config.data.train_files or []
+    return config.data.val_files or []
 
 
 def splits_with_rows(config: AgenticConfig) -> list[Split]:
@@ -78,9 +81,10 @@ def read_rows(config: AgenticConfig, split: Split, parts: RowParts) -> Rows:
     rewards need, if rows have the wrong shape that `data.on_bad_row` doesn't skip, or if none is left."""
     key = f"data.{split}_files"
     bad = BadRows()
-    functions = [weighted.reward for weighted in parts.rewards if isinstance(weighted.reward, FunctionReward)]
+    functions = functions_of(parts.rewards)
     tables: list[TableRow] = []
-    for row in _plain_rows(config, read_tables(files_of(config, split), key, bad), parts.tools.schemas, bad):
+    read = read_tables(files_of(config, split), key, bad)
+    for row in _plain_rows(config, read, parts.tools.schemas, bad):
         try:
             _check_shape(config, row, functions)
         except DataError as fault:
@@ -93,9 +97,11 @@ def read_rows(config: AgenticConfig, split: Split, parts: RowParts) -> Rows:
         bad.leave_out(key, len(bad.sentences))
     rows: list[tuple[str, DataRow]] = []
     for row in tables:
-        source = row.columns.get("data_source")
-        tag = source if isinstance(source, str) and source else ROWS_TAG
-        rows.append((row.place, DataRow(tag, _agent_of(config, row, parts.loops), row.columns)))
+        tag = row.columns.get("data_source")
+        if not isinstance(tag, str) or not tag:
+            tag = ROWS_TAG
+        agent = _agent_of(config, row, parts.loops)
+        rows.append((row.place, DataRow(tag, agent, row.columns)))
     check_tools_of_rows(config, parts.tools, tables)
     check_users_of_rows(config, parts.users.by_name, tables)
     return Rows(key, rows, bad)
@@ -125,50 +131,56 @@ def _plain_rows(
 def _check_shape(config: AgenticConfig, row: TableRow, rewards: Sequence[FunctionReward]) -> None:
     """Raises DataError, which names the row, if it lacks a prompt or what a reward needs."""
     key = config.data.prompt_key
+    has_format = config.data.format is not None
     if row.columns.get(key) is None:
         hint = nearest(key, row.columns)
-        form = form_hint(row.columns) if config.data.format is None else ""
+        form = "" if has_format else form_hint(row.columns)
         raise DataError(
             f"{row.place}: there is no column {key!r}; it has {', '.join(row.columns) or 'none'}. "
-            f"data.prompt_key names the "
-            f"column of the prompt.{hint}{form}"
+            f"data.prompt_key names the column of the prompt.{hint}{form}"
         )
-    if problem := _prompt_problem(row.columns[key]):
+    problem = _prompt_problem(row.columns[key])
+    if problem:
         raise DataError(f"{row.place}: column {key!r} {problem}; a prompt is a string or a list of messages")
     for reward in rewards:
         try:
             reward.check([row])
         except DataError as fault:
-            has_form = config.data.format is None and form_of(row.columns) is not None
-            form = form_hint(row.columns) if has_form else ""
-            raise DataError(f"{fault}.{form}" if form else str(fault)) from fault
+            text = str(fault)
+            if not has_format and form_of(row.columns) is not None:
+                text += f".{form_hint(row.columns)}"
+            raise DataError(text) from fault
 
 
 def _prompt_problem(prompt: Any) -> str:
     if isinstance(prompt, str):
-        return "" if prompt.strip() else "is empty"
+        if prompt.strip():
+            return ""
+        return "is empty"
     if not isinstance(prompt, list) or not prompt:
         return f"is {str(prompt)[:40]!r}"
-    if problem := next(
-        filter(None, (message_problem(index, message) for index, message in enumerate(prompt))), ""
-    ):
-        return problem
+    for index, message in enumerate(prompt):
+        problem = message_problem(index, message)
+        if problem:
+            return problem
     return continued_problem(prompt)
 
 
 def read_loops(config: AgenticConfig) -> Mapping[str, LoopEntry]:
     """The agent loops of `agent.agent_config_path`, by name."""
     path = config.agent.agent_config_path
-    return read_loop_file(path) if path else {}
+    if not path:
+        return {}
+    return read_loop_file(path)
 
 
 def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntry]) -> str:
     name = agent_name(config, row)
     if name in loops or AGENTS.get(name) or ":" in name:
         return name
-    known = ", ".join([*(agent for agent, target in AGENTS.items() if target), *loops])
+    built_in = [agent for agent, target in AGENTS.items() if target]
+    available = ", ".join([*built_in, *loops])
     if name in AGENTS:
-        raise NotAvailableError(f"{row.place}: the agent {name} isn't in this version, which has {known}")
-    raise DataError(
-        f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(name, AGENTS)}"
-    )
+        raise NotAvailableError(f"{row.place}: the agent {name} isn't supported yet; available: {available}")
+    hint = nearest(name, AGENTS)
+    raise DataError(f"{row.place}: agent {name!r} isn't one of {available}, nor module:Class.{hint}")

@@ -2,7 +2,7 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from turnwise.chat.folder_tokenizer import FolderTokenizer
 from turnwise.chat.template import ChatTemplate
@@ -39,10 +39,12 @@ def try_template(config: AgenticConfig | SFTConfig, folder: Path) -> None:
     transformers. Raises ChatTemplateError for a fault."""
     if not has_tokenizer(folder):
         base = base_of_adapter(folder)
-        if base is not None and (base_folder := folder_here(base)) is not None:
+        base_folder = None if base is None else folder_here(base)
+        if base_folder is not None:
             try_template(config, base_folder)
         return
-    template = tried(ChatTemplate(cast(Any, FolderTokenizer(folder)), template_kwargs=config.template_kwargs))
+    tokenizer: Any = FolderTokenizer(folder)
+    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
     template.opens_thinking  # noqa: B018  # renders one turn after another
     if isinstance(config, SFTConfig):
         return

@@ -11,31 +11,48 @@ from typing import Any
 from turnwise.errors import ModelError, listed
 
 _MERGED_EXACTLY = frozenset(
-    (
-        *(
-            "auto_mapping",
-            "base_model_name_or_path",
-            "inference_mode",
-            "peft_type",
-            "peft_version",
-            "revision",
-            "task_type",
-        ),
-        *("target_modules", "exclude_modules", "layers_pattern", "layers_to_transform", "target_parameters"),
-        *(
-            "r",
-            "rank_pattern",
-            "lora_alpha",
-            "alpha_pattern",
-            "lora_dropout",
-            "use_rslora",
-            "use_dora",
-            "fan_in_fan_out",
-        ),
-        *("bias", "lora_bias", "modules_to_save", "trainable_token_indices", "ensure_weight_tying"),
-        *("init_lora_weights", "corda_config", "eva_config", "loftq_config", "lora_ga_config"),
-        *("megatron_config", "megatron_core", "qalora_group_size", "runtime_config"),
-    )
+    {
+        # of the file
+        "auto_mapping",
+        "base_model_name_or_path",
+        "inference_mode",
+        "peft_type",
+        "peft_version",
+        "revision",
+        "task_type",
+        # which layers
+        "target_modules",
+        "exclude_modules",
+        "layers_pattern",
+        "layers_to_transform",
+        "target_parameters",
+        # how large the change is
+        "r",
+        "rank_pattern",
+        "lora_alpha",
+        "alpha_pattern",
+        "lora_dropout",
+        "use_rslora",
+        "use_dora",
+        "fan_in_fan_out",
+        # what is trained besides
+        "bias",
+        "lora_bias",
+        "modules_to_save",
+        "trainable_token_indices",
+        "ensure_weight_tying",
+        # how training began
+        "init_lora_weights",
+        "corda_config",
+        "eva_config",
+        "loftq_config",
+        "lora_ga_config",
+        # of other libraries
+        "megatron_config",
+        "megatron_core",
+        "qalora_group_size",
+        "runtime_config",
+    }
 )
 """peft drops settings that it doesn't know, so these are the ones that are right, not the ones that are
 wrong."""
@@ -52,32 +69,29 @@ def check_adapter_settings(file: Path, content: Mapping[str, Any]) -> None:
     if kind != "LORA":
         raise ModelError(
             f"{file}: peft_type is {kind!r}, and only LoRA adapters (LORA) are merged here; if peft can "
-            f"merge this kind, save "
-            "the merged model with peft (merge_and_unload) and name that folder, or train a LoRA adapter"
+            "merge this kind, save the merged model with peft (merge_and_unload) and name that folder, or "
+            "train a LoRA adapter"
         )
-    others = [
-        name
-        for name, value in content.items()
-        if name not in _MERGED_EXACTLY and value not in (None, False, {}, [])
-    ]
-    if others:
+    set_names = [name for name, value in content.items() if value not in (None, False, {}, [])]
+    inexact = [name for name in set_names if name not in _MERGED_EXACTLY]
+    if inexact:
         raise ModelError(
-            f"{file}: it sets {listed(sorted(others))}, with which an adapter can't be merged exactly here; "
-            f"if peft can merge "
-            "it, save the merged model with peft (merge_and_unload) and name that folder"
+            f"{file}: it sets {listed(sorted(inexact))}, with which an adapter can't be merged exactly here; "
+            "if peft can merge it, save the merged model with peft (merge_and_unload) and name that folder"
         )
     start = content.get("init_lora_weights")
-    if start not in _KEEPS_BASE or (isinstance(start, int) and not isinstance(start, bool)):
+    is_number = isinstance(start, int) and not isinstance(start, bool)  # 1 equals True
+    if is_number or start not in _KEEPS_BASE:
         raise ModelError(
             f"{file}: init_lora_weights is {start!r}, which also changes the base model, and the change "
-            f"isn't in this folder; "
-            "save the adapter as one of the original model (peft's "
-            "path_initial_model_for_weight_conversion), or save the "
-            "merged model (merge_and_unload) where it was trained and name that folder"
+            "isn't in this folder; save the adapter as one of the original model (peft's "
+            "path_initial_model_for_weight_conversion), or save the merged model (merge_and_unload) where it "
+            "was trained and name that folder"
         )
     for name in ("r", "lora_alpha"):
         number = content.get(name, 1)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not 0 < number < math.inf:
             raise ModelError(
                 f"{file}: {name} is {number!r}; it must be a number above 0, that of the training"
             )
@@ -90,8 +104,9 @@ def check_adapter_settings(file: Path, content: Mapping[str, Any]) -> None:
 
 def _check_pattern(place: str, value: Any) -> None:
     """Raises ModelError unless `value` is what peft takes: names, one pattern, or nothing."""
-    is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    if value is None or is_list:
+    if value is None:
+        return
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return
     if not isinstance(value, str):
         raise ModelError(f"{place} is {value!r}; it must be a list of modules' names or a pattern")

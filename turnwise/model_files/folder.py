@@ -12,6 +12,14 @@ from typing import Any, NamedTuple
 from turnwise.errors import ModelError, listed
 from turnwise.model_files.adapter_settings import check_adapter_settings
 from turnwise.model_files.hub import HOW_TO_NAME, cached_folder, local_path, looks_like_hub_name, model_folder
+from turnwise.model_files.sizes import (
+    check_longest_text,
+    check_rope,
+    check_sizes,
+    check_stop_tokens,
+    require_rows,
+    text_sizes,
+)
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -19,6 +27,7 @@ NO_TOKENIZER = "has no tokenizer (tokenizer.json); copy it from the model that t
 _WEIGHTS = "model.safetensors"
 NO_WEIGHTS = f"has no weights ({_WEIGHTS}); copy or fetch them into this folder, or name another one"
 _INDEX = "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _JSON_FILES = (
     "config.json",
@@ -29,20 +38,6 @@ _JSON_FILES = (
     "added_tokens.json",
     _INDEX,
 )
-_SIZES = (
-    "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
-    "|num_attention_heads|num_key_value_heads|n_head|n_embd"
-)
-_RANGES = (
-    ("num_hidden_layers|n_layer", int, 1, 10_000, "a whole number from 1 to 10,000"),
-    (_SIZES, int, 1, math.inf, "a whole number of at least 1"),
-    ("max_window_layers|chunk_size_feed_forward", int, 0, math.inf, "a whole number of at least 0"),
-    (".*dropout.*|.*_pdrop|.*_eps|.*_epsilon", float, 0, 1, "a number from 0 to 1"),
-    ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),
-    ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
-)
-"""Rules for a config's numbers: pattern of the name, type, lowest and highest value, and wording for
-messages."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _FLOAT_TYPES = (
     "F64",
@@ -57,8 +52,6 @@ _FLOAT_TYPES = (
     "F4",
 )
 """safetensors' names of the types of real numbers."""
-_ROPE_BASES = ("rope_theta", "rotary_emb_base")
-"""Names of the number that every rotary position is computed from."""
 _EMBEDDING = "model.embed_tokens.weight"
 """Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
 Shapes = dict[str, tuple[int, ...]]
@@ -104,7 +97,9 @@ def read_object(file: Path) -> dict[str, Any]:
             f"{file} isn't UTF-8 text (byte {error.start}); save it again from the model that it belongs to"
         ) from error
     except (ValueError, RecursionError, OSError) as error:
-        reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
+        reason = str(error)
+        if isinstance(error, RecursionError):
+            reason = "its values are nested too deep"
         raise ModelError(f"{file} isn't readable JSON: {reason}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} holds a {type(content).__name__}; expected an object, {{…}}")
@@ -113,9 +108,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a tokenizer's file. Without one, transformers makes up a tokenizer."""
-    return any(
-        (folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-    )
+    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def has_weights(folder: Path) -> bool:
@@ -128,19 +121,20 @@ def base_of_adapter(path: str | Path) -> str | None:
     adapter's folder. Raises ModelError if an adapter in this chain is incomplete, a base is neither here nor
     a hub name, or the chain is a circle."""
     bases: list[str] = []
-    seen: list[Path] = []
+    folders: list[Path] = []
     folder = folder_here(path)
     while folder is not None and (folder / ADAPTER_CONFIG).is_file():
-        if folder.resolve() in seen:
+        if folder.resolve() in folders:
             raise ModelError(
                 f"{path}: its base model leads back to {folder}; write the model that the adapter was "
-                f"trained on into "
-                f"base_model_name_or_path of {folder / ADAPTER_CONFIG}"
+                f"trained on into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
             )
-        seen.append(folder.resolve())
+        folders.append(folder.resolve())
         bases.append(_named_base(folder))
         folder = folder_here(bases[-1])
-    return bases[0] if bases else None
+    if not bases:
+        return None
+    return bases[0]
 
 
 def _named_base(folder: Path) -> str:
@@ -152,16 +146,13 @@ def _named_base(folder: Path) -> str:
         )
     if folder_here(base) is None and not looks_like_hub_name(base):
         raise ModelError(
-            f"{folder}: its base model {base} isn't there, and an adapter is nothing without it; restore "
-            f"it, or write where "
-            f"it is now into base_model_name_or_path of {file}"
+            f"{folder}: its base model {base} isn't there, and an adapter is nothing without it; restore it, "
+            f"or write where it is now into base_model_name_or_path of {file}"
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        pickled = (
-            " (adapter_model.bin is a pickle, which isn't read)"
-            if (folder / "adapter_model.bin").is_file()
-            else ""
-        )
+        pickled = ""
+        if (folder / "adapter_model.bin").is_file():
+            pickled = " (adapter_model.bin is a pickle, which isn't read)"
         raise ModelError(f"{folder} is an incomplete adapter: it has no {ADAPTER_WEIGHTS}{pickled}")
     return base
 
@@ -177,7 +168,9 @@ def check_adapter(folder: Path) -> None:
 def folder_here(name: str | Path) -> Path | None:
     """The folder of a path or hub name; None if it isn't on this machine."""
     path = local_path(name)
-    return path if path.is_dir() else cached_folder(str(name))
+    if path.is_dir():
+        return path
+    return cached_folder(str(name))
 
 
 def check_model(name: str, trust: Trust = NOTHING) -> None:
@@ -201,124 +194,43 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
     """Raises ModelError if the folder's file names, JSON files or weight headers show that it can't or
     mustn't be loaded."""
     if not (folder / "config.json").is_file():
-        saved = sorted(
-            folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime
-        )
-        hint = (
-            f"one of its checkpoints, such as {saved[-1].parent}"
-            if saved
-            else "the folder of a Hugging Face model"
-        )
+        hint = "the folder of a Hugging Face model"
+        saved = list(folder.glob("checkpoints/checkpoint-*/config.json"))
+        if saved:
+            newest = sorted(saved, key=lambda file: file.stat().st_mtime)[-1]
+            hint = f"one of its checkpoints, such as {newest.parent}"
         raise ModelError(f"{folder} isn't a model folder, as it has no config.json; name {hint}")
-    contents = {name: read_object(folder / name) for name in _JSON_FILES if (folder / name).is_file()}
+    names = [name for name in _JSON_FILES if (folder / name).is_file()]
+    contents = {name: read_object(folder / name) for name in names}
     config = contents["config.json"]
     file = folder / "config.json"
     check_sizes(file, config)
     sizes = text_sizes(config)
     check_sizes(file, sizes)
-    _check_rope(file, sizes)
+    check_rope(file, sizes)
+    vocab_size = sizes.get("vocab_size")
     for name in ("config.json", "generation_config.json"):
-        _check_stop_tokens(folder / name, contents.get(name, {}), sizes.get("vocab_size"))
-    _check_longest_text(folder / "tokenizer_config.json", contents.get("tokenizer_config.json", {}))
+        check_stop_tokens(folder / name, contents.get(name, {}), vocab_size)
+    check_longest_text(folder / "tokenizer_config.json", contents.get("tokenizer_config.json", {}))
     _check_pickles(folder, trust)
     headers = weight_headers(folder)
     if not config.get("quantization_config"):
-        require_floats(folder, headers, (name for name in headers if name.endswith(".weight")))
-    _check_weights(file, sizes, {name: header.shape for name, header in headers.items()})
+        weights = [name for name in headers if name.endswith(".weight")]
+        require_floats(folder, headers, weights)
+    shapes = {name: header.shape for name, header in headers.items()}
+    _check_weights(file, sizes, shapes)
     if "tokenizer.json" in contents:
-        require_rows(folder, sizes.get("vocab_size"), _num_ids(contents["tokenizer.json"]))
-
-
-def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json. Those in `text_config`, a multimodal model's language part, take
-    precedence."""
-    text_config = config.get("text_config")
-    return {**config, **(text_config if isinstance(text_config, dict) else {})}
-
-
-def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
-    """Raises ModelError if the model's embedding has fewer rows than the tokenizer has ids."""
-    if isinstance(num_rows, int) and num_rows < num_ids:
-        raise ModelError(
-            f"{folder}: vocab_size of config.json is {num_rows:,}, and its tokenizer has ids up to "
-            f"{num_ids - 1:,}; take the "
-            "tokenizer that belongs to the weights"
-        )
-
-
-def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for numbers that no model can have. `file`, for messages, is the file or option that
-    holds them."""
-    for name, value in config.items():
-        if name.startswith("rope_") and isinstance(value, dict):
-            check_sizes(f"{file}: {name}", value)
-        for names, kind, low, high, told in _RANGES:
-            if not re.fullmatch(names, name) or isinstance(value, list | None):
-                continue
-            # `true` isn't 1, and NaN is within no bounds.
-            if isinstance(value, bool) or not isinstance(value, (kind, int)) or not low <= value <= high:
-                raise ModelError(f"{file}: {name} is {value!r}; it must be {told}")
-    heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
-        raise ModelError(
-            f"{file}: {heads} attention heads can't share {shared} key-value heads; num_attention_heads "
-            f"must be a multiple of "
-            "num_key_value_heads"
-        )
-
-
-def _check_rope(file: str | Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError if the numbers of rotary positions are given in another form than an object, or
-    without the base that they are computed from: transformers would take the architecture's default without a
-    word."""
-    rope = config.get("rope_parameters")
-    if rope is None:
-        return
-    bases = "rope_theta, the number that every position is computed from"
-    if not isinstance(rope, dict):
-        raise ModelError(f"{file}: rope_parameters is {rope!r}; it must be an object with {bases}")
-    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    if not any(name in part for part in (config, *parts) for name in _ROPE_BASES):
-        raise ModelError(
-            f"{file}: rope_parameters is {rope!r} and names no {bases}; copy it from the model of the weights"
-        )
-
-
-def _check_stop_tokens(file: Path, content: Mapping[str, Any], vocab_size: Any) -> None:
-    """Raises ModelError if a token that ends a response isn't an id of the vocabulary, and so could never be
-    sampled."""
-    eos = content.get("eos_token_id")
-    if eos is None:
-        return
-    num_ids = vocab_size if isinstance(vocab_size, int) else math.inf
-    for token in eos if isinstance(eos, list) else [eos]:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < num_ids:
-            raise ModelError(
-                f"{file}: eos_token_id is {eos!r}; it must be an id of the vocabulary (vocab_size "
-                f"{vocab_size}), or a list of "
-                "such ids: no response could ever end with another"
-            )
-
-
-def _check_longest_text(file: Path, content: Mapping[str, Any]) -> None:
-    longest = content.get("model_max_length")
-    if longest is None:
-        return
-    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0:
-        raise ModelError(
-            f"{file}: model_max_length is {longest!r}; it must be a number of tokens above 0, or left out"
-        )
+        require_rows(folder, vocab_size, _num_ids(contents["tokenizer.json"]))
 
 
 def require_floats(folder: Path, headers: Mapping[str, TensorHeader], names: Iterable[str]) -> None:
     """Raises ModelError if one of the tensors with these `names` doesn't hold real numbers: converted, it
     would be another tensor than the file's."""
-    others = [f"{name} ({headers[name].dtype})" for name in names if not headers[name].is_float]
-    if others:
+    other_types = [f"{name} ({headers[name].dtype})" for name in names if not headers[name].is_float]
+    if other_types:
         raise ModelError(
-            f"{folder}: the weights hold {listed(others)}, and a model's tensors are real numbers (F32, "
-            f"BF16, F16); fetch them "
-            "again, or convert them where they come from"
+            f"{folder}: the weights hold {listed(other_types)}, and a model's tensors are real numbers (F32, "
+            "BF16, F16); fetch them again, or convert them where they come from"
         )
 
 
@@ -327,9 +239,8 @@ def _check_pickles(folder: Path, trust: Trust) -> None:
     has_tensors = (folder / _WEIGHTS).is_file() or (folder / _INDEX).is_file()
     if pickled and not has_tensors and not trust.pickle:
         raise ModelError(
-            f"{folder} has no {_WEIGHTS}, and {pickled} is a pickle, which can hold code; take the model "
-            f"with safetensors "
-            "weights, or set model_args.allow_pickle: true if you trust where it comes from"
+            f"{folder} has no {_WEIGHTS}, and {pickled} is a pickle, which can hold code; use the model "
+            "with safetensors weights, or set model_args.allow_pickle: true if you trust where it comes from"
         )
 
 
@@ -347,15 +258,15 @@ def weight_headers(folder: Path) -> dict[str, TensorHeader]:
     if not (folder / _INDEX).is_file():
         return {}
     weight_map = read_object(folder / _INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+    files = weight_map.values() if isinstance(weight_map, dict) else [None]
+    if not all(isinstance(name, str) for name in files):
         raise ModelError(f"{folder / _INDEX} has no weight_map of tensors and files; fetch it again")
     headers: dict[str, TensorHeader] = {}
-    for name in sorted(set(weight_map.values())):
+    for name in sorted(set(files)):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ModelError(
                 f"{folder / _INDEX} names {name!r}, which lies outside the model's folder, and nothing is "
-                f"read from there; "
-                "copy that file into the folder, or fetch the model again"
+                "read from there; copy that file into the folder, or fetch the model again"
             )
         if not (folder / name).is_file():
             raise ModelError(f"{folder / name} isn't there, and {_INDEX} names it; fetch it again")
@@ -365,17 +276,16 @@ def weight_headers(folder: Path) -> dict[str, TensorHeader]:
 
 def file_headers(file: Path) -> dict[str, TensorHeader]:
     """What a safetensors file says of each of its tensors. Raises ModelError if it can't be read."""
-    from safetensors import (
-        SafetensorError,
-        safe_open,
-    )  # imported here: commands without a local model don't need it
+    # imported here: commands without a local model don't need it
+    from safetensors import SafetensorError, safe_open
 
     headers: dict[str, TensorHeader] = {}
     try:
         with safe_open(file, "numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # it can't be iterated
                 part = tensors.get_slice(name)
-                headers[name] = TensorHeader(tuple(part.get_shape()), part.get_dtype())
+                shape = tuple(part.get_shape())
+                headers[name] = TensorHeader(shape, part.get_dtype())
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{file} is cut off, or isn't a safetensors file ({error}); fetch or write it again"
@@ -386,28 +296,36 @@ def file_headers(file: Path) -> dict[str, TensorHeader]:
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:
     """Raises ModelError if the config's sizes don't fit the weights, which otherwise shows only when the
     model is built."""
-    layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
-    asked = sizes.get("num_hidden_layers")
-    if layers and isinstance(asked, int) and asked > max(layers) + 1:
+    matches = map(_LAYER.search, shapes)
+    num_layers = max((int(match[1]) + 1 for match in matches if match), default=math.inf)
+    stated = sizes.get("num_hidden_layers")
+    if isinstance(stated, int) and stated > num_layers:
         raise ModelError(
-            f"{file}: num_hidden_layers is {asked}, and the weights beside it have {max(layers) + 1}; set "
-            f"it to that"
+            f"{file}: num_hidden_layers is {stated}, and the weights beside it have {num_layers}; set it to "
+            "that"
         )
     rows = shapes.get(_EMBEDDING, ())
     for name, size in zip(("vocab_size", "hidden_size"), rows, strict=False):
-        if isinstance(asked := sizes.get(name), int) and asked != size:
+        stated = sizes.get(name)
+        if isinstance(stated, int) and stated != size:
             shape = " × ".join(f"{number:,}" for number in rows)
             raise ModelError(
-                f"{file}: {name} is {asked:,}, and {_EMBEDDING} beside it is {shape}; set it to {size}"
+                f"{file}: {name} is {stated:,}, and {_EMBEDDING} beside it is {shape}; set it to {size}"
             )
 
 
 def _num_ids(tokenizer: Mapping[str, Any]) -> int:
     """One more than the highest id of a tokenizer.json, 0 if its form is unknown."""
-    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    ids = (
-        [*vocab.values()] if isinstance(vocab, dict) else [len(vocab) - 1] if isinstance(vocab, list) else []
-    )
-    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    return max((number for number in ids if isinstance(number, int)), default=-1) + 1
+    ids: list[Any] = []
+    model = tokenizer.get("model")
+    if isinstance(model, dict):
+        vocab = model.get("vocab")
+        if isinstance(vocab, dict):
+            ids += vocab.values()
+        elif isinstance(vocab, list):
+            ids.append(len(vocab) - 1)
+    added = tokenizer.get("added_tokens")
+    if isinstance(added, list):
+        ids += [token.get("id") for token in added if isinstance(token, dict)]
+    numbers = [number for number in ids if isinstance(number, int)]
+    return max(numbers, default=-1) + 1

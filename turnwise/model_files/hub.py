@@ -5,6 +5,7 @@ are fetched, and code if allowed."""
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ _SECONDS_BETWEEN_LINES = 10.0
 def looks_like_hub_name(name: str) -> bool:
     """Whether a name is `ORG/NAME`, and neither this path nor its parent folder exists here.
 
-    >>> looks_like_hub_name("Qwen/Qwen2.5-0.5B-Instruct"), looks_like_hub_name("runs/a/model"),
-    looks_like_hub_name("./model") (True, False, False)
+    >>> [looks_like_hub_name(name) for name in ("Qwen/Qwen2.5-0.5B-Instruct", "runs/a/model", "./model")]
+    [True, False, False]
     """
-    return bool(_HUB_NAME.fullmatch(name)) and not Path(name).exists() and not Path(name).parent.is_dir()
+    if not _HUB_NAME.fullmatch(name):
+        return False
+    path = Path(name)
+    return not path.exists() and not path.parent.is_dir()
 
 
 def local_path(name: str | Path) -> Path:
@@ -49,24 +53,33 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
         )
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    wanted, config = [*_WEIGHTS, *(_PICKLES if allow_pickle else ())], folder / "config.json"
-    needs_code = (
-        allow_code and config.is_file() and "auto_map" in config.read_text(encoding="utf-8", errors="replace")
-    )
-    has_code = not needs_code or any(folder.glob("*.py"))
-    return folder if has_code and any(any(folder.glob(pattern)) for pattern in wanted) else None
+    if allow_code and _needs_code(folder / "config.json") and not any(folder.glob("*.py")):
+        return None
+    weights: tuple[str, ...] = _WEIGHTS
+    if allow_pickle:
+        weights += _PICKLES
+    if any(any(folder.glob(pattern)) for pattern in weights):
+        return folder
+    return None
+
+
+def _needs_code(config: Path) -> bool:
+    """Whether a config.json names classes in Python files beside it."""
+    return config.is_file() and "auto_map" in config.read_text(encoding="utf-8", errors="replace")
 
 
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
     """The folder of a path or a hub name. Downloads what the hub's cache lacks, with progress on stderr; an
     interrupted download continues. `allow_code` also fetches Python files, `allow_pickle` pickled weights if
     there are no others."""
-    path, text = local_path(name), str(name)
+    path = local_path(name)
+    text = str(name)
     if not text.strip() or "\0" in text:
         raise ModelError(f"{text!r} names no model; {HOW_TO_NAME}")
     if path.is_dir():
         return path
-    if (cached := cached_folder(text, allow_code, allow_pickle)) is not None:
+    cached = cached_folder(text, allow_code, allow_pickle)
+    if cached is not None:
         return cached
     check_hub_name(text)
     return _download(text, allow_code, allow_pickle)
@@ -84,11 +97,9 @@ def check_hub_name(name: str) -> None:
         return
     if path.is_file():
         raise ModelError(f"{path} is a file; name the folder that it is in")
-    parent = (
-        f" (not looked up on the hub, because {path.parent}/ is a folder here)"
-        if _HUB_NAME.fullmatch(name)
-        else ""
-    )
+    parent = ""
+    if _HUB_NAME.fullmatch(name):
+        parent = f" (not looked up on the hub, because {path.parent}/ is a folder here)"
     raise ModelError(
         f"{path}: no such model folder{parent}; make one with `turnwise make-model --out {path}`, or "
         f"{HOW_TO_NAME}"
@@ -100,8 +111,7 @@ def how_to_fetch(name: str) -> str:
     folder = name.rpartition("/")[2]
     return (
         f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} "
-        f"here and set "
-        "`pretrain` to its path"
+        "here and set `pretrain` to its path"
     )
 
 
@@ -116,16 +126,11 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
             for file in HfApi().model_info(name, files_metadata=True).siblings or ()
         }
         patterns = _patterns(name, sizes, allow_code, allow_pickle)
-        files = [
-            file
-            for file in sizes
-            if "/" not in file and any(Path(file).match(pattern) for pattern in patterns)
-        ]
+        files = [file for file in sizes if _matches(file, patterns)]
         size = sum(sizes[file] for file in files)
         print(
             f"{name}: no folder here, so {len(files)} files ({size / 1e6:,.1f} MB) are downloaded from "
-            f"{site} to "
-            f"{constants.HF_HUB_CACHE}",
+            f"{site} to {constants.HF_HUB_CACHE}",
             file=sys.stderr,
             flush=True,
         )
@@ -137,14 +142,12 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
     except GatedRepoError as error:
         raise ModelError(
             f"{name}: its owners ask for an agreement first; accept it at {site}/{name}, then run `hf auth "
-            f"login` (or set "
-            "HF_TOKEN) and start again"
+            "login` (or set HF_TOKEN) and start again"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(
             f"{name}: there is no such folder here and no such model on the hub ({site}); check the "
-            f"spelling, or run "
-            "`hf auth login` if it is private"
+            "spelling, or run `hf auth login` if it is private"
         ) from error
     except Exception as error:  # boundary: anything can go wrong between two machines
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
@@ -152,13 +155,14 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
                 f"{name}: the hub ({site}) denies you access; run `hf auth login` (or set HF_TOKEN)"
             ) from error
         reason = first_line(error) or type(error).__name__
-        here, again = "isn't on this machine", "downloads it"
+        state = "isn't on this machine"
+        next_try = "downloads it"
         if has_cached_files(name):
-            here, again = "is incomplete on this machine", "continues with what is missing"
+            state = "is incomplete on this machine"
+            next_try = "continues with what is missing"
         raise ModelError(
-            f"{name} {here}, and the hub ({site}) didn't give it: {reason}. With network the same command "
-            f"{again}; "
-            f"without network, {how_to_fetch(name)}"
+            f"{name} {state}, and the hub ({site}) didn't give it: {reason}. With network the same command "
+            f"{next_try}; without network, {how_to_fetch(name)}"
         ) from error
     return Path(folder)
 
@@ -173,16 +177,25 @@ def has_cached_files(name: str) -> bool:
 
 
 def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: bool) -> list[str]:
-    patterns = [*_TEXT, *_WEIGHTS, *(["*.py"] if allow_code else [])]
-    if not any(Path(file).match(pattern) for file in files if "/" not in file for pattern in _WEIGHTS):
+    """The patterns of the files to download. Raises ModelError if the model has only pickled weights, which
+    aren't allowed."""
+    patterns = [*_TEXT, *_WEIGHTS]
+    if allow_code:
+        patterns.append("*.py")
+    if not any(_matches(file, _WEIGHTS) for file in files):
         if not allow_pickle:
             raise ModelError(
-                f"{name} has no safetensors weights on the hub; take another model, or set "
-                f"model_args.allow_pickle: true "
-                "if it has pickled ones (pytorch_model.bin) and you trust its owners"
+                f"{name} has no safetensors weights on the hub; use another model, or set "
+                "model_args.allow_pickle: true if it has pickled ones (pytorch_model.bin) and you trust its "
+                "owners"
             )
         patterns += _PICKLES
     return patterns
+
+
+def _matches(file: str, patterns: Iterable[str]) -> bool:
+    """Whether a file lies in the model's own folder and fits one of the patterns."""
+    return "/" not in file and any(Path(file).match(pattern) for pattern in patterns)
 
 
 def _progress() -> type[Any]:

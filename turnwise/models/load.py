@@ -33,9 +33,8 @@ from turnwise.model_files.folder import (
     check_folder,
     has_tokenizer,
     read_object,
-    require_rows,
-    text_sizes,
 )
+from turnwise.model_files.sizes import require_rows, text_sizes
 from turnwise.models.adapter_merge import NOT_MERGED, is_value_adapter, merge_adapter
 from turnwise.models.file_tensors import check_tensor_types, require_weights, unexpected_tensors
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from turnwise.errors import ModelError, nearest
-from turnwise.model_files.folder import check_sizes
+from turnwise.model_files.sizes import check_sizes
 from turnwise.models.load import save_model, told_as_one_sentence
 from turnwise.models.presets import ModelPreset, preset
 from turnwise.models.tokenizer import train_tokenizer

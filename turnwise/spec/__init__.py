@@ -103,10 +103,10 @@ class VariantSpec:
         if ratio_type is None or ratio_type in self.granularities:
             return ""
         if not self.granularities:
-            return f"pg_variant {name} has no probability ratio; leave ratio_type out"
+            return f"pg_variant {name} has no probability ratio; remove ratio_type"
         return (
-            f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or "
-            f"pg_variant ppo for tokens"
+            f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or pg_variant "
+            "ppo for tokens"
         )
 
 

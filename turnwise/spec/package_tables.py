@@ -11,4 +11,5 @@ YAML_LOADER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoade
 
 def read_table(module: str, name: str) -> Any:
     """The content of the YAML file `name` in a module's folder. `module` is the module's `__file__`."""
-    return yaml.load(Path(module).with_name(name).read_text(encoding="utf-8"), Loader=YAML_LOADER)
+    text = Path(module).with_name(name).read_text(encoding="utf-8")
+    return yaml.load(text, Loader=YAML_LOADER)

@@ -6,14 +6,20 @@ one context (forward passes, credit and training work on samples), and a `Batch`
 is the last thing that happens to data."""
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.spec import Split as Split
+from turnwise.types.batch import (
+    Batch as Batch,
+    Denominators as Denominators,
+    ModelOutputs as ModelOutputs,
+    TokenAnnotations as TokenAnnotations,
+)
 from turnwise.types.completion import (
     AS_OPENED as AS_OPENED,
     CallOptions as CallOptions,
@@ -26,6 +32,7 @@ from turnwise.types.completion import (
     VersionRun as VersionRun,
     join_kept_ids as join_kept_ids,
 )
+from turnwise.types.media import Media as Media, Observation as Observation
 from turnwise.types.trajectory_view import ViewedGroup, ViewedTrajectory
 
 Message = dict[str, Any]
@@ -68,23 +75,9 @@ class Task:
     @property
     def place(self) -> str:
         """Its id and, for a row of a data set, the row's number from 1: for messages."""
-        return self.id if self.row is None else f"{self.id} (row {self.row + 1})"
-
-
-@dataclass(frozen=True, slots=True)
-class Media:
-    """One image of an observation, as a uint8 array [H, W, 3]."""
-
-    kind: Literal["image"]
-    data: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """An environment's output at one turn: a text, and images if it renders them."""
-
-    text: str
-    media: tuple[Media, ...] = ()
+        if self.row is None:
+            return self.id
+        return f"{self.id} (row {self.row + 1})"
 
 
 @dataclass(slots=True)
@@ -96,8 +89,8 @@ class Turn:
     context that the server saw joins both, turn after turn, beginning at the last turn with `starts_context`;
     where history branched, follow `parent`.
 
-    >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5,
-    -0.1]))
+    >>> logprobs = np.array([-0.5, -0.1])
+    >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=logprobs)
     >>> turn.num_tokens
     5
     """
@@ -210,7 +203,9 @@ class Sample:
     @property
     def loss_mask(self) -> NDArray[np.bool_]:
         """bool [N]: the trained tokens that the loss counts."""
-        return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
+        if self.keep_mask is None:
+            return self.response_mask
+        return self.response_mask & self.keep_mask
 
     @property
     def num_counted_turns(self) -> int:
@@ -246,7 +241,8 @@ class Trajectory(ViewedTrajectory):
     @property
     def score(self) -> float:
         """Σ of turn rewards and outcome rewards, before any KL penalty or normalisation."""
-        return float(sum(turn.reward for turn in self.turns) + sum(self.outcome_rewards.values()))
+        turn_rewards = sum(turn.reward for turn in self.turns)
+        return float(turn_rewards + sum(self.outcome_rewards.values()))
 
     @property
     def advantages_by_turn(self) -> dict[int, FloatArray]:
@@ -281,98 +277,6 @@ class Group(ViewedGroup):
     @property
     def samples(self) -> list[Sample]:
         return [sample for trajectory in self.trajectories for sample in trajectory.samples]
-
-
-class Denominators(NamedTuple):
-    """The divisors of the losses of one *optimiser step*, known before its first micro-batch. Summed over the
-    samples of all micro-batches and ranks, `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` =
-    Σ weight, `num_turns` = Σ weight·turns. Only samples and turns with a token in the loss mask count.
-    `max_length` is the constant `sequence_length`."""
-
-    num_tokens: float
-    num_sequences: float
-    max_length: int
-    num_turns: float = 0.0
-
-
-class TokenAnnotations(NamedTuple):
-    """What a loss must know about single tokens and can only learn from the whole optimiser step: arrays [N],
-    or None. They are computed before the step is split into micro-batches, so that no result depends on the
-    split."""
-
-    keep_mask: Any = None
-    """bool: False excludes a token from the loss and its denominators, but not from the ratios of its turn
-    and sequence."""
-    importance: Any = None
-    """float32: constant factors of the tokens' policy losses."""
-    selected_mask: Any = None
-    """bool: the tokens that clip_cov or kl_cov chose over the whole step; None for other variants."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """`S` samples with `N` tokens in all, packed back to back, as one micro-batch. The arrays are numpy here;
-    a strategy turns them into tensors on its device with `map` and passes these to the loss. Optional arrays
-    are None until the forward pass or the credit assignment that computes them has run."""
-
-    token_ids: Any  # int64 [N]
-    position_ids: Any  # int64 [N], restarting at 0 with each sample
-    sequence_id: Any  # int64 [N], 0 … S−1, ascending
-    turn_id: Any  # int64 [N], the turn's index in its sample's spans; −1 where the mask is 0
-    response_mask: Any  # bool [N]
-    weights: Any  # float32 [N], the sample's weight at each token
-    lengths: tuple[int, ...]
-    """Tokens of each of the S samples."""
-    denominators: Denominators
-    kept_ids: Any = None  # int32 [K], and [N + 1], as in `Sample`
-    kept_offsets: Any = None
-    temperatures: Any = None  # float32 [N], as in `Sample`
-    rollout_logprobs: Any = None
-    old_logprobs: Any = None
-    old_full_logprobs: Any = None
-    ref_logprobs: Any = None
-    values: Any = None
-    advantages: Any = None
-    returns: Any = None
-    keep_mask: Any = None
-    importance: Any = None
-    selected_mask: Any = None
-    media: tuple[Media, ...] = ()
-    media_positions: tuple[int, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def loss_mask(self) -> Any:
-        """bool [N]: the trained tokens that the loss and its denominators count."""
-        return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
-
-    def map(self, convert: Callable[[Any], Any]) -> "Batch":
-        """A copy of the batch with `convert` applied to every array."""
-        plain = ("lengths", "denominators", "media", "media_positions")
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in plain}
-        return replace(self, **{name: convert(a) for name, a in arrays.items() if a is not None})
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOutputs:
-    """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 outside the response
-    mask."""
-
-    logprobs: Any = None
-    """Log-probs, normalised over the kept ids of a token that has some, else over the whole vocabulary."""
-    full_logprobs: Any = None
-    """Log-probs over the whole vocabulary. None if `logprobs` are the same (no kept ids) and the loss doesn't
-    ask for these."""
-    entropy: Any = None
-    values: Any = None
-    next_values: Any = None
-
-    def named(self) -> dict[str, Any]:
-        """The outputs that were computed, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
 
 class Metric(NamedTuple):
@@ -413,9 +317,6 @@ def derive_seed(*parts: str | int) -> int:
     >>> derive_seed(42, "train", "FrozenLake", 7) == derive_seed(42, "train", "FrozenLake", 7)
     True
     """
-    return (
-        int.from_bytes(
-            hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest(), "little"
-        )
-        >> 1
-    )
+    text = "\x1f".join(map(str, parts))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -43,7 +43,8 @@ class SamplingParams:
         """Whether top-k, top-p, min-p or a penalty changes the distribution of the tokens. If so, and if no
         kept ids are known, exp(old − sampled log-prob) may differ from 1 even if sampler and trainer have the
         same model."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
+        drops_ids = self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0
+        return drops_ids or self.repetition_penalty != 1.0
 
     @property
     def keeps_ids(self) -> bool:
@@ -99,8 +100,8 @@ class Completion:
     def __post_init__(self) -> None:
         if self.kept_offsets is not None and len(self.kept_offsets) != len(self.token_ids) + 1:
             raise ValueError(
-                f"a completion of {len(self.token_ids)} tokens has {len(self.kept_offsets)} offsets of "
-                f"kept ids"
+                f"a completion of {len(self.token_ids)} tokens has {len(self.kept_offsets)} offsets of kept "
+                "ids"
             )
         total = sum(run.num_tokens for run in self.versions)
         if not len(self.token_ids) == len(self.logprobs) == total:
@@ -116,14 +117,21 @@ def join_kept_ids(
     """Joins the kept ids and offsets of parts `(ids, offsets, number of tokens)`; `(None, None)` if no part
     has ids.
 
-    >>> ids, offsets = join_kept_ids([(None, None, 2), (np.array([7, 8, 9], np.int32), np.array([0, 1, 3]),
-    2)])
+    >>> part = (np.array([7, 8, 9], np.int32), np.array([0, 1, 3]), 2)
+    >>> ids, offsets = join_kept_ids([(None, None, 2), part])
     >>> ids.tolist(), offsets.tolist()
     ([7, 8, 9], [0, 0, 0, 1, 3])
     """
-    parts = list(parts)
-    ids = [part for part, _, _ in parts if part is not None]
-    if not ids:
+    all_ids: list[KeptIds] = []
+    counts: list[IntArray] = []
+    for ids, offsets, size in parts:
+        if ids is not None:
+            all_ids.append(ids)
+        if offsets is None:
+            counts.append(np.zeros(size, np.int64))
+        else:
+            counts.append(np.diff(offsets))
+    if not all_ids:
         return None, None
-    counts = [np.zeros(size, np.int64) if offsets is None else np.diff(offsets) for _, offsets, size in parts]
-    return np.concatenate(ids), np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+    ends = np.cumsum(np.concatenate(counts))
+    return np.concatenate(all_ids), np.concatenate(([0], ends))

@@ -16,45 +16,50 @@ _BOX = (
 
 def summary(trajectory: Any) -> str:
     """One line: task and sibling, score, number of turns, and how the episode ended."""
-    parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items())
-    score = f"score {trajectory.score:g}" + (f" ({parts})" if parts else "")
-    end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
-    error = f": {trajectory.error}" if trajectory.error else ""
-    return (
-        f"{trajectory.task.id}, sibling {trajectory.sibling}: {score}, "
-        f"{counted(len(trajectory.turns), 'turn')}, {end}{error}"
-    )
+    score = f"score {trajectory.score:g}"
+    rewards = [f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()]
+    if rewards:
+        score += f" ({', '.join(rewards)})"
+    end = trajectory.status
+    if trajectory.limit:
+        end += f" by {trajectory.limit}"
+    if trajectory.error:
+        end += f": {trajectory.error}"
+    num_turns = counted(len(trajectory.turns), "turn")
+    return f"{trajectory.task.id}, sibling {trajectory.sibling}: {score}, {num_turns}, {end}"
 
 
 def _shown(turn: Any) -> str:
     """The turn's new messages before its response, each with its role; for a turn read from a file, the
     observation."""
-    lines = []
-    for message in turn.messages[:-1] or ({"role": "user", "content": turn.observation},):
-        content = message.get("content")
-        is_text = isinstance(content, str)
-        text = (
-            content
-            if is_text
-            else "".join(part.get("text", f"[{part.get('type')}]") for part in content or ())
-        )
-        lines.append(f"{message['role']}: {text}")
-    return "\n".join(lines)
+    messages = turn.messages[:-1] or ({"role": "user", "content": turn.observation},)
+    return "\n".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages)
+
+
+def _text(content: Any) -> str:
+    """The content of a message as text: parts without text are shown by their type."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", f"[{part.get('type')}]") for part in content or ())
 
 
 def _cells(turn: Any, credit: Any) -> str:
     cells = []
-    top = float(np.abs(credit).max()) if credit is not None and len(credit) else 0.0
+    advantages = () if credit is None else credit
+    top = max(map(abs, advantages), default=0.0)
     for place, (token, logprob) in enumerate(zip(turn.response_ids, turn.logprobs, strict=True)):
         title = f"token {token}, log-prob {logprob:.2f}"
-        color, share = "255,60,60", 1 - float(np.exp(min(logprob, 0.0)))
-        if credit is not None and place < len(credit):
-            title += f", advantage {credit[place]:.3g}"
-            color = "40,170,80" if credit[place] > 0 else color
-            share = abs(float(credit[place])) / top if top else 0.0
+        color = "255,60,60"
+        share = 1 - float(np.exp(min(logprob, 0.0)))
+        if place < len(advantages):
+            advantage = float(advantages[place])
+            title += f", advantage {advantage:.3g}"
+            if advantage > 0:
+                color = "40,170,80"
+            share = abs(advantage) / float(top) if top else 0.0
         cells.append(
             f"<span title='{title}' style='background:rgba({color},{share:.2f});border:1px solid "
-            f"#8884'>&nbsp;</span>"
+            "#8884'>&nbsp;</span>"
         )
     return "".join(cells)
 
@@ -99,8 +104,9 @@ class ViewedGroup:
         return f"<Group {self.index} of {self.task.id}, scores {scores}>"
 
     def __str__(self: Any) -> str:
-        rejected = f", rejected: {self.rejected}" if self.rejected else ""
-        title = f"group {self.index}, {len(self.trajectories)} trajectories{rejected}"
+        title = f"group {self.index}, {len(self.trajectories)} trajectories"
+        if self.rejected:
+            title += f", rejected: {self.rejected}"
         return "\n  ".join([title, *map(summary, self.trajectories)])
 
     def _repr_html_(self: Any) -> str:

@@ -323,7 +323,7 @@ def test_config_says_that_the_agent_of_a_row_is_missing(config, capsys, refused)
     changes = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
     changes.append("actor_train.model_args.lora_rank=null")
     said = (
-        "rows.jsonl, line 2: the agent react_agent isn't in this version, which has env_agent, "
+        "rows.jsonl, line 2: the agent react_agent isn't supported yet; available: env_agent, "
         "single_turn_agent, tool_agent"
     )
     assert main(["config", config, *changes]) == 0

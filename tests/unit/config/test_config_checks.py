@@ -128,7 +128,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {SERVER: {"strategy_name": "sglang", "strategy_config": {"url": "http://a", "tp_size": 2}}},
-        "url: that server has its options already; leave out tp_size",
+        "url: that server has its options already; remove tp_size",
     ),
     ({"actor_infer.strategy_args.strategy_name": "torch_train"}, "use one of embedded, hf, vllm, sglang"),
     ({"actor_train.strategy_args.strategy_name": "torch_trian"}, "Did you mean 'torch_train'"),
@@ -508,7 +508,7 @@ def test_what_fine_tuning_leaves_unused() -> None:
         parse_config(values_of(SFT, **{"strategy_args.strategy_config.zero": 2}), SFTConfig)[0]
     )
     assert line.startswith(
-        "strategy_args.strategy_config: an option of torch_train or torch_infer isn't in this version"
+        "strategy_args.strategy_config: an option of torch_train or torch_infer isn't supported yet"
     )
 
 
@@ -539,7 +539,7 @@ VLLM = "actor_infer.strategy_args.strategy_name"
         ({VLLM: "vllm"}, f"{VLLM}: vllm needs a library that isn't installed", True),
         ({"custom_envs.Lake.tools": ["python"]}, "custom_envs.Lake.tools: a tool in an environment", True),
         ({"custom_envs.Lake.agent_name": "react_agent"}, "custom_envs.Lake.agent_name: react_agent", True),
-        ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version", True),
+        ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't supported yet", True),
         (ROWS | {"data.default_agent": "react_agent"}, "data.default_agent", True),
         ({"trace.backend": "jsonl"}, "tracing", True),
         (

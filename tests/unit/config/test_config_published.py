@@ -186,7 +186,7 @@ def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, An
         ({"use_opd": True}, "distillation isn't part of turnwise"),
         (
             {"cluster.name": "ray"},
-            "cluster.name: ray isn't in this version; take process for the devices of one machine",
+            "cluster.name: ray isn't supported yet; use process for the devices of one machine",
         ),
         ({"cluster.address": "head:6379"}, "cluster.address: this version joins no cluster of Ray"),
         ({"actor_infer.generating_args.num_beams": 4}, "never searched for with beams"),

@@ -56,5 +56,5 @@ def test_time_left_follows_from_what_is_done() -> None:
     assert share_done(0, 0) == 0
     assert work_left_s(30.0, share=0.25) == 90
     assert work_left_s(30.0, share=1.5) == 0
-    assert steps_left_s([0.0, 10.0, 20.0], num_left=3, now=24.0) == 26
-    assert steps_left_s([0.0, 10.0], num_left=1, now=99.0) == 0
+    assert steps_left_s([0.0, 10.0, 20.0], num_left=3, time_s=24.0) == 26
+    assert steps_left_s([0.0, 10.0], num_left=1, time_s=99.0) == 0

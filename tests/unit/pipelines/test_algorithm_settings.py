@@ -158,8 +158,8 @@ class Counting(GRPO):
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("WithPlain", r"WithPlain has a loss, Plain, without the methods divisor and whole .*; leave it out"),
-        ("Counting", "Counting keeps running statistics; leave it out"),
+        ("WithPlain", r"WithPlain has a loss, Plain, without the methods divisor and whole .*; remove it"),
+        ("Counting", "Counting keeps running statistics; remove it"),
         ("GRPO", None),
     ],
 )

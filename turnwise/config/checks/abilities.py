@@ -45,14 +45,14 @@ def _of_model(arguments: ModelArgs, is_trained: bool) -> dict[Ability, str]:
 def _lacking(prefix: str, role: PlacedModel, abilities: dict[Ability, str]) -> Iterator[Problem]:
     spec = role.strategy_args.spec
     for ability, key in abilities.items():
-        if ability in spec.lacks:
-            capable = [
-                name
-                for name, other in STRATEGIES.items()
-                if other.kind == spec.kind and ability not in other.lacks
-            ]
-            message = (
-                f"{role.strategy_args.strategy_name} can't do this: {spec.lacks[ability]}; use "
-                f"{' or '.join(capable)}"
-            )
-            yield Problem.at(f"{prefix}{key}" if key.startswith("model_args") else key, message)
+        if ability not in spec.lacks:
+            continue
+        same_kind = {name: strategy for name, strategy in STRATEGIES.items() if strategy.kind == spec.kind}
+        capable = [name for name, strategy in same_kind.items() if ability not in strategy.lacks]
+        if key.startswith("model_args"):
+            key = f"{prefix}{key}"
+        yield Problem.at(
+            key,
+            f"{role.strategy_args.strategy_name} can't do this: {spec.lacks[ability]}; use "
+            f"{' or '.join(capable)}",
+        )

@@ -62,7 +62,8 @@ def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, Model
         }
     for prefix, model in roles.items():
         is_shared = model.model_name_or_path == config.pretrain
-        yield "pretrain" if is_shared else f"{prefix}model_args.model_name_or_path", model
+        key = "pretrain" if is_shared else f"{prefix}model_args.model_name_or_path"
+        yield key, model
 
 
 def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
@@ -77,11 +78,12 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     shape = config.model_shape()
     length = config.sequence_length
     if shape and length > shape.context_length:
-        most = (
-            f"the {shape.context_length} that {models[0][1].model_name_or_path} can hold by its config.json"
-        )
+        _, policy = models[0]
+        num_more = length - shape.context_length
         yield Problem.at(
-            "sequence_length", f"{length} tokens are {length - shape.context_length} more than {most}"
+            "sequence_length",
+            f"{length} tokens are {num_more} more than the {shape.context_length} that "
+            f"{policy.model_name_or_path} can hold by its config.json",
         )
 
 
@@ -128,13 +130,13 @@ def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
     if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
         message = (
-            f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; "
-            f"use at least 2"
+            f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at "
+            "least 2"
         )
         if estimator.has_step_returns:
             message = (
-                f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be "
-                f"compared; use at least 2"
+                f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use "
+                "at least 2"
             )
         yield Problem.at("train_env_manager.group_size", message)
     yield from refused(SIBLING_RULES, config)
@@ -143,7 +145,8 @@ def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 def _loss(config: AgenticConfig) -> Iterator[Problem]:
     if config.pg_variant in PG_VARIANTS:
         yield from _loss_parameters(config)
-    if refusal := config.variant.ratio_refusal(config.pg_variant, config.ratio_type):
+    refusal = config.variant.ratio_refusal(config.pg_variant, config.ratio_type)
+    if refusal:
         yield Problem.at("ratio_type", f"{config.ratio_type}: {refusal}")
     if config.train_infer_correction is None:
         return
@@ -157,14 +160,13 @@ def _loss_parameters(config: AgenticConfig) -> Iterator[Problem]:
     """Parameters that a built-in loss doesn't have, and values that it can't take."""
     allowed = config.variant.parameters
     for name in config.pg_args:
-        if name not in allowed:
+        if name in allowed:
+            message = _wrong_parameter(name, config.pg_args)
+        else:
             names = ", ".join(allowed) or "none"
-            message = (
-                f"pg_variant {config.pg_variant} has no such parameter (it has: "
-                f"{names}).{nearest(name, allowed)}"
-            )
-            yield Problem(("pg_args", name), message)
-        elif message := _wrong_parameter(name, config.pg_args):
+            hint = nearest(name, allowed)
+            message = f"pg_variant {config.pg_variant} has no such parameter (it has: {names}).{hint}"
+        if message:
             yield Problem(("pg_args", name), message)
 
 
@@ -174,14 +176,15 @@ def _wrong_parameter(name: str, parameters: Mapping[str, Any]) -> str:
     value = parameters[name]
     if name == "dual_clip" and value is None:
         return ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
         return f"got {value!r}; expected a number that isn't negative"
     if name.startswith("tau_") and value == 0:
         return "0 isn't a temperature, since it divides the loss"
     if name == "dual_clip" and value <= 1:
         return (
             f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or "
-            f"dual_clip_loss: false"
+            "dual_clip_loss: false"
         )
     if name == "fraction" and value > 1:
         return f"{value} isn't a share of the tokens; use at most 1"
@@ -200,7 +203,7 @@ def _streaming(config: AgenticConfig) -> Iterator[Problem]:
     for obstacle in streaming_obstacles(config):
         yield Problem.at(
             "stream_training",
-            f"true trains on the groups of a step as they end, but {obstacle}; leave it out",
+            f"true trains on the groups of a step as they end, but {obstacle}; remove it",
         )
 
 
@@ -211,7 +214,8 @@ def _validations(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     if isinstance(config, SFTConfig):
         start = "sft/val_loss"
         metrics = "fine-tuning has one, sft/val_loss"
-    for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
+    sections = {"save_best": config.save_best, "early_stopping": config.early_stopping}
+    for key, section in sections.items():
         if section is not None and not section.metric.startswith(start):
             yield Problem.at(f"{key}.metric", f"{section.metric!r} isn't a validation metric; {metrics}")
 
@@ -225,8 +229,7 @@ def _updates(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "save_best",
             f"validations every eval_steps {every} play older weights than the trainer's, which are sent "
-            f"every "
-            f"model_update_frequency {updated} steps; make eval_steps a multiple of that",
+            f"every model_update_frequency {updated} steps; make eval_steps a multiple of that",
         )
     if config.deterministic and config.save_steps % updated:
         message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {updated}"
@@ -235,7 +238,7 @@ def _updates(config: AgenticConfig) -> Iterator[Problem]:
         )
     for tag, env in config.custom_envs.items():
         if config.deterministic and env.use_thread_lock:
-            message = "threads answer in any order, which deterministic: true forbids; leave it out"
+            message = "threads answer in any order, which deterministic: true forbids; remove it"
             yield Problem(("custom_envs", tag, "use_thread_lock"), message)
 
 

@@ -31,24 +31,32 @@ def unusual_rates(config: AgenticConfig | SFTConfig, idle: Collection[Path]) -> 
         if here in idle:
             continue
         usual = usual_range(model)
-        if not usual.low <= rate <= usual.high:
-            happens = "the weights hardly move"
-            if rate > usual.high:
-                happens = "one update can break the model"
-            default = "" if "learning_rate" in training.model_fields_set else ", the default,"
-            yield Problem(here, f"{rate:g}{default} is far from the usual {usual.of}: {happens}.")
+        if usual.low <= rate <= usual.high:
+            continue
+        effect = "the weights hardly move"
+        if rate > usual.high:
+            effect = "one update can break the model"
+        text = f"{rate:g}"
+        if not training.is_set("learning_rate"):
+            text += ", the default,"
+        yield Problem(here, f"{text} is far from the usual {usual.of}: {effect}.")
 
 
 def usual_range(model: ModelArgs) -> Range:
     """The usual learning rates for a model, by its size and whether a LoRA adapter is trained."""
     shape = read_model_shape(model.model_name_or_path)
-    kind = "LoRA adapters of models" if model.has_adapter else "models"
     if shape is None:
         row = TABLE["unknown"]
         return Range(row["low"], row["high"], "1e-6 to 1e-4, and up to 3e-3 for tiny models")
-    rows = TABLE["lora" if model.has_adapter else "full"]
+    rows = TABLE["full"]
+    kind = "models"
+    if model.has_adapter:
+        rows = TABLE["lora"]
+        kind = "LoRA adapters of models"
     row = next(row for row in rows if shape.num_parameters < row.get("below_parameters", float("inf")))
-    return Range(row["low"], row["high"], f"{row['low']:g} to {row['high']:g} for {kind} of {row['size']}")
+    low = row["low"]
+    high = row["high"]
+    return Range(low, high, f"{low:g} to {high:g} for {kind} of {row['size']}")
 
 
 def _trained(config: AgenticConfig | SFTConfig) -> Iterator[tuple[Path, TrainingArgs, ModelArgs]]:

@@ -29,23 +29,23 @@ _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the name
 def require(missing: Sequence[str]) -> None:
     """Raises NotAvailableError with the sentences of `missing`, if there are any."""
     if missing:
-        raise NotAvailableError(
-            "this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing)
-        )
+        lines = [f"  - {line}" for line in missing]
+        raise NotAvailableError("\n".join(["this config is valid, but can't run here:", *lines]))
 
 
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     """A sentence for every setting in use whose feature or library is missing. Models and folders are left to
     `not_here`."""
-    shared = list(_trackers(config.track_with))
+    lines: list[str] = []
     if isinstance(config, SFTConfig):
-        return [*_role("", config), *shared]
-    return [
-        *(line for name, role in config.active_roles.items() for line in _role(f"{name}.", role)),
-        *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
-        *_checkers(config),
-        *shared,
-    ]
+        lines += _role("", config)
+    else:
+        for name, role in config.active_roles.items():
+            lines += _role(f"{name}.", role)
+        lines += _environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags])
+        lines += _checkers(config)
+    lines += _trackers(config.track_with)
+    return lines
 
 
 def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
@@ -64,46 +64,45 @@ def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str
 
 def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     if prefix == "reward." and len(role.device_mapping or ()) > 1:
-        yield "reward.device_mapping: reward on several devices isn't in this version."
+        yield "reward.device_mapping: reward on several devices isn't supported yet."
     name = role.strategy_args.strategy_name
-    spec, path = STRATEGIES[name], f"{prefix}strategy_args.strategy_name"
+    path = f"{prefix}strategy_args.strategy_name"
+    spec = STRATEGIES[name]
+    is_attached = spec.attaches_by in role.strategy_args.strategy_config
     if not spec.is_available:
-        same = ", ".join(
-            other for other, known in STRATEGIES.items() if known.kind == spec.kind and known.is_available
-        )
-        yield f"{path}: {name} isn't in this version, which has {same}."
-    elif (
-        spec.extra
-        and spec.attaches_by not in role.strategy_args.strategy_config
-        and not _is_installed(_MODULES.get(spec.extra, spec.extra))
-    ):
+        same_kind = {key: strategy for key, strategy in STRATEGIES.items() if strategy.kind == spec.kind}
+        available = [key for key, strategy in same_kind.items() if strategy.is_available]
+        yield f"{path}: {name} isn't supported yet; available: {', '.join(available)}."
+    elif spec.extra and not is_attached and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
         yield f"{path}: {name} needs a library that isn't installed; {install_hint(spec.extra)}."
     if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
         yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; {install_hint('rl')}."
     if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
         yield (
             f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; "
-            f"use auto here."
+            "use auto here."
         )
     if not spec.has_options and role.strategy_args.strategy_config:
-        names = [other for other, known in STRATEGIES.items() if not known.has_options]
+        names = [key for key, strategy in STRATEGIES.items() if not strategy.has_options]
         options = f"an option of {' or '.join(names)}"
-        yield f"{prefix}strategy_args.strategy_config: {options} isn't in this version."
+        yield f"{prefix}strategy_args.strategy_config: {options} isn't supported yet."
 
 
 def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
     if config.departs("trace.backend"):
-        yield "trace.backend: tracing isn't in this version."
+        yield "trace.backend: tracing isn't supported yet."
     if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
-        yield f"data.default_agent: {config.data.default_agent} isn't in this version."
+        yield f"data.default_agent: {config.data.default_agent} isn't supported yet."
     for tag in dict.fromkeys(tags):
-        env = config.custom_envs.get(tag)
-        if env and ENVS.get(env.env_type) == "":
-            yield f"custom_envs.{tag}.env_type: {env.env_type} isn't in this version."
-        if env and AGENTS.get(env.agent_name) == "":
-            yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't in this version."
-        if env and env.departs("tools"):
-            yield f"custom_envs.{tag}.tools: a tool in an environment isn't in this version."
+        if tag not in config.custom_envs:
+            continue
+        env = config.custom_envs[tag]
+        if ENVS.get(env.env_type) == "":
+            yield f"custom_envs.{tag}.env_type: {env.env_type} isn't supported yet."
+        if AGENTS.get(env.agent_name) == "":
+            yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't supported yet."
+        if env.departs("tools"):
+            yield f"custom_envs.{tag}.tools: a tool in an environment isn't supported yet."
 
 
 def _checkers(config: AgenticConfig) -> Iterator[str]:
@@ -113,7 +112,8 @@ def _checkers(config: AgenticConfig) -> Iterator[str]:
 
 def _trackers(names: list[str]) -> Iterator[str]:
     for name in names:
-        if (extra := TRACKERS[name].extra) and not _is_installed(extra):
+        extra = TRACKERS[name].extra
+        if extra and not _is_installed(extra):
             yield f"track_with {name} needs a library that isn't installed; {install_hint(extra)}."
 
 
@@ -126,9 +126,8 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             except ModelError as error:
                 yield f"{key}: {error}"
         elif base_of_adapter(folder) is None:
-            if number == 0 and not has_tokenizer(
-                folder
-            ):  # the other models read the token ids of the first, which is trained
+            # The other models read the token ids of the first, which is trained.
+            if number == 0 and not has_tokenizer(folder):
                 yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
             if not has_weights(folder):
                 yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
@@ -137,14 +136,13 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     """A sentence for each folder that the run couldn't make or write into; `output_dir` only if the run isn't
     to resume."""
-    pictures = (
-        config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
-    )
-    asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
-    asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir
+    folders: dict[str, str | None] = {"logging_dir": config.logging_dir}
+    if isinstance(config, AgenticConfig) and config.uses_validation:
+        folders["render_save_dir"] = config.render_save_dir
+    folders["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir
     if config.resume_from_checkpoint is False:
-        asked["output_dir"] = os.path.join(config.output_dir, config.exp_name)
-    for key, path in asked.items():
+        folders["output_dir"] = os.path.join(config.output_dir, config.exp_name)
+    for key, path in folders.items():
         if path is None:
             continue
         place = Path(path).absolute()
@@ -156,12 +154,14 @@ def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             TemporaryDirectory(dir=place).cleanup()
         except OSError as fault:
             yield (
-                f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or "
-                f"allow it."
+                f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or allow "
+                "it."
             )
 
 
 def _is_installed(module: str) -> bool:
     """Whether a module could be imported. Only its parent package is imported, if it has one."""
-    parent, _, _ = module.rpartition(".")
-    return (not parent or find_spec(parent) is not None) and find_spec(module) is not None
+    parent = module.rpartition(".")[0]
+    if parent and find_spec(parent) is None:
+        return False
+    return find_spec(module) is not None

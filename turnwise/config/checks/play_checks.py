@@ -25,7 +25,7 @@ def _tags(config: AgenticConfig, split: Split, manager: EnvManager) -> Iterator[
     key = f"{split}_env_manager.tags"
     tags = ", ".join(config.custom_envs) or "none"
     if config.custom_envs and not manager.tags:
-        yield Problem.at(key, f"[] leaves nothing to play; name some of {tags}, or leave it out for all")
+        yield Problem.at(key, f"[] leaves nothing to play; name some of {tags}, or remove it for all")
     files = config.data.train_files
     if split == "val":
         files = config.data.val_files
@@ -96,8 +96,8 @@ def state_problems(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "adv_estimator",
             f"{config.adv_estimator} compares turns that were taken in the same state, and {agent} sets no "
-            f"Turn.state_key; "
-            "take grpo, or name an agent loop of yours that sets it in data.default_agent: module:Class",
+            "Turn.state_key; use grpo, or name an agent loop of yours that sets it in data.default_agent: "
+            "module:Class",
         )
 
 

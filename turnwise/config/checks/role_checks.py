@@ -21,8 +21,7 @@ def role_problems(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "actor_infer.model_args.model_name_or_path",
             f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path "
-            f"{trained}; actor_infer "
-            "samples from the trained weights, so remove it here",
+            f"{trained}; actor_infer samples from the trained weights, so remove it here",
         )
     if config.needs_critic and config.critic_warmup >= max(config.max_steps, 1):
         message = (
@@ -50,16 +49,15 @@ def placed_model_problems(
         rate = role.training_args.learning_rate
         if role.training_args.lr_scheduler_type == "polynomial" and rate <= 1e-7:
             message = (
-                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or "
-                f"take linear"
+                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or use "
+                "linear"
             )
             yield Problem.at(f"{prefix}training_args.learning_rate", message)
     if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
         yield Problem.at(
             f"{prefix}device_mapping",
             f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline "
-            f"parallel "
-            f"{role.model_parallel_size} devices each",
+            f"parallel {role.model_parallel_size} devices each",
         )
 
 
@@ -69,7 +67,7 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
     targets = model.lora_target
     key = f"{path}.lora_target"
     if targets == []:
-        yield Problem.at(key, "[] leaves nothing to be trained; name linear modules, or leave it out for all")
+        yield Problem.at(key, "[] leaves nothing to be trained; name linear modules, or remove it for all")
     elif targets and "all" in targets and len(targets) > 1:
         yield Problem.at(key, f"{', '.join(targets)}: all is every linear module; name it alone")
     for target in targets or ():
@@ -99,7 +97,7 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterato
     for option in strategy_args.strategy_config:
         if option in elsewhere:
             message = (
-                f"{name} gets it from the run's other settings (model, dtype, batch, length, …); leave it out"
+                f"{name} gets it from the run's other settings (model, dtype, batch, length, …); remove it"
             )
             yield Problem.at(f"{section}.{option}", message)
         if options is not None and option not in options and is_active:
@@ -117,8 +115,8 @@ def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:
     if "url" in options and not re.match(r"https?://[^/\s]", str(options["url"])):
         yield Problem.at(f"{section}.url", f"got {options['url']!r}; it must be like http://localhost:30000")
     if "url" in options and len(options) > 1:
-        others = ", ".join(options.keys() - {"url"})
-        yield Problem.at(f"{section}.url", f"that server has its options already; leave out {others}")
+        names = ", ".join(options.keys() - {"url"})
+        yield Problem.at(f"{section}.url", f"that server has its options already; remove {names}")
     if "port" in options and not _is_port(options["port"]):
         yield Problem.at(
             f"{section}.port", f"got {options['port']!r}; a port is a whole number from 1 to 65,535"
@@ -139,7 +137,6 @@ def cache_problems(config: AgenticConfig) -> Iterator[Problem]:
     if config.kv_cache_bytes < token * length:
         yield Problem.at(
             "actor_infer.strategy_args.strategy_config.kv_cache_bytes",
-            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × "
-            f"sequence_length {length:,} = "
-            f"{token * length:,}; raise it, or lower sequence_length",
+            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × sequence_length "
+            f"{length:,} = {token * length:,}; raise it, or lower sequence_length",
         )

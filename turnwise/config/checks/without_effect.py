@@ -2,6 +2,7 @@
 `--strict`."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from turnwise.config.checks.rules.requirements import REQUIREMENTS
 from turnwise.config.checks.rules.role_requirements import OF_ROLE
@@ -31,9 +32,8 @@ ROLE_REQUIREMENTS = {role: _requirements(role) for role in UNREAD}
 def never_works(key: str) -> bool:
     """Whether a dotted key, such as `actor_infer.training_args`, is one that its role never reads."""
     role, _, inner = key.partition(".")
-    return any(
-        f"{inner}.".startswith(f"{name}.") for names in UNREAD.get(role, {}).values() for name in names
-    )
+    unread = chain.from_iterable(UNREAD.get(role, {}).values())
+    return any(f"{inner}.".startswith(f"{name}.") for name in unread)
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
@@ -47,9 +47,7 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     for name, requirements in ROLE_REQUIREMENTS.items():
         problems += without_effect(requirements, config.roles[name], name)
     paths = {problem.path for problem in problems}
-    return [
-        problem for problem in problems if not any(section in paths for section in _sections(problem.path))
-    ]
+    return [problem for problem in problems if paths.isdisjoint(_sections(problem.path))]
 
 
 def _sections(path: Path) -> Iterator[Path]:
@@ -80,11 +78,11 @@ def _corrections(config: AgenticConfig) -> Iterator[Problem]:
     if correction.is_weight is None and not correction.filters:
         yield Problem.at("train_infer_correction", "has no effect: it names neither is_weight nor filters.")
     for index, band in enumerate(correction.filters):
-        for key in ("agg_type", "ratio_low", "ratio_high"):
-            if not band.enabled and band.departs(key):
-                yield Problem(
-                    ("train_infer_correction", "filters", index, key), "has no effect: enabled is false."
-                )
+        if band.enabled:
+            continue
+        for key in filter(band.departs, ("agg_type", "ratio_low", "ratio_high")):
+            path = ("train_infer_correction", "filters", index, key)
+            yield Problem(path, "has no effect: enabled is false.")
 
 
 def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
@@ -93,27 +91,18 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
     estimator = config.estimator
     granularities = config.variant.granularities
     by_sequence = granularities[:1] == ("geometric",) and config.ratio_type != "segment"
-    if (
-        not by_sequence
-        or estimator.is_own
-        or estimator.reward_placement != "turn"
-        or config.reward_placement == "final"
-    ):
+    by_turn = estimator.reward_placement == "turn" and config.reward_placement != "final"
+    if not by_sequence or not by_turn or estimator.is_own:
         return
     tags = [tag for tag in config.train_env_manager.tags if tag in config.custom_envs]
-    long = [
-        tag
-        for tag in tags
-        if config.custom_envs[tag].mode == "trajectory" and config.custom_envs[tag].max_steps > 1
-    ]
+    envs = {tag: config.custom_envs[tag] for tag in tags}
+    long = [tag for tag, env in envs.items() if env.mode == "trajectory" and env.max_steps > 1]
     if long:
         message = (
             f"{config.pg_variant} gives all tokens of a sequence the mean of their advantages, and in mode "
-            f"trajectory the "
-            f"turns of an episode ({', '.join(long)}) are one sequence, so the credit that "
-            f"{config.adv_estimator} gives single "
-            "turns is averaged away; set ratio_type: segment, or mode: step in the environment, or "
-            "pg_variant: ppo."
+            f"trajectory the turns of an episode ({', '.join(long)}) are one sequence, so the credit that "
+            f"{config.adv_estimator} gives single turns is averaged away; set ratio_type: segment, or mode: "
+            "step in the environment, or pg_variant: ppo."
         )
         yield Problem.at("pg_variant", message)
 
@@ -127,12 +116,11 @@ def _long_warmups(config: AgenticConfig) -> Iterator[Problem]:
         steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
         if training.warmup_steps > steps > 0:
             end = training.learning_rate * steps / training.warmup_steps
-            message = (
+            yield Problem(
+                (name, "training_args", "warmup_steps"),
                 f"{training.warmup_steps} is more than the {steps} optimiser steps of the run, so the "
-                f"learning rate"
+                f"learning rate ends at {end:.1g} and never reaches {training.learning_rate:g}.",
             )
-            path = (name, "training_args", "warmup_steps")
-            yield Problem(path, f"{message} ends at {end:.1g} and never reaches {training.learning_rate:g}.")
 
 
 def _histories(config: AgenticConfig) -> Iterator[Problem]:

@@ -26,16 +26,18 @@ class Retired:
 
     def answer_to(self, value: Any) -> AnswerKind:
         """How to answer one of these keys if it has this value; empty if no answer is needed."""
-        if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
+        if value is None:
+            return ""
+        same_type = [harmless for harmless in self.harmless if type(harmless) is type(value)]
+        if value in same_type:
             return ""
         if self.answer == "refuse own classes":
             return "nothing to do" if str(value).startswith("roll.") else "refuse"
-        is_idle = (
-            self.idle
-            and isinstance(value, dict)
-            and all(str(key).startswith(tuple(self.idle)) for key in value)
-        )
-        return "nothing to do" if is_idle else self.answer
+        if self.idle and isinstance(value, dict):
+            prefixes = tuple(self.idle)
+            if all(str(key).startswith(prefixes) for key in value):
+                return "nothing to do"
+        return self.answer
 
 
 @cache
@@ -48,11 +50,11 @@ def vocabulary() -> Mapping[str, Any]:
 def retired_keys() -> Mapping[str, Retired]:
     """The retired keys by dotted name, with `<role>`, `<manager>` and `<env>` for the sections that occur
     more than once."""
-    return {
-        key: entry
-        for entry in (Retired(**retired) for retired in vocabulary()["retired"])
-        for key in entry.keys
-    }
+    keys: dict[str, Retired] = {}
+    for fields in vocabulary()["retired"]:
+        entry = Retired(**fields)
+        keys |= dict.fromkeys(entry.keys, entry)
+    return keys
 
 
 PUBLISHED = "ROLL"
@@ -79,46 +81,56 @@ def counterpart(path: KeyPath, top_level: Collection[str] = ()) -> str:
     >>> counterpart(("num_generations",))
     " Did you mean 'train_env_manager.group_size'? (TRL and Hugging Face's num_generations: the same number)"
     """
-    parts = [str(part) for part in path]
-    ends = [".".join(parts[start:]) for start in range(len(parts))]
-    theirs = next((end for end in ends if end in _keys()), None)
-    if theirs is None and (len(parts) > 1 or len(ends[0]) >= _SHORTEST):
-        theirs = next((key for key in _keys() if key.endswith(f".{ends[0]}")), None)
-    if theirs is None:
-        sections = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-        theirs = next((section for section in sections if section in _keys()), None)
+    theirs = _closest_key([str(part) for part in path])
     if theirs is None:
         return ""
-    system, ours, how = _keys()[theirs]
+    system, ours, conversion = _keys()[theirs]
     if ours and top_level and ours.partition(".")[0] not in top_level:
         here = ours.partition(".")[2]
         if here.partition(".")[0] not in top_level:
             return (
-                f" {system}'s {theirs} is {ours} here, a key of `turnwise train` that this config "
-                f"doesn't have."
+                f" {system}'s {theirs} is {ours} here, a key of `turnwise train` that this config doesn't "
+                "have."
             )
         ours = here
-    return (
-        f" Did you mean {ours!r}? ({system}'s {theirs}: {how})"
-        if ours
-        else f" It has no counterpart here: {how}."
-    )
+    if ours:
+        return f" Did you mean {ours!r}? ({system}'s {theirs}: {conversion})"
+    return f" It has no counterpart here: {conversion}."
+
+
+def _closest_key(parts: Sequence[str]) -> str | None:
+    """The key of another system that a path ends with, that ends with the path, or that is a section around
+    it; None if there is none."""
+    keys = _keys()
+    for start in range(len(parts)):
+        end = ".".join(parts[start:])
+        if end in keys:
+            return end
+    dotted = ".".join(parts)
+    if len(parts) > 1 or len(dotted) >= _SHORTEST:
+        for key in keys:
+            if key.endswith(f".{dotted}"):
+                return key
+    for length in range(len(parts) - 1, 0, -1):
+        section = ".".join(parts[:length])
+        if section in keys:
+            return section
+    return None
 
 
 def differing_defaults(config: AgenticConfig) -> str:
     """A note on keys that the file leaves out and that have another default in ROLL; empty if there are
     none."""
-    differing, values = [], dict(leaves(config.model_dump()))
+    differing: list[str] = []
+    values = dict(leaves(config.model_dump()))
     for theirs, value, ours, *_ in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = values.get(ours)
-        is_given = config.is_set("pg_args" if ours.startswith("pg_args.") else ours)
-        if not is_given and here is not None and here != value:
+        key = "pg_args" if ours.startswith("pg_args.") else ours
+        if here not in (None, value) and not config.is_set(key):
             differing.append(f"{theirs} ({_yaml(here)} here, {_yaml(value)} there)")
-    return (
-        f"what this file leaves out has other defaults in {PUBLISHED}: {', '.join(differing)}"
-        if differing
-        else ""
-    )
+    if not differing:
+        return ""
+    return f"what this file leaves out has other defaults in {PUBLISHED}: {', '.join(differing)}"
 
 
 @cache
@@ -127,11 +139,14 @@ def _keys() -> dict[str, tuple[str, str, str]]:
     "", the reason)`."""
     answers: dict[str, tuple[str, str, str]] = {}
     for name, system in vocabulary()["systems"].items():
-        answers.update({key: (name, *entry) for key, entry in system["keys"].items()})
+        for key, (ours, conversion) in system["keys"].items():
+            answers[key] = (name, ours, conversion)
         for reason, keys in system.get("without", ()):
             answers.update(dict.fromkeys(keys, (name, "", reason)))
     return answers
 
 
 def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

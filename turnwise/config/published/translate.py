@@ -3,7 +3,6 @@ files" are configs of ROLL. The second system is verl; only a few of its keys ar
 
 from dataclasses import dataclass, field
 from itertools import cycle
-from math import prod
 from typing import Any
 
 from turnwise.config.problems import Problem
@@ -46,29 +45,34 @@ class Translation:
         with a note."""
         refusing = []
         for problem in problems:
-            section, tag = (*map(str, problem.path), "", "")[:2]
-            if section == "custom_envs" and tag in self.unplayed:
+            tag = str(problem.path[1]) if len(problem.path) > 1 else ""
+            if problem.path[:1] == ("custom_envs",) and tag in self.unplayed:
                 self.notes.append(
                     f"{problem.key}: {problem.message} It is left out, since no manager's tags name it."
                 )
-                self.section(section).pop(tag, None)
+                self.section("custom_envs").pop(tag, None)
             else:
                 refusing.append(problem)
         return refusing
 
     def section(self, *path: str) -> dict[str, Any]:
         """The mapping at a path; if there is none, a new empty one that isn't part of the config."""
-        value: Any = self.raw
+        value = self.raw
         for part in path:
-            value = value.get(part) if isinstance(value, dict) else None
-        return value if isinstance(value, dict) else {}
+            inner = value.get(part)
+            if not isinstance(inner, dict):
+                return {}
+            value = inner
+        return value
 
     def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any = None) -> None:
         """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has
         another value. The value is lost if a section of the target isn't a mapping, which validation
         refuses."""
-        theirs = self.section(*source[:-1]).pop(source[-1])
-        value = theirs if value is None else value
+        *sections, key = source
+        theirs = self.section(*sections).pop(key)
+        if value is None:
+            value = theirs
         place = self.raw
         for part in target[:-1]:
             if place.get(part) is None:
@@ -76,22 +80,22 @@ class Translation:
             place = place[part]
             if not isinstance(place, dict):
                 return
-        here, there = ".".join(source), ".".join(target)
-        if place.get(target[-1], value) != value:
-            self.problems.append(
-                Problem(source, f"says {value!r} and {there} says {place[target[-1]]!r}; keep one of them")
-            )
+        ours = ".".join(target)
+        current = place.get(target[-1], value)
+        if current != value:
+            message = f"says {value!r} and {ours} says {current!r}; keep one of them"
+            self.problems.append(Problem(source, message))
         else:
             place[target[-1]] = value
-            self.notes.append(f"{here} is read as {there}: {value!r}")
+            self.notes.append(f"{'.'.join(source)} is read as {ours}: {value!r}")
 
 
-def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozenset[str]) -> Translation:
-    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` keys that
+def translate(raw: dict[str, Any], top_level: frozenset[str], interpolated: frozenset[str]) -> Translation:
+    """Translates a raw config in place. `top_level` are the schema's top-level keys, `interpolated` keys that
     values refer to."""
     translation = Translation(raw)
     translation.unplayed = _unplayed(translation)
-    _drop_variables(translation, known, interpolated)
+    _drop_variables(translation, top_level, interpolated)
     _answer_second_system(translation)
     _rename_values(translation)
     _move_keys(translation)
@@ -111,13 +115,14 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
 def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
     """The paths that a key stands for: `<role>` is every role, and `<env>` every environment whose tag is a
     string."""
-    first, *rest = key.split(".")
+    first, *parts = key.split(".")
     heads: list[tuple[str, ...]] = [(first,)]
     if first == "<role>":
         heads = [(role,) for role in ROLES]
     elif first == "<env>":
-        heads = [("custom_envs", tag) for tag in translation.section("custom_envs") if isinstance(tag, str)]
-    return [(*head, *rest) for head in heads]
+        tags = [tag for tag in translation.section("custom_envs") if isinstance(tag, str)]
+        heads = [("custom_envs", tag) for tag in tags]
+    return [(*head, *parts) for head in heads]
 
 
 def _rename_values(translation: Translation) -> None:
@@ -131,37 +136,40 @@ def _rename_values(translation: Translation) -> None:
     for role in ROLES:
         model = translation.section(role, "model_args")
         for key in ("lora_target", "freeze_module_prefix"):
-            if isinstance(model.get(key), str):
-                model[key] = [name.strip() for name in model[key].split(",")]
+            names = model.get(key)
+            if isinstance(names, str):
+                model[key] = [name.strip() for name in names.split(",")]
 
 
 def _move_keys(translation: Translation) -> None:
     for theirs, ours in vocabulary()["moves"].items():
-        for source, target in zip(
-            _places(translation, theirs), cycle(_places(translation, ours)), strict=False
-        ):
-            section = translation.section(*source[:-1])
-            if section.get(source[-1]) is not None:
+        targets = cycle(_places(translation, ours))
+        for source, target in zip(_places(translation, theirs), targets, strict=False):
+            *sections, key = source
+            section = translation.section(*sections)
+            if section.get(key) is not None:
                 translation.move(source, target)
             else:
-                section.pop(source[-1], None)  # null means unset
+                section.pop(key, None)  # null means unset
 
 
 def _unplayed(translation: Translation) -> frozenset[str]:
-    tags = [_tags(translation, manager) for manager in MANAGERS]
-    if tags[0] is None:
+    train_tags, val_tags = (_tags(translation, manager) for manager in MANAGERS)
+    if train_tags is None:
         return frozenset()
-    return frozenset(
-        translation.section("custom_envs").keys() - {name for names in tags for name in names or ()}
-    )
+    played = {*train_tags, *(val_tags or ())}
+    return frozenset(translation.section("custom_envs").keys() - played)
 
 
 def _tags(translation: Translation, manager: str) -> list[str] | None:
     """The tags that a manager names. None if `tags` is missing, or is neither a name nor a list, which
     validation refuses."""
     names = translation.section(manager).get("tags")
-    names = [names] if isinstance(names, str) else names
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
+    if isinstance(names, str):
+        return [names]
+    if not isinstance(names, list):
+        return None
+    return [name for name in names if isinstance(name, str)]
 
 
 def _answer_idle_sections(translation: Translation) -> None:
@@ -172,12 +180,11 @@ def _answer_idle_sections(translation: Translation) -> None:
     if "reference" in raw and not raw.get("use_kl_loss") and not raw.get("add_token_level_kl"):
         del raw["reference"]
         translation.notes.append("reference: nothing to do here: no KL is taken to it.")
-    envs = translation.section("custom_envs")
-    tags = list(envs)
+    tags = list(translation.section("custom_envs"))
     for manager in MANAGERS:
         section = translation.section(manager)
         tags = _tags(translation, manager) or tags
-        are_locked = all(isinstance(envs.get(tag), dict) and envs[tag].get("use_thread_lock") for tag in tags)
+        are_locked = all(translation.section("custom_envs", tag).get("use_thread_lock") for tag in tags)
         if "max_env_num_per_worker" in section and are_locked:
             del section["max_env_num_per_worker"]
             message = (
@@ -190,23 +197,24 @@ def _read_grpo_of_plain_scores(translation: Translation) -> None:
     """Reads `grpo` without normalisation as `reinforce`. In published configs only the normalisation compares
     siblings."""
     normalization = translation.section("reward_normalization")
-    own = any(normalization.get(f"norm_{part}_type") for part in ("mean", "std"))
-    if (
-        translation.raw.get("adv_estimator") == "grpo"
-        and normalization.get("method") == "identity"
-        and not own
-    ):
+    is_plain = normalization.get("method") == "identity"
+    if normalization.get("norm_mean_type") or normalization.get("norm_std_type"):
+        is_plain = False
+    if is_plain and translation.raw.get("adv_estimator") == "grpo":
         translation.raw |= {"adv_estimator": "reinforce", "reward_placement": "final"}
         translation.notes.append(
             "adv_estimator grpo with reward_normalization.method identity is read as reinforce with "
-            "reward_placement final: "
-            "scores as they are, on every token"
+            "reward_placement final: scores as they are, on every token"
         )
 
 
-def _drop_variables(translation: Translation, known: frozenset[str], interpolated: frozenset[str]) -> None:
+def _drop_variables(
+    translation: Translation,
+    top_level: frozenset[str],
+    interpolated: frozenset[str],
+) -> None:
     for key in list(translation.raw):
-        if key in known or key in retired_keys():
+        if key in top_level or key in retired_keys():
             continue
         if key in interpolated:
             del translation.raw[key]
@@ -227,7 +235,8 @@ def _answer_second_system(translation: Translation) -> None:
         translation.notes.append("actor_rollout_ref.rollout.mode: always async here")
         del rollout["mode"]
     for source, target in _SECOND_SYSTEM:
-        if isinstance(translation.section(*source[:-1]).get(source[-1]), str):
+        *sections, key = source
+        if isinstance(translation.section(*sections).get(key), str):
             translation.move(source, target)
     if rollout.get("multi_turn") == {}:
         del rollout["multi_turn"]
@@ -245,18 +254,8 @@ def _translate_manager(translation: Translation, manager: str) -> None:
         else:
             module, _, name = filter_class.rpartition(".")
             translation.move((manager, "group_filter_cls"), ("group_filter",), f"{module}:{name}")
-    num_traj = section.pop("max_traj_per_env", -1)
-    sizes = (section.get(key) for key in ("num_env_groups", "group_size"))
-    num_envs = prod(size if isinstance(size, int) else 8 for size in sizes)
-    batch_key = "rollout_batch_size" if manager == "train_env_manager" else "val_batch_size"
-    batch = translation.raw.get(batch_key)
-    if isinstance(num_traj, int) and num_traj > 0 and isinstance(batch, int) and num_traj * num_envs < batch:
-        total = f"{num_envs} environments × {num_traj} = {num_traj * num_envs} trajectories"
-        message = (
-            f"{total} are less than {batch_key} {batch}; leave it out, environments play as often as "
-            f"the batch needs"
-        )
-        translation.problems.append(Problem((manager, "max_traj_per_env"), message))
+    if "max_traj_per_env" in section:
+        _check_trajectories(translation, manager, section.pop("max_traj_per_env"))
     for key in Role.model_fields.keys() - {"generating_args"}:
         if key in section:
             del section[key]
@@ -265,17 +264,39 @@ def _translate_manager(translation: Translation, manager: str) -> None:
             )
 
 
+def _check_trajectories(translation: Translation, manager: str, num_traj: Any) -> None:
+    """Adds a problem if the environments of a manager with this `max_traj_per_env` can't fill a batch."""
+    section = translation.section(manager)
+    batch_key = "rollout_batch_size" if manager == "train_env_manager" else "val_batch_size"
+    batch = translation.raw.get(batch_key)
+    if not isinstance(num_traj, int) or not isinstance(batch, int) or num_traj <= 0:
+        return
+    num_envs = 1
+    for key in ("num_env_groups", "group_size"):
+        size = section.get(key)
+        num_envs *= size if isinstance(size, int) else 8
+    total = num_traj * num_envs
+    if total < batch:
+        message = (
+            f"{num_envs} environments × {num_traj} = {total} trajectories are less than {batch_key} {batch}; "
+            "remove it, environments play as often as the batch needs"
+        )
+        translation.problems.append(Problem((manager, "max_traj_per_env"), message))
+
+
 def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
     env = translation.section(*path)
     manager = env.get("env_manager_cls")
     if isinstance(manager, str):
         translation.is_published = True
-        name, managers = manager.rpartition(".")[2], vocabulary()["managers"]
-        mode, lacking = managers[name if name in managers else ""]
+        name = manager.rpartition(".")[2]
+        managers = vocabulary()["managers"]
+        mode, lacking = managers.get(name) or managers[""]
         if lacking:
             translation.problems.append(Problem((*path, "env_manager_cls"), f"{name}: {lacking}"))
             del env["env_manager_cls"]
-            env |= {"mode": mode} if mode else {}
+            if mode:
+                env["mode"] = mode
         else:
             translation.move((*path, "env_manager_cls"), (*path, "mode"), mode)
     config = translation.section(*path, "env_config")
@@ -300,11 +321,11 @@ def _translate_built_in(
     if not isinstance(limit, int):
         return
     del config["max_steps"]
-    own = env.get("max_steps", limit)
-    if isinstance(own, int):
-        env["max_steps"] = min(limit, own)
-    if own != limit:
-        message = f"max_steps is {own} and env_config.max_steps {limit}; the smaller one holds"
+    max_steps = env.get("max_steps", limit)
+    if isinstance(max_steps, int):
+        env["max_steps"] = min(limit, max_steps)
+    if max_steps != limit:
+        message = f"max_steps is {max_steps} and env_config.max_steps {limit}; the smaller one holds"
         translation.notes.append(f"{'.'.join(path)}: {message}")
 
 
@@ -320,7 +341,9 @@ def _translate_correction(translation: Translation) -> None:
         )
         translation.problems.append(Problem((*path, "is_weight", "upper_bound"), message))
     bands = section.get("filters")
-    for index, band in enumerate(bands if isinstance(bands, list) else ()):
+    if not isinstance(bands, list):
+        return
+    for index, band in enumerate(bands):
         if isinstance(band, dict):
             _translate_filter(translation, (*path, "filters", index), band)
 
@@ -328,24 +351,22 @@ def _translate_correction(translation: Translation) -> None:
 def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
     """Translates a filter. A published one bounds ratios, differences of probabilities, or both; ours bounds
     only ratios."""
-    given = {
-        key: band.pop(key)
-        for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high")
-        if key in band
+    published = {
+        key: band.pop(key, None) for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high")
     }
-    if given.get("diff_enabled") and band.get("enabled", True):
+    if published["diff_enabled"] and band.get("enabled", True):
         message = (
-            "a filter that bounds exp(old) − exp(sampled) isn't in this version; use ratio_low and ratio_high"
+            "a filter that bounds exp(old) − exp(sampled) isn't supported yet; use ratio_low and ratio_high"
         )
         translation.problems.append(Problem((*path, "diff_enabled"), message))
         return
     for key in ("diff_low", "diff_high"):
-        if given.get(key) is not None:
+        if published[key] is not None:
             translation.ineffective.append(Problem((*path, key), "has no effect: diff_enabled is false."))
-    if given.get("ratio_enabled") is False:
+    if published["ratio_enabled"] is False:
         band["enabled"] = False
-        where = Problem(path, "").key
-        translation.notes.append(f"{where}.ratio_enabled is read as {where}.enabled: False")
+        key = Problem(path, "").key
+        translation.notes.append(f"{key}.ratio_enabled is read as {key}.enabled: False")
 
 
 def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, ...], kind: str) -> None:

@@ -3,6 +3,7 @@ verl's."""
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
@@ -18,17 +19,20 @@ from turnwise.spec import INTERACTION_ALIASES, INTERACTIONS, TOOL_ALIASES, TOOLS
 S = TypeVar("S", bound=Section)
 
 
-def _entry_point(known: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
-    """A known name or the one that an alias stands for; else the name as `module:Class`, even if written
-    `module.Class`."""
-    if not isinstance(name, str) or name in known:
+def _entry_point(registry: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
+    """A name in the registry or the one that an alias stands for; else the name as `module:Class`, even if
+    written `module.Class`."""
+    if not isinstance(name, str) or name in registry:
         return name
     if name in aliases:
         return aliases[name]
-    module, _, attribute = name.rpartition(".")
-    entry = name if ":" in name else f"{module}:{attribute}"
+    entry = name
+    if ":" not in name:
+        module, _, attribute = name.rpartition(".")
+        entry = f"{module}:{attribute}"
     if not is_entry_point(entry):
-        raise ValueError(f"{name!r} isn't one of {', '.join(known)}, nor module:Class.{nearest(name, known)}")
+        names = ", ".join(registry)
+        raise ValueError(f"{name!r} isn't one of {names}, nor module:Class.{nearest(name, registry)}")
     return entry
 
 
@@ -79,9 +83,8 @@ class _LoopFile(Section):
 def read_tool_file(path: str) -> list[ToolEntry]:
     """Reads the tools of the file `agent.tool_config_path`. Raises ConfigError, which names file and key, for
     a wrong file."""
-    return _read(
-        "tool_config_path", path, _ToolFile, "tools, a list of {class_name, config, tool_schema}"
-    ).tools
+    form = "tools, a list of {class_name, config, tool_schema}"
+    return _read("tool_config_path", path, _ToolFile, form).tools
 
 
 def read_interaction_file(path: str) -> list[InteractionEntry]:
@@ -94,10 +97,9 @@ def read_interaction_file(path: str) -> list[InteractionEntry]:
 def read_loop_file(path: str) -> dict[str, LoopEntry]:
     """The loops of the file that `agent.agent_config_path` names, by name. Raises ConfigError like
     `read_tool_file`."""
-    return {
-        loop.name: loop
-        for loop in _read("agent_config_path", path, _LoopFile, "a list of {name, _target_}").loops
-    }
+    form = "a list of {name, _target_}"
+    loops = _read("agent_config_path", path, _LoopFile, form).loops
+    return {loop.name: loop for loop in loops}
 
 
 def _read(key: str, path: str, kind: type[S], form: str) -> S:
@@ -105,15 +107,18 @@ def _read(key: str, path: str, kind: type[S], form: str) -> S:
     content = load_yaml(read_yaml(local_path(path), name), name)
     if kind is _LoopFile:
         content = {"loops": content}
-    if kind is _ToolFile and (key := _mcp_key(content)):
-        raise ConfigError(f"{name} has the key {key}; an MCP server is one of the tools: {_MCP_FORM}")
-    if not isinstance(content, dict) or not all(isinstance(value, list) for value in content.values()):
+    if kind is _ToolFile:
+        mcp_key = _mcp_key(content)
+        if mcp_key:
+            raise ConfigError(f"{name} has the key {mcp_key}; an MCP server is one of the tools: {_MCP_FORM}")
+    values = content.values() if isinstance(content, dict) else [None]
+    if not all(isinstance(value, list) for value in values):
         raise ConfigError(f"{name} holds {str(content)[:40]!r}; expected {form}")
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-    problems = [Problem(item["loc"], f"{_sentence(kind, item)}; expected {form}") for item in found]
+        faults = error.errors(include_url=False)
+    problems = [Problem(item["loc"], f"{_sentence(kind, item)}; expected {form}") for item in faults]
     raise config_error(name, problems, lambda path: "")
 
 
@@ -123,11 +128,15 @@ _MCP_FORM = "{class_name: mcp, config: {command: [program, word]}}, or config: {
 def _mcp_key(content: Any) -> str:
     """The first key of a tool file, or of one of its entries, under which other programs keep MCP servers; ""
     if none."""
-    entries = content.get("tools") if isinstance(content, dict) else None
-    for section in [content, *(entries if isinstance(entries, list) else ())]:
-        for key in section if isinstance(section, dict) else ():
-            if str(key).lower().replace("_", "") in ("mcp", "mcpserver", "mcpservers"):
-                return str(key)
+    if not isinstance(content, dict):
+        return ""
+    sections = [content]
+    entries = content.get("tools")
+    if isinstance(entries, list):
+        sections += [entry for entry in entries if isinstance(entry, dict)]
+    for key in chain.from_iterable(sections):
+        if str(key).lower().replace("_", "") in ("mcp", "mcpserver", "mcpservers"):
+            return str(key)
     return ""
 
 
@@ -135,9 +144,8 @@ def _sentence(kind: type[Section], item: ErrorDetails) -> str:
     if item["type"] != "extra_forbidden":
         return item["msg"].removeprefix("Value error, ")
     [entries] = kind.model_fields.values()
-    known = (
-        list(get_args(entries.annotation)[0].model_fields)
-        if len(item["loc"]) > 1
-        else list(kind.model_fields)
-    )
-    return f"unknown key; the known ones are {', '.join(known)}.{nearest(str(item['loc'][-1]), known)}"
+    section: type[Section] = kind
+    if len(item["loc"]) > 1:
+        [section] = get_args(entries.annotation)
+    names = list(section.model_fields)
+    return f"unknown key; the known ones are {', '.join(names)}.{nearest(str(item['loc'][-1]), names)}"

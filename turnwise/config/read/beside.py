@@ -26,33 +26,30 @@ def find_beside(values: dict[str, Any], folder: Path) -> list[str]:
     for *sections, key in FILE_KEYS:
         section: Any = values
         for name in sections:
-            section = section.get(name) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or key not in section:
-            continue
-        value = section[key]
+            section = section.get(name, {})
+            if not isinstance(section, dict):
+                section = {}
+        value = section.get(key)
         names = value if isinstance(value, list) else [value]
         paths = [_beside(name, folder) for name in names]
-        if not any(paths):
+        read = [str(path) for path in paths if path]
+        if not read:
             continue
-        resolved = [name if path is None else str(path) for path, name in zip(paths, names, strict=True)]
-        section[key] = resolved if isinstance(value, list) else resolved[0]
-        where = ", ".join(str(path) for path in paths if path)
-        notes.append(
-            f"{'.'.join([*sections, key])}: not in the working directory, so read beside the config: {where}"
-        )
+        if isinstance(value, list):
+            section[key] = [str(path) if path else name for path, name in zip(paths, names, strict=True)]
+        else:
+            section[key] = read[0]
+        dotted = ".".join([*sections, key])
+        notes.append(f"{dotted}: not in the working directory, so read beside the config: {', '.join(read)}")
     return notes
 
 
 def _beside(name: Any, folder: Path) -> Path | None:
     """The path in `folder` of a name that isn't in the working directory; None if it is there, or in
     neither."""
-    if (
-        not isinstance(name, str)
-        or not name
-        or "\0" in name
-        or local_path(name).is_absolute()
-        or Path(name).exists()
-    ):
+    if not isinstance(name, str) or not name or "\0" in name:
+        return None
+    if local_path(name).is_absolute() or Path(name).exists():
         return None
     path = folder / name
     return path if path.exists() else None

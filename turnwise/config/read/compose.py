@@ -19,7 +19,8 @@ from turnwise.config.read.yaml_text import (
 from turnwise.errors import ConfigError, nearest
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w-]*)(?=[.\[}\s])")
-_LETTER, _NUMBER = re.compile(r"[\u0080-\ud7ff\ue000-\U0010ffff]"), re.compile(r"letter_([0-9a-f]{2,6})_")
+_LETTER = re.compile(r"[\u0080-\ud7ff\ue000-\U0010ffff]")
+_NUMBER = re.compile(r"letter_([0-9a-f]{2,6})_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
         raise ConfigError(
             f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys"
         )
-    return Composed(
-        {str(key): value for key, value in values.items()}, frozenset(_REFERENCE.findall(str(written))), files
-    )
+    by_name = {str(key): value for key, value in values.items()}
+    references = frozenset(_REFERENCE.findall(str(written)))
+    return Composed(by_name, references, files)
 
 
 def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
@@ -94,8 +95,10 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
     looked for in the working directory, then in the script's folder, since shell scripts give only the last
     part of the folder's path. Raises ConfigError, which names the places that were tried, if there is no such
     file."""
-    name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
-    bases = [Path.cwd()] if script_folder is None else [Path.cwd(), script_folder]
+    name = f"{config_name.removesuffix('.yaml')}.yaml"
+    bases = [Path.cwd()]
+    if script_folder is not None:
+        bases.append(script_folder)
     places = [base / config_path / name for base in bases]
     for place in places:
         if place.is_file():
@@ -107,10 +110,14 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
 def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple[Path, ...]:
     """Checks every file that Hydra will read: Hydra limits no sizes, and its errors name no lines. Returns
     `Composed.files`."""
-    waiting, seen, folders, outermost = [path], set(), {folder}, {path: None}
+    waiting = [path]
+    checked: set[Path] = set()
+    folders = {folder}
+    outermost = {path: None}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
-        if not all(key.split(".")) or not (separator or override.startswith("~")):
+        has_value = bool(separator) or override.startswith("~")
+        if not has_value or not all(key.split(".")):
             raise ConfigError(
                 f"override {override!r} names no key; it is written key=value, or section.key=value"
             )
@@ -118,10 +125,11 @@ def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple
             waiting.append(folder / key.partition("@")[0] / f"{value}.yaml")
     while waiting:
         file = waiting.pop()
-        if file in seen or (file != path and not file.is_file()):
+        if file in checked or (file != path and not file.is_file()):
             continue
-        seen.add(file)
-        text, name = read_yaml(file, display(file)), display(file)
+        checked.add(file)
+        name = display(file)
+        text = read_yaml(file, name)
         if text.lstrip().startswith(("- ", "[")):
             raise ConfigError(f"{name} holds a list at its top level; a config is a mapping of keys")
         if "defaults" not in text and "searchpath" not in text:
@@ -130,37 +138,55 @@ def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple
         content = load_yaml(text, name)
         if file == path:
             folders |= _searched(content)
-        for group, option in _included(content.get("defaults") if isinstance(content, dict) else None):
-            found = [(base / group / f"{option}.yaml").resolve() for base in {file.parent, *folders}]
-            waiting += found
+        for group, option in _included(_entry(content, "defaults")):
+            bases = {file.parent, *folders}
+            places = [(base / group / f"{option}.yaml").resolve() for base in bases]
+            waiting += places
             if not group and file in outermost:
-                outermost |= dict.fromkeys(filter(Path.is_file, found))
+                outermost |= dict.fromkeys(filter(Path.is_file, places))
     return tuple(reversed(outermost))
 
 
 def _searched(content: Any) -> set[Path]:
     """The folders of a config's `hydra.searchpath`, where Hydra also looks for files."""
-    hydra = content.get("hydra") if isinstance(content, dict) else None
-    names = hydra.get("searchpath") if isinstance(hydra, dict) else None
-    return {Path(str(name).removeprefix("file://")) for name in names} if isinstance(names, list) else set()
+    names = _entry(_entry(content, "hydra"), "searchpath")
+    if not isinstance(names, list):
+        return set()
+    return {Path(str(name).removeprefix("file://")) for name in names}
+
+
+def _entry(content: Any, key: str) -> Any:
+    """An entry of a mapping; None if there is none, or the content isn't a mapping."""
+    if not isinstance(content, dict):
+        return None
+    return content.get(key)
 
 
 def _included(defaults: Any) -> Iterator[tuple[str, str]]:
     """`(group, option)` for each entry of a defaults list; the group of a plain name is empty."""
-    for item in defaults if isinstance(defaults, list) else ():
-        for group, options in item.items() if isinstance(item, dict) else [("", item)]:
-            for option in options if isinstance(options, list) else [options]:
-                plain = [
-                    re.sub(r"^((optional|override) )*/?|@.*$", "", str(name)) for name in (group, option)
-                ]
-                yield plain[0], plain[1]
+    if not isinstance(defaults, list):
+        return
+    for item in defaults:
+        by_group = item if isinstance(item, dict) else {"": item}
+        for group, options in by_group.items():
+            if not isinstance(options, list):
+                options = [options]
+            for option in options:
+                yield _plain(group), _plain(option)
+
+
+def _plain(name: Any) -> str:
+    """A name of a defaults list without its keywords, slash and package."""
+    return re.sub(r"^((optional|override) )*/?|@.*$", "", str(name))
 
 
 def _shapes_the_defaults(override: str, folder: Path) -> bool:
     """Whether an override deletes a key (`~key`) or chooses a file of a config group. Only Hydra's compose
     can do these."""
     key = override.partition("=")[0].lstrip("+")
-    return key.startswith("~") or "/" in key or "@" in key or (folder / key).is_dir()
+    if key.startswith("~") or "/" in key or "@" in key:
+        return True
+    return (folder / key).is_dir()
 
 
 def _assign(tree: Any, override: str) -> None:
@@ -171,10 +197,9 @@ def _assign(tree: Any, override: str) -> None:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
+    in_ascii = _LETTER.sub(lambda letter: f"letter_{ord(letter[0]):x}_", override)
     try:
-        parsed = OverridesParser.create().parse_override(
-            _LETTER.sub(lambda letter: f"letter_{ord(letter[0]):x}_", override)
-        )
+        parsed = OverridesParser.create().parse_override(in_ascii)
     except HydraException as error:
         hint = "an override is key=value; quote a value that holds brackets or commas: 'key=\"value\"'"
         raise ConfigError(
@@ -184,7 +209,8 @@ def _assign(tree: Any, override: str) -> None:
         raise ConfigError(
             f"override {override!r} holds several values; a run takes one (a list is written key=[1,2])"
         )
-    key, value = _with_letters(parsed.key_or_group), _with_letters(parsed.value())
+    key = _with_letters(parsed.key_or_group)
+    value = _with_letters(parsed.value())
     section: Any = tree
     for part in key.split(".")[:-1]:
         if not OmegaConf.is_dict(section) or part not in section:
@@ -206,7 +232,9 @@ def _with_letters(value: Any) -> Any:
         return {_with_letters(key): _with_letters(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_letters(item) for item in value]
-    return _NUMBER.sub(lambda number: chr(int(number[1], 16)), value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _NUMBER.sub(lambda number: chr(int(number[1], 16)), value)
+    return value
 
 
 def _missing_file(path: Path) -> str:
@@ -214,9 +242,10 @@ def _missing_file(path: Path) -> str:
         return f"{path} is a folder; name a config file in it"
     if "=" in path.name:
         return f"there is no config file {path}; KEY=VALUE comes after FILE"
-    siblings = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    siblings = sorted(file.name for file in path.parent.glob("*.yaml"))
     return f"there is no config file {path}.{nearest(path.name, siblings)}"
 
 
 def _in_one_line(message: str) -> str:
-    return " ".join(line.strip() for line in message.splitlines()[:6] if line.strip())
+    lines = [line.strip() for line in message.splitlines()[:6]]
+    return " ".join(filter(None, lines))

@@ -3,7 +3,7 @@
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -54,9 +54,12 @@ def load_config(
     _merge_values(composed.values, deepcopy(dict(values)))
     composed.values.setdefault("exp_name", Path(path).stem)
     notes = find_beside(composed.values, Path(path).parent)
-    config_class: Any = kind or (SFTConfig if "train_files" in composed.values else AgenticConfig)
-    config, more = _parse(composed, config_class, strict, display(Path(path)), overrides, purpose, examine)
-    return config, notes + more
+    config_class: Any = kind
+    if config_class is None:
+        config_class = SFTConfig if "train_files" in composed.values else AgenticConfig
+    source = display(Path(path))
+    config, parse_notes = _parse(composed, config_class, strict, source, overrides, purpose, examine)
+    return config, notes + parse_notes
 
 
 def load_any_config(
@@ -83,7 +86,8 @@ def parse_config(
     """
     if file is not None:
         return load_config(file, (), kind, strict, examine=examine, values=values)
-    return _parse(Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", (), "train", examine)
+    composed = Composed(deepcopy(dict(values)), frozenset())
+    return _parse(composed, kind, strict, "config", (), "train", examine)
 
 
 def _merge_values(values: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -104,7 +108,7 @@ def _parse(
     purpose: Purpose,
     examine: Examine | None,
 ) -> tuple[C, list[str]]:
-    problems = [*islice(_not_text(composed.values), MAX_SHOWN)]
+    problems = list(islice(_not_text(composed.values), MAX_SHOWN))
     if problems:
         raise config_error(source, problems, KeyLocations(composed.files, overrides).of)
     translation = translate(composed.values, frozenset(kind.model_fields), composed.interpolated)
@@ -119,17 +123,12 @@ def _parse(
         problems += without_effect
     notes = translation.notes + as_sentences(without_effect)
     if config is not None:
-        notes += as_sentences(_unusual_values(config, {problem.path for problem in without_effect}))
-    is_unplayed = isinstance(config, AgenticConfig) and not config.uses_validation and purpose != "play"
-    if (
-        isinstance(config, AgenticConfig)
-        and is_unplayed
-        and config.data.train_files
-        and config.data.val_files
-    ):
-        notes.append(
-            "data.val_files: eval_steps is 0, so these rows are not played while training; set eval_steps"
-        )
+        idle = {problem.path for problem in without_effect}
+        notes += as_sentences(_unusual_values(config, idle))
+        if purpose != "play" and _has_idle_rows(config):
+            notes.append(
+                "data.val_files: eval_steps is 0, so these rows are not played while training; set eval_steps"
+            )
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):
@@ -138,10 +137,19 @@ def _parse(
             if not problems:
                 raise
     if translation.is_published and isinstance(config, AgenticConfig):
-        notes += filter(None, [differing_defaults(config)])
+        differing = differing_defaults(config)
+        if differing:
+            notes.append(differing)
     if problems or config is None:
         raise config_error(source, problems, KeyLocations(composed.files, overrides).of)
     return config, notes
+
+
+def _has_idle_rows(config: AnyConfig) -> bool:
+    """Whether rows for validation are named, and no validation plays them."""
+    if isinstance(config, SFTConfig) or config.uses_validation:
+        return False
+    return bool(config.data.train_files and config.data.val_files)
 
 
 def _unusual_values(config: AnyConfig, idle: set[KeyPath]) -> Iterator[Problem]:
@@ -153,13 +161,14 @@ def _unusual_values(config: AnyConfig, idle: set[KeyPath]) -> Iterator[Problem]:
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
     """Returns `sibling_problems`; none to "play". To "show" a published file, adds notes instead: it may be
     meant for play."""
-    found = [] if purpose == "play" else list(sibling_problems(config))
-    if purpose == "show" and translation.is_published:
-        translation.notes += [
-            f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)
-        ]
+    if purpose == "play":
         return []
-    return found
+    problems = list(sibling_problems(config))
+    if purpose == "show" and translation.is_published:
+        for line in as_sentences(problems):
+            translation.notes.append(f"{line}; `train` refuses that, `rollout` and `eval` play it")
+        return []
+    return problems
 
 
 def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
@@ -171,20 +180,24 @@ def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
         yield Problem(
             path, f"has {len(value):,} characters, and at most {MAX_CHARACTERS:,} are read; shorten it"
         )
-    elif isinstance(value, str) and (
-        "\0" in value or any("\ud800" <= character <= "\udfff" for character in value)
-    ):
+    elif isinstance(value, str) and any(_is_no_text(character) for character in value):
         yield Problem(
             path,
             f"{value!r} holds a NUL or half a surrogate pair, which no text has; write it again, as UTF-8",
         )
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _not_text(key, (*path, str(key).encode(errors="backslashreplace").decode()))
+            printable = str(key).encode(errors="backslashreplace").decode()
+            yield from _not_text(key, (*path, printable))
             yield from _not_text(item, (*path, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _not_text(item, (*path, index))
+
+
+def _is_no_text(character: str) -> bool:
+    """Whether a character is NUL or half a surrogate pair."""
+    return character == "\0" or "\ud800" <= character <= "\udfff"
 
 
 def _validate(kind: type[C], translation: Translation, problems: list[Problem]) -> C | None:
@@ -194,23 +207,25 @@ def _validate(kind: type[C], translation: Translation, problems: list[Problem]) 
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-    unknown = [item for item in found if item["type"] == "extra_forbidden"]
-    everything = [
-        _unknown_key(kind, path) for item in unknown for path in unknown_leaves(item["loc"], item["input"])
-    ]
-    everything += _merge([_field_problem(raw, item) for item in found if item["type"] != "extra_forbidden"])
+        faults = error.errors(include_url=False)
+    unknown = [item for item in faults if item["type"] == "extra_forbidden"]
+    wrong = [item for item in faults if item["type"] != "extra_forbidden"]
+    everything: list[Problem] = []
+    for item in unknown:
+        everything += [_unknown_key(kind, path) for path in unknown_leaves(item["loc"], item["input"])]
+    everything += _merge([_field_problem(raw, item) for item in wrong])
     refusing = translation.refusing(everything)
     if len(refusing) < len(everything):
         return _validate(kind, translation, problems)
     problems += refusing
-    if len(unknown) < len(found):
+    if wrong:
         return None
     for item in unknown:
+        *parts, key = item["loc"]
         section: Any = raw
-        for part in item["loc"][:-1]:
+        for part in parts:
             section = section[part]
-        section.pop(item["loc"][-1], None)
+        section.pop(key, None)
     return _validate(kind, translation, problems)
 
 
@@ -229,11 +244,14 @@ def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
             break  # the rest of `loc` names a branch of a union instead of a key
         path.append(part)
         raw = raw[part] if is_there else None
-    message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "missing":
-        return Problem(tuple(path), "this key has no default; set it" + _HOW_TO_SET.get(path[-1], ""))
-    shown = "" if item["type"] == "value_error" else f" (got {item['input']!r:.60})"
-    return Problem(tuple(path), message[:1].lower() + message[1:] + shown)
+        how_to = _HOW_TO_SET.get(path[-1], "")
+        return Problem(tuple(path), f"this key has no default; set it{how_to}")
+    message = item["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if item["type"] != "value_error":
+        message += f" (got {item['input']!r:.60})"
+    return Problem(tuple(path), message)
 
 
 def _holds(container: Any, part: str | int) -> bool:
@@ -247,32 +265,52 @@ def _merge(problems: list[Problem]) -> list[Problem]:
     by_path: dict[KeyPath, list[str]] = {}
     for problem in problems:
         by_path.setdefault(problem.path, []).append(problem.message)
-    return [Problem(path, "; or ".join(dict.fromkeys(messages))) for path, messages in by_path.items()]
+    merged: list[Problem] = []
+    for path, messages in by_path.items():
+        distinct = dict.fromkeys(messages)
+        merged.append(Problem(path, "; or ".join(distinct)))
+    return merged
 
 
 def _unknown_key(kind: type[BaseModel], path: KeyPath) -> Problem:
-    name, sections = str(path[-1]), dict(_sections(kind))
-    parts = ["<tag>" if before == "custom_envs" else part for before, part in pairwise(("", *path[:-1]))]
+    name = str(path[-1])
+    sections = dict(_sections(kind))
+    parts = list(path[:-1])
+    if len(parts) > 1 and parts[0] == "custom_envs":
+        parts[1] = "<tag>"
     here = ".".join(part for part in parts if isinstance(part, str))
-    homes = [home for home, section in sections.items() if name in section.model_fields and home != here]
-    homes = [home for home in homes if not never_works(f"{home}.{name}") and not home.startswith("reward.")]
-    own = [home for home in homes if home.startswith(f"{path[0]}.")]
-    hint = "" if own else counterpart(path, kind.model_fields)
-    homes = own or homes
+    homes = [home for home in _homes(name, sections) if home != here]
+    nearby = [home for home in homes if home.startswith(f"{path[0]}.")]
+    hint = ""
+    if not nearby:
+        hint = counterpart(path, kind.model_fields)
     if not hint and homes:
-        hint = f" It belongs in {' or '.join(home or 'the top level' for home in homes[:3])}."
-    if not hint and here in sections and (len(path) == 1 or path[0] in kind.model_fields):
+        shown = [home or "the top level" for home in (nearby or homes)[:3]]
+        hint = f" It belongs in {' or '.join(shown)}."
+    is_in_section = len(path) == 1 or path[0] in kind.model_fields
+    if not hint and here in sections and is_in_section:
         hint = nearest(name, sections[here].model_fields, _LIKENESS)
     return Problem(path, f"unknown key.{hint}")
+
+
+def _homes(name: str, sections: Mapping[str, type[BaseModel]]) -> Iterator[str]:
+    """The sections in which a key of this name does something."""
+    for home, section in sections.items():
+        if name not in section.model_fields or home.startswith("reward."):
+            continue
+        if not never_works(f"{home}.{name}"):
+            yield home
 
 
 def _sections(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     """`(dotted path, class)` of every section of a kind of config."""
     yield path, section
     for key, field in section.model_fields.items():
-        name = f"{key}.<tag>" if key == "custom_envs" else key
+        name = f"{path}.{key}" if path else key
+        if key == "custom_envs":
+            name += ".<tag>"
         for model in _models(field.annotation):
-            yield from _sections(model, f"{path}.{name}" if path else name)
+            yield from _sections(model, name)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -52,10 +52,10 @@ def load_yaml(text: str, name: str) -> Any:
     """The value of a YAML text, whose words mean what they mean in a config (`1e-3` is a number). Raises
     ConfigError if `require_bounded` does, or a mapping has a key twice.
 
-    >>> load_yaml("a: &a {b: *a}", "own.yaml")
+    >>> load_yaml("a: &a {b: *a}", "own.yaml")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ... turnwise.errors.ConfigError: own.yaml:1: the alias *a stands inside its own anchor; write out what it
-    should hold
+    ...
+    turnwise.errors.ConfigError: own.yaml:1: the alias *a stands inside its own anchor; ...
     """
     require_bounded(text, name)
     try:
@@ -73,8 +73,10 @@ def require_bounded(text: str, name: str) -> None:
     try:
         # Events come one by one, before anything is nested or expanded, so a hostile file costs no memory.
         for event in yaml.parse(text, Loader=YAML_LOADER):
-            line = event.start_mark.line + 1 if event.start_mark else line
-            anchor, size, depth = None, 1, 0
+            if event.start_mark:
+                line = event.start_mark.line + 1
+            anchor: str | None = None
+            depth = 0
             if isinstance(event, yaml.CollectionStartEvent):
                 sections.append((event.anchor, 1, 0))
                 _require(len(sections), 0, name, line)
@@ -83,14 +85,14 @@ def require_bounded(text: str, name: str) -> None:
                 anchor, size, depth = sections.pop()
                 depth += 1
             elif isinstance(event, yaml.ScalarEvent):
-                anchor, size = event.anchor, 1 + len(event.value) // _TEXT_UNIT
+                anchor = event.anchor
+                size = 1 + len(event.value) // _TEXT_UNIT
             elif isinstance(event, yaml.AliasEvent):
                 if any(event.anchor == opened for opened, _, _ in sections):
-                    what = (
-                        f"the alias *{event.anchor} stands inside its own anchor; write out what it "
-                        f"should hold"
+                    raise ConfigError(
+                        f"{name}:{line}: the alias *{event.anchor} stands inside its own anchor; write out "
+                        "what it should hold"
                     )
-                    raise ConfigError(f"{name}:{line}: {what}")
                 size, depth = anchored.get(event.anchor or "", (1, 0))
             else:
                 continue
@@ -101,19 +103,23 @@ def require_bounded(text: str, name: str) -> None:
             _require(len(sections) + depth, total + size, name, line)
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
-        # To libyaml the end of a text is a line of its own.
-        line = min(mark.line + 1, len(text.splitlines())) if mark else line
+        if mark:  # to libyaml the end of a text is a line of its own
+            line = min(mark.line + 1, len(text.splitlines()))
         raise ConfigError(f"{name}:{line} can't be read: {fault.problem or fault.context}") from fault
     except (yaml.YAMLError, UnicodeEncodeError) as fault:
-        before = text[: fault.start] if isinstance(fault, UnicodeEncodeError) else ""
-        if isinstance(fault, yaml.reader.ReaderError):  # libyaml counts bytes, and names no encoding
-            before = (
-                text.encode()[: fault.position].decode(errors="replace")
-                if fault.encoding == "?"
-                else text[: fault.position]
-            )
-        line = len(f"{before}.".splitlines())
+        line = len(f"{_text_before(fault, text)}.".splitlines())
         raise ConfigError(f"{name}:{line} can't be read: {str(fault).splitlines()[0]}") from fault
+
+
+def _text_before(fault: Exception, text: str) -> str:
+    """The text before the character that can't be read; empty if the fault doesn't name one."""
+    if isinstance(fault, UnicodeEncodeError):
+        return text[: fault.start]
+    if not isinstance(fault, yaml.reader.ReaderError):
+        return ""
+    if fault.encoding == "?":  # libyaml counts bytes, and names no encoding
+        return text.encode()[: fault.position].decode(errors="replace")
+    return text[: fault.position]
 
 
 def require_bounded_references(values: Any, name: str) -> None:
@@ -130,8 +136,7 @@ def require_bounded_references(values: Any, name: str) -> None:
     def size_at(path: KeyPath, value: Any) -> int:
         if path not in sizes:
             sizes[path] = 0  # a reference to itself is refused when it is resolved
-            parts = list(_children(value))
-            sizes[path] = 1 + sum(size_at((*path, key), item) for key, item in parts)
+            sizes[path] = 1 + sum(size_at((*path, key), item) for key, item in _children(value))
             if isinstance(value, str):
                 sizes[path] += len(value) // _TEXT_UNIT
                 for match in _REFERENCE.finditer(value):
@@ -148,26 +153,25 @@ def require_bounded_references(values: Any, name: str) -> None:
 
 def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
     if isinstance(value, dict):
-        yield from ((str(key), item) for key, item in value.items())
+        for key, item in value.items():
+            yield str(key), item
     elif isinstance(value, list):
         yield from enumerate(value)
 
 
 def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, Any]:
     """Path and value of an interpolation's target, or of another interpolation that is on the way to it."""
-    dots, rest = match.groups()
-    found: KeyPath = ()
-    names = [
-        *(path[: len(path) - len(dots)] if dots else ()),
-        *(part for part in re.split(r"[.\[\]]", rest) if part),
-    ]
-    for name in names:
+    dots, reference = match.groups()
+    section = path[: len(path) - len(dots)] if dots else ()
+    names = filter(None, re.split(r"[.\[\]]", reference))
+    target: KeyPath = ()
+    for name in (*section, *names):
         inner = {str(key): (key, item) for key, item in _children(values)}
         if str(name) not in inner:
             break
         key, values = inner[str(name)]
-        found = (*found, key)
-    return found, values
+        target = (*target, key)
+    return target, values
 
 
 def _require(depth: int, size: int, name: str, line: int) -> None:
@@ -187,7 +191,9 @@ _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 def display(path: Path) -> str:
     """The path, relative to the working directory if it lies in that directory."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    if relative.startswith(".."):
+        return str(path)
+    return relative
 
 
 class KeyLocations:
@@ -200,11 +206,12 @@ class KeyLocations:
         self._links: dict[KeyPath, KeyPath] = {}
         for file in files:
             with suppress(yaml.YAMLError, UnicodeDecodeError):
-                self._walk(
-                    yaml.compose(file.read_text(encoding="utf-8"), Loader=YAML_LOADER), (), display(file)
-                )
+                text = file.read_text(encoding="utf-8")
+                self._walk(yaml.compose(text, Loader=YAML_LOADER), (), display(file))
         for override in overrides:
-            key, place = tuple(override.lstrip("+~").partition("=")[0].split(".")), f"override {override!r}"
+            dotted = override.lstrip("+~").partition("=")[0]
+            key = tuple(dotted.split("."))
+            place = f"override {override!r}"
             for length in range(1, len(key)):
                 self._places.setdefault(key[:length], place)
             self._places[key] = place
@@ -213,8 +220,11 @@ class KeyLocations:
         """The place of a key, of what it interpolates, or of the nearest section around it; else the last
         file, if any."""
         for _ in range(MAX_LINKS):
-            length = next((n for n in range(len(key), 0, -1) if key[:n] in self._places), 0)
-            head, tail = key[:length], key[length:]
+            length = len(key)
+            while length and key[:length] not in self._places:
+                length -= 1
+            head = key[:length]
+            tail = key[length:]
             if not tail or head not in self._links:
                 break
             key = self._links[head] + tail
@@ -233,5 +243,7 @@ class KeyLocations:
             for index, item in enumerate(node.value):
                 self._places[(*prefix, index)] = f"{file}:{item.start_mark.line + 1}"
                 self._walk(item, (*prefix, index), file)
-        elif isinstance(node, yaml.ScalarNode) and (match := _INTERPOLATION.fullmatch(node.value.strip())):
-            self._links[prefix] = tuple(match.group(1).split("."))
+        elif isinstance(node, yaml.ScalarNode):
+            match = _INTERPOLATION.fullmatch(node.value.strip())
+            if match:
+                self._links[prefix] = tuple(match.group(1).split("."))

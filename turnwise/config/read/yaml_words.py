@@ -10,7 +10,8 @@ import yaml
 
 from turnwise.spec.package_tables import YAML_LOADER
 
-FLOAT, TIMESTAMP = "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"
+FLOAT = "tag:yaml.org,2002:float"
+TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _MERGE = "tag:yaml.org,2002:merge"
 _EXPONENT = re.compile(
     r"[-+]?\d+(_\d+)*[eE][-+]?\d+|[-+]?\d+(_\d+)*\.[\d_]*[eE]\d+|\.\d+(_\d+)*([eE][-+]\d+)?"
@@ -26,11 +27,11 @@ class _Exactly:
 
 def with_words_of_configs(kind: Any) -> Any:
     """Decorates a loader or dumper class, so that it takes words as OmegaConf does."""
+    inherited = kind.mro()[1].yaml_implicit_resolvers
+    current = vars(kind).get("yaml_implicit_resolvers", inherited)
     resolvers: dict[str, list[tuple[str, Any]]] = {
         first: [(tag, pattern) for tag, pattern in pairs if tag != TIMESTAMP]
-        for first, pairs in vars(kind)
-        .get("yaml_implicit_resolvers", kind.mro()[1].yaml_implicit_resolvers)
-        .items()
+        for first, pairs in current.items()
     }
     for first in "-+.0123456789":
         resolvers.setdefault(first, []).append((FLOAT, _Exactly(_EXPONENT)))
@@ -43,14 +44,13 @@ class WordLoader(YAML_LOADER):
     """Loads plain values. Raises yaml.constructor.ConstructorError for a key that a mapping has twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.value in seen:
-                where = key.start_mark
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value} stands here twice", where
+                    None, None, f"the key {key.value} stands here twice", key.start_mark
                 )
-            seen.add(key.value)
+            keys.add(key.value)
         return dict(super().construct_mapping(node, deep=deep))

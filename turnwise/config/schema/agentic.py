@@ -14,8 +14,10 @@ class AgenticConfig(AgenticKeys):
 
     >>> lake = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
     >>> config = AgenticConfig.model_validate({"pretrain": "models/tiny", **lake})
-    >>> config.reward_normalization.method, config.train_env_manager.tags,
-    config.actor_infer.strategy_args.strategy_name ('mean_std', ['Lake'], 'embedded')
+    >>> config.reward_normalization.method, config.train_env_manager.tags
+    ('mean_std', ['Lake'])
+    >>> config.actor_infer.strategy_args.strategy_name
+    'embedded'
     """
 
     @model_validator(mode="after")

@@ -102,15 +102,17 @@ class TrainInferCorrection(Section):
     @property
     def is_enabled(self) -> bool:
         """Whether weights or a filter are enabled."""
-        return bool(self.is_weight and self.is_weight.enabled) or any(band.enabled for band in self.filters)
+        if self.is_weight and self.is_weight.enabled:
+            return True
+        return any(band.enabled for band in self.filters)
 
 
 class AlgorithmKeys(NamesAlgorithm, Section):
     """The algorithm's keys, at the top level of a config."""
 
-    adv_estimator: Annotated[str, AfterValidator(OneOf(ESTIMATORS, own="module:Class"))] = "grpo"
+    adv_estimator: Annotated[str, AfterValidator(OneOf(ESTIMATORS, form="module:Class"))] = "grpo"
     """How rewards become advantages."""
-    pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
+    pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, form="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
     """The pg_variant's parameters by name [the variant's defaults; pg_clip… and dual_clip_loss set its
@@ -192,7 +194,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     use_rollout_log_probs: bool = False
     """Use the sampler's log-probs as the old ones, which saves a forward pass."""
     group_filter: (
-        Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None
+        Annotated[str, AfterValidator(OneOf(["non_zero_variance"], form="module:function"))] | None
     ) = None
     """Groups are replaced if this function returns False: `non_zero_variance` (scores differ) or your own
     `module:function`."""

@@ -19,6 +19,7 @@ from turnwise.config.schema.section import (
     Seconds,
     Section,
     aliased,
+    as_list,
     derived,
     is_entry_point,
 )
@@ -49,7 +50,7 @@ def _env_type(name: str) -> str:
     return name
 
 
-AgentName = Annotated[str, aliased(AGENT_ALIASES), AfterValidator(OneOf(AGENTS, own="module:Class"))]
+AgentName = Annotated[str, aliased(AGENT_ALIASES), AfterValidator(OneOf(AGENTS, form="module:Class"))]
 
 
 class CustomEnv(Section):
@@ -135,7 +136,7 @@ class EnvManager(Section):
 class RewardFunction(Section):
     """One reward and its weight."""
 
-    name: Annotated[str, AfterValidator(OneOf(REWARDS, own="module:function"))]
+    name: Annotated[str, AfterValidator(OneOf(REWARDS, form="module:function"))]
     """A registered name, or your own `module:function`."""
     weight: float = 1.0
     """Factor of the reward in the score."""
@@ -151,11 +152,9 @@ def _as_functions(value: Any) -> Any:
         return [{"name": value}]
     if isinstance(value, Mapping):
         return [{"name": name, "weight": weight} for name, weight in value.items()]
-    return (
-        [{"name": item} if isinstance(item, str) else item for item in value]
-        if isinstance(value, list)
-        else value
-    )
+    if isinstance(value, list):
+        return [{"name": item} if isinstance(item, str) else item for item in value]
+    return value
 
 
 class Data(RowShape):
@@ -204,9 +203,7 @@ class Data(RowShape):
 class Agent(Section):
     """Agents that play the rows of a data set: tools, simulated users, limits, and your own agent loops."""
 
-    tools: Annotated[
-        list[ToolTarget], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-    ] = Field(default_factory=list)
+    tools: Annotated[list[ToolTarget], BeforeValidator(as_list)] = Field(default_factory=list)
     """Tools without settings: registered names, or your own `module:function`, `module:Class` or
     `module:object`."""
     tool_config_path: str | None = None
@@ -217,7 +214,7 @@ class Agent(Section):
     """YAML file of simulated users: `interaction`, a list of {name, class_name, config}."""
     agent_config_path: str | None = None
     """YAML file of your own agent loops: a list of {name, _target_, and its arguments}."""
-    tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, own="module:Class"))] | None = None
+    tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, form="module:Class"))] | None = None
     """Form of the tool calls in the model's text [the one that its chat template writes]."""
     max_assistant_turns: PositiveCount | None = None
     """Maximum responses per episode [as many as fit into sequence_length]."""

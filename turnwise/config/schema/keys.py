@@ -70,12 +70,12 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def active_roles(self) -> dict[str, Role]:
         """The roles that have a model in this run."""
-        wanted = {
+        is_used = {
             "critic": self.needs_critic,
             "reference": self.needs_reference,
             "reward": self.needs_reward_role,
         }
-        return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
+        return {name: role for name, role in self.roles.items() if is_used.get(name, True)}
 
     @property
     def plays_ahead(self) -> bool:
@@ -87,12 +87,11 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     def staleness(self) -> str:
         """A text that says by how many steps samples may be older than the policy that they train, with the
         arithmetic."""
-        ratio, every = self.async_generation_ratio, self.actor_train.model_update_frequency
-        return (
-            f"{ratio} steps"
-            if every == 1
-            else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
-        )
+        ratio = self.async_generation_ratio
+        every = self.actor_train.model_update_frequency
+        if every == 1:
+            return f"{ratio} steps"
+        return f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
 
     @property
     def train_sampling(self) -> GeneratingArgs:
@@ -108,7 +107,11 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     def old_log_probs(self) -> OldLogProbs:
         """The source of old log-probs. Samples played ahead need a forward pass unless the sampler's
         log-probs are used."""
-        return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
+        if self.use_rollout_log_probs:
+            return "rollouts"
+        if self.plays_ahead:
+            return "always"
+        return "if_needed"
 
     @property
     def needs_reference(self) -> bool:
@@ -119,9 +122,11 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     def is_reference_in_policy(self) -> bool:
         """Whether the policy without its LoRA adapter serves as the reference. Model, dtype and attention
         must be the same."""
-        policy, reference = self.actor_train.model_args, self.reference.model_args
-        same = ("model_name_or_path", "dtype", "attn_implementation")
-        return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
+        policy = self.actor_train.model_args
+        reference = self.reference.model_args
+        keys = ("model_name_or_path", "dtype", "attn_implementation")
+        is_same = all(policy.__dict__[key] == reference.__dict__[key] for key in keys)
+        return policy.has_adapter and is_same
 
     @property
     def needs_critic(self) -> bool:
@@ -134,7 +139,8 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def has_own_judge(self) -> bool:
         """Whether a judge without a URL asks the model of the `reward` role."""
-        return any(reward.name == "judge" and "base_url" not in reward.args for reward in self.data.reward)
+        judges = [reward for reward in self.data.reward if reward.name == "judge"]
+        return any("base_url" not in judge.args for judge in judges)
 
     @property
     def needs_reward_role(self) -> bool:
@@ -151,7 +157,9 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
 
     def env_manager(self, split: Split) -> EnvManager:
         """The section of a split's environments."""
-        return self.train_env_manager if split == "train" else self.val_env_manager
+        if split == "train":
+            return self.train_env_manager
+        return self.val_env_manager
 
     @property
     def has_unlocked_training(self) -> bool:
@@ -164,7 +172,8 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
         return self._has_unlocked(self.val_env_manager)
 
     def _has_unlocked(self, manager: EnvManager) -> bool:
-        return any(not env.use_thread_lock for tag, env in self.custom_envs.items() if tag in manager.tags)
+        played = [env for tag, env in self.custom_envs.items() if tag in manager.tags]
+        return any(not env.use_thread_lock for env in played)
 
     @property
     def needs_kept_ids(self) -> bool:
@@ -176,28 +185,32 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     def sampling(self, split: Split) -> GeneratingArgs:
         """The sampling settings of a split. A key that its environment manager doesn't set comes from
         actor_infer."""
-        own, shared = self.env_manager(split).generating_args, self.actor_infer.generating_args
-        return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
+        shared = self.actor_infer.generating_args.model_dump(exclude_unset=True)
+        of_split = self.env_manager(split).generating_args.model_dump(exclude_unset=True)
+        return GeneratingArgs(**shared | of_split)
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
         """Maximum response tokens: min(max_new_tokens, max_tokens_per_step); if both are unset, min(128,
         sequence_length)."""
-        env = self.custom_envs.get(tag)
-        limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
-        given = [limit for limit in limits if limit is not None]
-        return min(given, default=min(DEFAULT_MAX_NEW_TOKENS, self.sequence_length))
+        limits = [self.sampling(split).max_new_tokens]
+        if tag in self.custom_envs:
+            limits.append(self.custom_envs[tag].max_tokens_per_step)
+        default = min(DEFAULT_MAX_NEW_TOKENS, self.sequence_length)
+        return min((limit for limit in limits if limit is not None), default=default)
 
     def num_training_steps(self, role: str) -> int:
         """Pipeline steps in which a role is trained. The policy isn't trained while its critic warms up."""
-        waits = self.critic_warmup if role == "actor_train" and self.needs_critic else 0
-        return max(self.max_steps - waits, 0)
+        if role == "actor_train" and self.needs_critic:
+            return max(self.max_steps - self.critic_warmup, 0)
+        return self.max_steps
 
     @property
     def max_samples_per_trajectory(self) -> int:
         """Maximum samples of one training trajectory. A sample is one context: an episode, or in mode step a
         turn."""
-        played = (self.custom_envs[tag] for tag in self.train_env_manager.env_tags if tag in self.custom_envs)
-        return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
+        tags = [tag for tag in self.train_env_manager.env_tags if tag in self.custom_envs]
+        played = [self.custom_envs[tag] for tag in tags]
+        return max((env.max_steps for env in played if env.mode == "step"), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
         """A role's optimiser steps per batch. Learning-rate schedules count one sample per trajectory (the

@@ -16,6 +16,7 @@ from turnwise.config.schema.section import (
     Positive,
     PositiveCount,
     Section,
+    as_list,
     derived,
 )
 from turnwise.model_files.folder import Trust
@@ -47,7 +48,8 @@ def parse_devices(text: str) -> list[int]:
 
 
 def _parse_term(term: str, text: str) -> range | list[int]:
-    if match := _RANGE.fullmatch(term):
+    match = _RANGE.fullmatch(term)
+    if match:
         bounds = [int(number) for number in match.groups()[1:] if number is not None]
         if bounds[2:] != [0]:  # the step
             return range(*bounds)
@@ -61,7 +63,7 @@ def _devices(value: Any) -> Any:
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
         raise ValueError(f"expected {_FORMS}")
     if not ranks:
-        raise ValueError(f"{value!r} names no device; leave the key out to use this process")
+        raise ValueError(f"{value!r} names no device; remove the key to use this process")
     if min(ranks) < 0:
         raise ValueError(f"device ranks start at 0, got {min(ranks)}")
     if len(set(ranks)) < len(ranks):
@@ -128,10 +130,10 @@ class ModelArgs(Section):
     @classmethod
     def _all_linear(cls, targets: Any) -> Any:
         """Reads peft's `all-linear` as `all`."""
-        names = [targets] if isinstance(targets, str) else targets
-        return (
-            ["all" if name == "all-linear" else name for name in names] if isinstance(names, list) else names
-        )
+        names = as_list(targets)
+        if not isinstance(names, list):
+            return names
+        return ["all" if name == "all-linear" else name for name in names]
 
     @property
     def has_adapter(self) -> bool:
@@ -167,8 +169,14 @@ def _one_sequence(value: int) -> int:
     if value != 1:
         raise ValueError(
             f"got {value}; a task's siblings come from `group_size` of the environment manager, so this "
-            f"stays 1"
+            "stays 1"
         )
+    return value
+
+
+def _zero_for_off(value: Any) -> Any:
+    if value == -1:
+        return 0
     return value
 
 
@@ -183,7 +191,7 @@ class GeneratingArgs(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling: draws only from the likeliest tokens, as many as it takes for this total probability;
     1 = off."""
-    top_k: Annotated[Count, BeforeValidator(lambda value: 0 if value == -1 else value)] = 0
+    top_k: Annotated[Count, BeforeValidator(_zero_for_off)] = 0
     """Draws only from the k likeliest tokens; 0 (or -1) = off."""
     min_p: Fraction = 0.0
     """Leaves out tokens whose probability is below this × that of the likeliest token; 0 = off."""
@@ -205,7 +213,8 @@ class GeneratingArgs(Section):
     def is_truncated(self) -> bool:
         """Whether tokens are drawn from another distribution than the softmax of the logits at this
         temperature."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
+        drops_ids = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return drops_ids or self.repetition_penalty != 1
 
     @property
     def loses_ids(self) -> bool:
@@ -234,11 +243,12 @@ class StrategyArgs(Section):
     @classmethod
     def _whole_counts(cls, options: dict[str, Any]) -> dict[str, Any]:
         for name in STRATEGIES["embedded"].options or ():
-            asked = options.get(name, 1)
-            if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+            count = options.get(name, 1)
+            is_number = isinstance(count, int) and not isinstance(count, bool)
+            if not is_number or count < 1:
                 raise ValueError(
-                    f"{name} is {asked!r}; it must be a whole number of at least 1, without quotes or "
-                    f"exponent"
+                    f"{name} is {count!r}; it must be a whole number of at least 1, without quotes or "
+                    "exponent"
                 )
         return options
 
@@ -261,8 +271,11 @@ class StrategyArgs(Section):
     def degree(self, *names: str) -> int:
         """The value of the first of these options in `strategy_config`; 1 if there is none, or it isn't a
         whole number > 0."""
-        value = next((self.strategy_config[name] for name in names if name in self.strategy_config), 1)
-        return value if isinstance(value, int) and value > 0 else 1
+        for name in names:
+            if name in self.strategy_config:
+                value = self.strategy_config[name]
+                return value if isinstance(value, int) and value > 0 else 1
+        return 1
 
 
 class PlacedModel(Section):

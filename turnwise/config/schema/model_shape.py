@@ -6,7 +6,8 @@ from typing import Any
 
 from turnwise.costs.model import BYTES
 from turnwise.errors import ModelError
-from turnwise.model_files.folder import base_of_adapter, check_sizes, folder_here, read_object
+from turnwise.model_files.folder import base_of_adapter, folder_here, read_object
+from turnwise.model_files.sizes import check_sizes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Last parts of the names of the linear modules in a layer of the Llama family."""
@@ -31,51 +32,59 @@ class ModelShape:
     has_qk_norm: bool
 
     @property
+    def query_size(self) -> int:
+        """Numbers of a token's queries, those of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers of a token's keys, or of its values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def num_parameters(self) -> int:
         """Number of parameters of the dense model. A tied embedding counts once."""
-        hidden, query, kv = (
-            self.hidden_size,
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-        )
-        attention = 2 * hidden * query + 2 * hidden * kv
-        attention += (query + 2 * kv) * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
+        hidden = self.hidden_size
+        attention = 2 * hidden * self.query_size + 2 * hidden * self.kv_size
+        if self.has_qkv_bias:
+            attention += self.query_size + 2 * self.kv_size
+        if self.has_qk_norm:
+            attention += 2 * self.head_dim
         layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
-        embeddings = self.vocab_size * hidden * (1 if self.is_tied else 2)
+        embeddings = self.vocab_size * hidden
+        if not self.is_tied:
+            embeddings *= 2
         return embeddings + self.num_layers * layer + hidden
 
     @property
     def num_value_parameters(self) -> int:
         """Number of parameters with a scalar head (weight and bias) in place of the language-model head."""
-        head = 0 if self.is_tied else self.vocab_size * self.hidden_size
-        return self.num_parameters - head + self.hidden_size + 1
+        backbone = self.num_parameters
+        if not self.is_tied:
+            backbone -= self.vocab_size * self.hidden_size
+        return backbone + self.hidden_size + 1
 
     def num_lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
         """Number of parameters of LoRA adapters on the projections in `targets` (only their last parts
         count), or on `all`."""
-        hidden, query, kv = (
-            self.hidden_size,
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-        )
-        wide = hidden + self.intermediate_size
-        sizes = {
-            "q_proj": hidden + query,
-            "k_proj": hidden + kv,
-            "v_proj": hidden + kv,
-            "o_proj": hidden + query,
+        outputs = {
+            "q_proj": self.query_size,
+            "k_proj": self.kv_size,
+            "v_proj": self.kv_size,
+            "o_proj": self.query_size,
+            "gate_proj": self.intermediate_size,
+            "up_proj": self.intermediate_size,
+            "down_proj": self.intermediate_size,
         }
-        sizes |= {"gate_proj": wide, "up_proj": wide, "down_proj": wide}
-        ends = {target.rpartition(".")[2] for target in targets}
-        return (
-            rank
-            * self.num_layers
-            * sum(size for name, size in sizes.items() if name in ends or "all" in ends)
-        )
+        names = {target.rpartition(".")[2] for target in targets}
+        if "all" in names:
+            names = set(outputs)
+        sizes = [self.hidden_size + size for name, size in outputs.items() if name in names]
+        return rank * self.num_layers * sum(sizes)
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of one token's keys and values in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES[dtype]
+        return 2 * self.num_layers * self.kv_size * BYTES[dtype]
 
 
 def read_model_shape(model: str) -> ModelShape | None:
@@ -83,22 +92,22 @@ def read_model_shape(model: str) -> ModelShape | None:
     config.json isn't that of a Llama-like model."""
     try:
         folder = folder_here(base_of_adapter(model) or model)
-        content = read_object(folder / "config.json") if folder else {}
+        if folder is None:
+            return None
+        content = read_object(folder / "config.json")
         section = content.get("text_config") or content
         check_sizes("config.json", section)
         shape = _shape(section)
         # A list or null in place of a number raises TypeError here: it is another kind of architecture.
-        return (
-            shape
-            if min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length) > 0
-            else None
-        )
+        smallest = min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length)
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
+    return shape if smallest > 0 else None
 
 
 def _shape(content: Mapping[str, Any]) -> ModelShape:
-    model_type, num_heads = content["model_type"], content["num_attention_heads"]
+    model_type = content["model_type"]
+    num_heads = content["num_attention_heads"]
     return ModelShape(
         architecture=model_type,
         num_layers=content["num_hidden_layers"],
@@ -119,5 +128,8 @@ def _context_length(content: Mapping[str, Any]) -> int:
     """Maximum tokens of a sequence, including a RoPE scaling that extends it."""
     length: int = content["max_position_embeddings"]
     scaling = content.get("rope_scaling") or content.get("rope_parameters") or {}
-    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-    return max(length, int(original * factor)) if original and factor else length
+    original = scaling.get("original_max_position_embeddings")
+    factor = scaling.get("factor")
+    if not original or not factor:
+        return length
+    return max(length, int(original * factor))

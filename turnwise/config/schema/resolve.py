@@ -58,30 +58,30 @@ def tokens_of_microbatch(sequence_length: int) -> int:
 def resolve_sequence_length(config: RunKeys, model: str) -> None:
     """Fills `sequence_length` with the model's context length, at most 4096, or with 4096 if the model's
     isn't known."""
+    length = DEFAULT_SEQUENCE_LENGTH
     shape = read_model_shape(model)
-    config.fill(
-        sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH)
-        if shape
-        else DEFAULT_SEQUENCE_LENGTH
-    )
+    if shape:
+        length = min(shape.context_length, length)
+    config.fill(sequence_length=length)
 
 
 def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
     """Why a step can't be trained on group by group: a clause for each setting that needs the whole batch."""
-    estimator, normalization = config.estimator, config.reward_normalization
+    estimator = config.estimator
+    normalization = config.reward_normalization
     strategy = config.actor_train.strategy_args
-    if obstacle := strategy.spec.lacks.get("streamed_parts"):
+    obstacle = strategy.spec.lacks.get("streamed_parts")
+    if obstacle:
         yield f"{strategy.strategy_name} takes no step in parts: {obstacle}"
-    takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {
-        *normalization.statistics
-    }
+    needs_batch = not {"batch", "running"}.isdisjoint(normalization.statistics)
+    is_beyond_group = needs_batch or normalization.grouping != "traj_group_id"
     if "values" in estimator.needs:
         yield f"adv_estimator {config.adv_estimator} trains a critic"
     if estimator.mixes_groups:
         yield f"adv_estimator {config.adv_estimator} scales advantages by the whole batch"
     if config.whiten_rewards or config.whiten_advantages or estimator.whitens_advantages:
         yield "whitening is over the whole batch"
-    if normalization.changes_scores and not takes_groups:
+    if normalization.changes_scores and is_beyond_group:
         yield "reward_normalization looks beyond a group"
     if config.add_token_level_kl and config.target_kl is not None:
         yield "target_kl adapts to whole batches"
@@ -92,42 +92,44 @@ def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
         num_samples = config.max_samples_per_trajectory * config.rollout_batch_size
         yield (
             f"a batch makes up to {num_steps} optimiser steps (ppo_epochs {config.ppo_epochs} × "
-            f"⌈{num_samples} samples / "
-            f"{config.actor_train.samples_per_optimizer_step}⌉, actor_train's per_device_train_batch_size × "
-            "gradient_accumulation_steps), and it must be one"
+            f"⌈{num_samples} samples / {config.actor_train.samples_per_optimizer_step}⌉, actor_train's "
+            "per_device_train_batch_size × gradient_accumulation_steps), and it must be one"
         )
 
 
 def _resolve_algorithm(config: AgenticKeys) -> None:
-    estimator, variant = config.estimator, config.variant
-    config.fill(lambd=0.95 if config.gae_granularity == "turn" else 1.0, loss_agg_mode=variant.aggregation)
+    estimator = config.estimator
+    variant = config.variant
+    config.fill(
+        lambd=0.95 if config.gae_granularity == "turn" else 1.0,
+        loss_agg_mode=variant.aggregation,
+    )
     if estimator.reward_placement != "score":
         config.fill(reward_placement=estimator.reward_placement)
-    grouping, method = (
-        ("traj_group_id", "identity") if estimator.normalization == "own" else estimator.normalization
-    )
-    config.reward_normalization.fill(grouping=grouping, method=method)
-    object.__setattr__(
-        config, "pg_args", {**variant.parameters, **published_clips(config), **(config.pg_args or {})}
-    )
+    if estimator.normalization == "own":
+        config.reward_normalization.fill(grouping="traj_group_id", method="identity")
+    else:
+        grouping, method = estimator.normalization
+        config.reward_normalization.fill(grouping=grouping, method=method)
+    pg_args = {**variant.parameters, **published_clips(config), **(config.pg_args or {})}
+    object.__setattr__(config, "pg_args", pg_args)
 
 
 def published_clips(config: AgenticKeys) -> dict[str, Any]:
     """The `pg_args` that the keys `pg_clip`, … and `dual_clip_loss` set. Leaves out parameters that the loss
     variant lacks."""
-    variant = config.variant
-    asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
+    low = high = config.pg_clip
     if config.use_pg_clip_range:
-        asked = {
-            "clip_low": config.pg_clip_low or config.pg_clip,
-            "clip_high": config.pg_clip_high or config.pg_clip,
-        }
-    clips = {name: value for name, value in asked.items() if value is not None and name in variant.parameters}
-    return (
-        clips
-        if config.dual_clip_loss or "dual_clip" not in variant.parameters
-        else {**clips, "dual_clip": None}
-    )
+        low = config.pg_clip_low or low
+        high = config.pg_clip_high or high
+    clips: dict[str, Any] = {}
+    if low is not None:
+        clips["clip_low"] = low
+    if high is not None:
+        clips["clip_high"] = high
+    if not config.dual_clip_loss:
+        clips["dual_clip"] = None
+    return {name: value for name, value in clips.items() if name in config.variant.parameters}
 
 
 def _resolve_roles(config: AgenticKeys) -> None:
@@ -139,11 +141,15 @@ def _resolve_roles(config: AgenticKeys) -> None:
         "reward": config.reward_pretrain,
     }
     for name, role in config.roles.items():
-        judges = name == "reward" and config.has_own_judge
-        head = "token_classification" if name in ("critic", "reward") and not judges else "causal_lm"
+        has_head = name in ("critic", "reward")
+        strategy_of = name
+        if name == "reward" and config.has_own_judge:  # a judge writes text, as the policy does
+            has_head = False
+            strategy_of = "actor_infer"
+        head = "token_classification" if has_head else "causal_lm"
         dtype = "fp32" if name == "actor_train" else policy.dtype
         resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype, policy)
-        role.strategy_args.fill(strategy_name=ROLES["actor_infer" if judges else name]["strategy"])
+        role.strategy_args.fill(strategy_name=ROLES[strategy_of]["strategy"])
         role.training_args.fill(learning_rate=1e-6 if role.model_args.lora_rank is None else 1e-5)
 
 
@@ -155,15 +161,21 @@ def equal_partition(num_groups: int, num_tags: int) -> list[int]:
     """
     if num_tags == 0:
         return []
-    share, rest = divmod(num_groups, num_tags)
-    return [share + (index < rest) for index in range(num_tags)]
+    share, num_larger = divmod(num_groups, num_tags)
+    return [share + (index < num_larger) for index in range(num_tags)]
 
 
 def _resolve_environments(config: AgenticKeys) -> None:
     for env in config.custom_envs.values():
-        env.fill(agent_template=DEFAULT_STEP_TEMPLATE if env.mode == "step" else DEFAULT_TURN_TEMPLATE)
-    train, val = config.train_env_manager, config.val_env_manager
-    train.fill(tags=[*config.custom_envs, *([ROWS_TAG] if config.data.train_files else [])])
-    val.fill(tags=[tag for tag in train.tags if tag != ROWS_TAG or config.data.val_files], group_size=1)
+        template = DEFAULT_STEP_TEMPLATE if env.mode == "step" else DEFAULT_TURN_TEMPLATE
+        env.fill(agent_template=template)
+    tags = list(config.custom_envs)
+    if config.data.train_files:
+        tags.append(ROWS_TAG)
+    train = config.train_env_manager
+    train.fill(tags=tags)
+    val_tags = [tag for tag in train.tags if tag != ROWS_TAG or config.data.val_files]
+    val = config.val_env_manager
+    val.fill(tags=val_tags, group_size=1)
     for manager in (train, val):
         manager.fill(num_groups_partition=equal_partition(manager.num_env_groups, len(manager.tags)))

@@ -38,8 +38,7 @@ def _folder_name(name: str) -> str:
     ):
         raise ValueError(
             f"{reprlib.repr(name)} can't be the name of a folder in output_dir: give 1 to {LONGEST_NAME} "
-            f"bytes of printable "
-            "characters without slashes; output_dir sets where it is"
+            "bytes of printable characters without slashes; output_dir sets where it is"
         )
     return name
 

@@ -29,17 +29,17 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
-LONGEST_PART, LONGEST_PATH = 255, 4095
-"""Maximum bytes of a file's name, and of a path."""
+LONGEST_PART = 255
+"""Maximum bytes of a file's name."""
+LONGEST_PATH = 4095
+"""Maximum bytes of a path."""
 
 
 def _is_named(name: str) -> str:
     if not name.strip():
-        raise ValueError("is empty; give it a name, or leave it out")
-    if (
-        any(len(part.encode()) > LONGEST_PART for part in name.split("/"))
-        or len(name.encode()) > LONGEST_PATH
-    ):
+        raise ValueError("is empty; give it a name, or remove it")
+    longest = max(len(part.encode()) for part in name.split("/"))
+    if longest > LONGEST_PART or len(name.encode()) > LONGEST_PATH:
         raise ValueError(
             f"is too long: the system takes {LONGEST_PART} bytes between slashes and {LONGEST_PATH:,} in all"
         )
@@ -49,7 +49,15 @@ def _is_named(name: str) -> str:
 Name = Annotated[str, AfterValidator(_is_named)]
 """A string that isn't empty and isn't too long for a path."""
 
-Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+def as_list(value: Any) -> Any:
+    """A list of a single text; any other value as it is."""
+    if isinstance(value, str):
+        return [value]
+    return value
+
+
+Names = Annotated[list[Name], BeforeValidator(as_list)]
 """A list of names; a single name stands for a list of one."""
 
 
@@ -61,14 +69,19 @@ def is_entry_point(name: str) -> bool:
         raise ValueError(
             f"{name!r} names a module of Python itself; your own plug-in needs a module with another name"
         )
-    return all(
-        part.isidentifier() for part in [*module.split("."), *attribute.split(".")]
-    )  # an attribute may be Class.method
+    parts = [*module.split("."), *attribute.split(".")]  # an attribute may be Class.method
+    return all(part.isidentifier() for part in parts)
 
 
 def aliased(names: Mapping[str, str]) -> BeforeValidator:
     """A validator that replaces the aliases in `names` by the names that they stand for."""
-    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
+
+    def real_name(value: Any) -> Any:
+        if isinstance(value, str):
+            return names.get(value, value)
+        return value
+
+    return BeforeValidator(real_name)
 
 
 def derived() -> Any:
@@ -77,20 +90,23 @@ def derived() -> Any:
 
 
 class OneOf:
-    """A validator that accepts the given names and, if `own` is set, a user's entry point, of the form that
-    `own` shows."""
+    """A validator that accepts the given names and, if `form` is set, a user's entry point, of the form that
+    `form` shows."""
 
-    def __init__(self, names: Iterable[str], *, own: str = "") -> None:
+    def __init__(self, names: Iterable[str], *, form: str = "") -> None:
         self.names = tuple(names)
-        self.own = own
+        self.form = form
 
     def __call__(self, name: str) -> str:
-        if name in self.names or (self.own and is_entry_point(name)):
+        if name in self.names or (self.form and is_entry_point(name)):
             return name
         raise ValueError(f"{name!r} isn't one of {self}.{nearest(name, self.names)}")
 
     def __str__(self) -> str:
-        return ", ".join(self.names) + (f", or your own as {self.own}" if self.own else "")
+        text = ", ".join(self.names)
+        if self.form:
+            text += f", or your own as {self.form}"
+        return text
 
 
 class Section(BaseModel):
@@ -106,10 +122,13 @@ class Section(BaseModel):
     def _null_is_unset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        strict = {
-            key for key, field in cls.model_fields.items() if NoneType not in get_args(field.annotation)
-        }
-        return {key: value for key, value in data.items() if value is not None or key not in strict}
+        cleaned: dict[Any, Any] = {}
+        for key, value in data.items():
+            field = cls.model_fields.get(key)
+            may_be_null = field is None or NoneType in get_args(field.annotation)
+            if value is not None or may_be_null:
+                cleaned[key] = value
+        return cleaned
 
     def fill(self, **values: Any) -> None:
         """Sets keys that the user did not set. `is_set` and `model_fields_set` don't count them as set."""
@@ -121,24 +140,25 @@ class Section(BaseModel):
     def is_set(self, key: str) -> bool:
         """Whether the user set the dotted `key` of this section. Keys in a plain mapping count as set if the
         mapping is set."""
-        first, _, rest = key.partition(".")
+        first, _, inner = key.partition(".")
         if first not in self.model_fields_set:
             return False
         value = self.__dict__[first]
-        return value.is_set(rest) if rest and isinstance(value, Section) else True
+        if inner and isinstance(value, Section):
+            return value.is_set(inner)
+        return True
 
     def departs(self, key: str) -> bool:
         """Whether the user gave the dotted `key`, or a key below it, a value that differs from its default or
         derived value."""
-        first, _, rest = key.partition(".")
+        first, _, inner = key.partition(".")
         if first not in self.model_fields_set:
             return False
         value = self.__dict__[first]
-        default = self._derived.get(
-            first, type(self).model_fields[first].get_default(call_default_factory=True)
-        )
-        if isinstance(value, Section) and rest:
-            return value.departs(rest)
+        default = type(self).model_fields[first].get_default(call_default_factory=True)
+        default = self._derived.get(first, default)
+        if isinstance(value, Section) and inner:
+            return value.departs(inner)
         if isinstance(value, Section) and default is not None:
             return any(value.departs(name) for name in value.model_fields_set)
         return bool(value != default)

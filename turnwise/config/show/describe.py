@@ -35,38 +35,38 @@ def describe(
         rows = dict(_sft_rows(config))
     else:
         rows = dict(_agentic_rows(config, placement or place(config, smallest_machine(config))))
+    warnings = ineffective(config)
     if built is not None:
-        return SettingsTable(
-            [(name, text) for name, text in (rows | built).items() if text], ineffective(config)
-        )
-    return SettingsTable(
-        [*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config)
-    )
+        shown = [(name, text) for name, text in (rows | built).items() if text]
+        return SettingsTable(shown, warnings)
+    if isinstance(config, AgenticConfig):
+        warnings += _unknown_environments(config)
+    return SettingsTable(list(rows.items()), warnings, unavailable(config))
 
 
-def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+def _unknown_environments(config: AgenticConfig) -> Iterator[str]:
     """Warnings about environments that aren't built in. They are no errors here, since a program may still
     register them."""
-    for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
+    built_in = [name for name, entry in ENVS.items() if entry]
+    for tag, env in config.custom_envs.items():
         if env.env_type not in ENVS and ":" not in env.env_type:
-            known = [name for name, entry in ENVS.items() if entry]
             yield (
                 f"custom_envs.{tag}.env_type: {env.env_type!r} isn't a built-in environment "
-                f"({', '.join(known)}) nor a "
-                f"module:Class; train needs a program that registers it.{nearest(env.env_type, known)}"
+                f"({', '.join(built_in)}) nor a module:Class; train needs a program that registers it."
+                f"{nearest(env.env_type, built_in)}"
             )
 
 
 def _sft_rows(config: SFTConfig) -> Iterator[SettingRow]:
-    shape, arguments = config.model_shape(), config.model_args
+    shape = config.model_shape()
+    arguments = config.model_args
     yield "model", model_text(arguments.model_name_or_path, shape)
     yield "training", f"{arguments.dtype}, attention {arguments.attn_implementation}"
     yield "optimiser", optimizer_text(config.training_args, config.max_grad_norm)
-    limit = f", at most {counted(config.max_steps, 'optimiser step')}" if config.max_steps else ""
-    yield (
-        "steps",
-        f"{counted(config.num_epochs, 'epoch')}{limit}, each of {config.samples_per_optimizer_step} samples",
-    )
+    steps = counted(config.num_epochs, "epoch")
+    if config.max_steps:
+        steps += f", at most {counted(config.max_steps, 'optimiser step')}"
+    yield "steps", f"{steps}, each of {config.samples_per_optimizer_step} samples"
     tokens = config.max_tokens_per_microbatch_in_train
     train = micro_batch_text(config.use_dynamic_batching_in_train, tokens, config.training_args)
     yield (
@@ -75,8 +75,12 @@ def _sft_rows(config: SFTConfig) -> Iterator[SettingRow]:
     )
     if shape:
         yield "memory", trained_memory(arguments, shape)
-    every = f"every {counted(config.eval_steps, 'step')} and " if config.eval_steps else ""
-    yield "validation", f"{every}at the end" if config.val_files else "never (no val_files)"
+    times = "at the end"
+    if config.eval_steps:
+        times = f"every {counted(config.eval_steps, 'step')} and at the end"
+    if not config.val_files:
+        times = "never (no val_files)"
+    yield "validation", times
     yield "profile", profile(config)
     yield "tracking", _tracking(config)
 
@@ -85,29 +89,27 @@ def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[Setti
     shape = config.model_shape()
     yield "model", model_text(config.actor_train.model_args.model_name_or_path, shape)
     for name, role in config.active_roles.items():
-        in_policy = name == "reference" and config.is_reference_in_policy
-        yield name, IN_POLICY if in_policy else role_text(role, role_place(name, role, placement))
+        if name == "reference" and config.is_reference_in_policy:
+            yield name, IN_POLICY
+        else:
+            yield name, role_text(role, role_place(name, role, placement))
     yield "optimiser", optimizer_text(config.actor_train.training_args, config.max_grad_norm)
     if config.needs_critic:
-        alone = (
-            f"; alone for the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
-        )
-        steps = optimizer_steps_text(config, "critic")
-        yield (
-            "critic's",
-            f"{optimizer_text(config.critic.training_args, config.max_grad_norm)}; {steps} a step{alone}",
-        )
+        optimizer = optimizer_text(config.critic.training_args, config.max_grad_norm)
+        text = f"{optimizer}; {optimizer_steps_text(config, 'critic')} a step"
+        if config.critic_warmup:
+            text += f"; alone for the first {counted(config.critic_warmup, 'step')}"
+        yield "critic's", text
     yield from environments(config, "train")
     yield from data_rows(config)
     yield from algorithm_rows(config)
     yield from step_rows(config)
     yield "sampling", f"{sampling(config, 'train')}, {counted(episodes_at_once(config), 'episode')} at once"
     if config.plays_ahead:
-        ratio = config.async_generation_ratio
-        yield (
-            "asynchronous",
-            f"up to {'1 batch' if ratio == 1 else f'{ratio} batches'} ahead; {asynchronous_text(config)}",
-        )
+        batches = "1 batch"
+        if config.async_generation_ratio > 1:
+            batches = f"{config.async_generation_ratio} batches"
+        yield "asynchronous", f"up to {batches} ahead; {asynchronous_text(config)}"
     if shape:
         yield "memory", memory(config, shape, placement)
         yield "checkpoints", checkpoints(config, shape)
@@ -120,8 +122,10 @@ def profile(config: AgenticConfig | SFTConfig) -> str:
     """A text: whether two runs of the config are bit-identical, and the seed."""
     if not config.deterministic:
         return f"bit-identity isn't promised (deterministic: true asks for it), seed {config.seed}"
-    replayed = ", bit-identical when it is replayed (train --replay)" if config.plays_ahead else ""
-    return f"deterministic{replayed}, seed {config.seed}"
+    text = "deterministic"
+    if config.plays_ahead:
+        text += ", bit-identical when it is replayed (train --replay)"
+    return f"{text}, seed {config.seed}"
 
 
 def _tracking(config: AgenticConfig | SFTConfig) -> str:

@@ -4,6 +4,7 @@ resuming."""
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatch
+from itertools import chain
 from typing import Any, NamedTuple, get_args
 
 import yaml
@@ -31,12 +32,12 @@ def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.N
     return node
 
 
-_Dumper.add_representer(
-    str,
-    lambda dumper, value: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
-    ),
-)
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 _Dumper.add_representer(dict, _represent_mapping)
 
 
@@ -50,9 +51,12 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
         if name not in config.active_roles:
             del values[name]
             continue
-        for key in (key for keys in UNREAD[name].values() for key in keys):
+        for key in chain.from_iterable(UNREAD[name].values()):
             section, _, last = key.rpartition(".")
-            (values[name][section] if section else values[name]).pop(last, None)
+            holder = values[name]
+            if section:
+                holder = holder[section]
+            holder.pop(last, None)
     for split in get_args(Split):
         # Written resolved: the split's own defaults would count as set when the YAML is loaded, and override
         # actor_infer's.
@@ -73,25 +77,26 @@ def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
     """The mapping without unset values and empty mappings. `action_pattern: null` has a meaning and stays."""
-    nested = {
-        key: _without_null(item)
-        for key, item in value.items()
-        if isinstance(item, dict) and key not in _VERBATIM
-    }
-    found = (value | nested).items()
-    return {key: item for key, item in found if item != {} and (item is not None or key == "action_pattern")}
+    short: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and key not in _VERBATIM:
+            item = _without_null(item)
+        is_set = item is not None or key == "action_pattern"
+        if is_set and item != {}:
+            short[key] = item
+    return short
 
 
 RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
-    """A setting whose value in a saved run (`saved`) differs from its value `now`. None = unset, or not used
-    by the run."""
+    """A setting whose value in a saved run (`saved`) differs from its `current` value. None = unset, or not
+    used by the run."""
 
     key: str
     saved: Any
-    now: Any
+    current: Any
 
     @property
     def is_refused(self) -> bool:
@@ -99,36 +104,45 @@ class Difference(NamedTuple):
         return bool(self._reason("refused"))
 
     def _reason(self, table: str) -> str:
-        return next((reason for pattern, reason in RESUMED[table].items() if fnmatch(self.key, pattern)), "")
+        for pattern, reason in RESUMED[table].items():
+            if fnmatch(self.key, pattern):
+                return str(reason)
+        return ""
 
     def __str__(self) -> str:
+        text = f"{self.key}: {_shown(self.saved)} → {_shown(self.current)}"
         reason = self._reason("refused") or self._reason("taken_over")
-        saved, now = ("unset" if value is None else repr(value) for value in (self.saved, self.now))
-        return f"{self.key}: {saved} → {now}" + (f" ({reason})" if reason else "")
+        if reason:
+            text += f" ({reason})"
+        return text
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """The settings that differ between two `resolved_values`, ordered as in `now`. Leaves out `places` of
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return repr(value)
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
+    """The settings that differ between two `resolved_values`, ordered as in `current`. Leaves out `places` of
     `resume.yaml`.
 
-    >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b":
-    True}})] ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset →
-    True']
+    >>> for difference in differences({"seed": 1}, {"seed": 2, "critic": {"b": True}}):
+    ...     print(difference)
+    seed: 1 → 2 (tasks, tokens and the order of training follow from it)
+    critic.b: unset → True
     """
-    before, after = dict(leaves(saved)), dict(leaves(now))
-    for flat in (before, after):
+    flat_saved = dict(leaves(saved))
+    flat_current = dict(leaves(current))
+    for flat in (flat_saved, flat_current):
         with suppress(KeyError, TypeError):  # only supervised fine-tuning has training_args at its top level
-            sizes = [
-                flat[f"training_args.{name}"]
-                for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-            ]
-            flat["samples of an optimiser step"] = (
-                sizes[0] * sizes[1] * len(flat.get("device_mapping") or [0])
-            )
-    keys = [key for key in dict.fromkeys([*after, *before]) if key not in RESUMED["places"]]
-    return [
-        Difference(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)
-    ]
+            batch_size = flat["training_args.per_device_train_batch_size"]
+            num_batches = flat["training_args.gradient_accumulation_steps"]
+            num_devices = len(flat.get("device_mapping") or [0])
+            flat["samples of an optimiser step"] = batch_size * num_batches * num_devices
+    pairs = [Difference(key, flat_saved.get(key), flat_current.get(key)) for key in flat_current | flat_saved]
+    compared = [pair for pair in pairs if pair.key not in RESUMED["places"]]
+    return [pair for pair in compared if pair.saved != pair.current]
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,27 +15,31 @@ IN_POLICY = "the policy's own weights with the adapter off"
 def start_of(path: str) -> str:
     """A model's folder or hub name; for an adapter also its base model."""
     base = base_of_adapter(path)
-    return path if base is None else f"{path}, an adapter merged into {base}"
+    if base is None:
+        return path
+    return f"{path}, an adapter merged into {base}"
 
 
 def model_text(path: str, shape: ModelShape | None) -> str:
     if shape is None:
-        found = "not a folder here, so its size isn't known"
+        reason = "not a folder here, so its size isn't known"
         if folder_here(path):
-            found = "a shape that this table doesn't know"
+            reason = "a shape that this table doesn't know"
         elif looks_like_hub_name(path):
-            found = "not on this machine: train downloads it from the hub"
-        return f"{path} ({found})"
-    size = shape.num_parameters
-    shown = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M"
-    return f"{start_of(path)}: {shape.architecture}, {shown} parameters, context {shape.context_length}"
+            reason = "not on this machine: train downloads it from the hub"
+        return f"{path} ({reason})"
+    size = f"{shape.num_parameters / 1e6:.2f} M"
+    if shape.num_parameters >= 1e9:
+        size = f"{shape.num_parameters / 1e9:.2f} B"
+    return f"{start_of(path)}: {shape.architecture}, {size} parameters, context {shape.context_length}"
 
 
 def role_place(name: str, role: Role, placement: Placement) -> str:
     """The devices of a role that names some, else its process."""
     if not role.device_mapping or f"{name}.device_mapping" in placement.unused_keys:
-        is_apart = placement.trains_apart and name in placement.roles
-        return "in the trainer's process" if is_apart else "in this process"
+        if placement.trains_apart and name in placement.roles:
+            return "in the trainer's process"
+        return "in this process"
     placed = placement.of(name)
     numbers = _numbers(placed.devices)
     if len(placed.devices) == 1:
@@ -50,16 +54,19 @@ def role_place(name: str, role: Role, placement: Placement) -> str:
 
 def _numbers(devices: Sequence[int]) -> str:
     """A text: `0–7` for a run of three or more."""
-    is_run = [*devices] == [*range(devices[0], devices[-1] + 1)] and len(devices) > 2
-    return f"{devices[0]}–{devices[-1]}" if is_run else ", ".join(map(str, devices))
+    first = devices[0]
+    last = devices[-1]
+    if len(devices) > 2 and list(devices) == list(range(first, last + 1)):
+        return f"{first}–{last}"
+    return ", ".join(map(str, devices))
 
 
-def role_text(role: Role, where: str) -> str:
+def role_text(role: Role, place: str) -> str:
     kind = STRATEGIES[role.strategy_args.strategy_name].kind
     arguments = role.model_args
     parts = [
         role.strategy_args.strategy_name,
-        where,
+        place,
         arguments.dtype,
         f"attention {arguments.attn_implementation}",
     ]
@@ -71,8 +78,9 @@ def role_text(role: Role, where: str) -> str:
 
 
 def optimizer_text(arguments: TrainingArgs, max_grad_norm: float) -> str:
-    is_share = arguments.warmup_ratio and not arguments.warmup_steps
-    warmup = f"{arguments.warmup_ratio:.0%} of all" if is_share else str(arguments.warmup_steps)
+    warmup = str(arguments.warmup_steps)
+    if arguments.warmup_ratio and not arguments.warmup_steps:
+        warmup = f"{arguments.warmup_ratio:.0%} of all"
     return (
         f"AdamW at {arguments.learning_rate:g}, {arguments.lr_scheduler_type}, warm-up {warmup} steps, "
         f"weight decay {arguments.weight_decay:g}, gradients clipped to norm {max_grad_norm:g}"

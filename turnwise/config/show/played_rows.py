@@ -21,15 +21,20 @@ def environments(config: AgenticConfig, split: Split) -> Iterator[SettingRow]:
 def data_rows(config: AgenticConfig) -> Iterator[SettingRow]:
     """The data rows that are played, and the rewards of every episode."""
     if config.train_env_manager.has_rows:
-        order = "in a new order each epoch" if config.data.shuffle else "in their order"
-        order = "drawn by their success (curriculum)" if config.data.curriculum else order
-        often = f", {counted(config.data.num_epochs, 'epoch')}" if config.data.num_epochs else ""
+        order = "in their order"
+        if config.data.curriculum:
+            order = "drawn by their success (curriculum)"
+        elif config.data.shuffle:
+            order = "in a new order each epoch"
+        if config.data.num_epochs:
+            order += f", {counted(config.data.num_epochs, 'epoch')}"
         agent = f"{config.data.default_agent} unless a row's {config.data.agent_name_key} names another"
-        yield "data", f"rows of {', '.join(config.data.train_files or ())}, {order}{often}, by {agent}"
+        yield "data", f"rows of {', '.join(config.data.train_files or ())}, {order}, by {agent}"
     if config.data.reward:
         rewards = " + ".join(f"{reward.weight:g} × {reward.name}" for reward in config.data.reward)
-        checkers = ", ".join(sorted(config.data.checkers))
-        yield "rewards", f"{rewards}; answers compared by {checkers}" if checkers else rewards
+        if config.data.checkers:
+            rewards += f"; answers compared by {', '.join(sorted(config.data.checkers))}"
+        yield "rewards", rewards
 
 
 def sampling(config: AgenticConfig, split: Split) -> str:
@@ -50,11 +55,12 @@ def validation(config: AgenticConfig, num_trajectories: int | None = None) -> st
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager
-    few = few_groups_note(
-        manager, config.val_batch_size // manager.group_size, "in validation, always the same ones"
-    )
-    most = f"{'at most ' * manager.has_rows}{config.val_batch_size}"
-    trajectories = f"{num_trajectories or most} trajectories from {tags_text(manager)}{few}"
+    num_groups = config.val_batch_size // manager.group_size
+    few_groups = few_groups_note(manager, num_groups, "in validation, always the same ones")
+    size = str(num_trajectories or config.val_batch_size)
+    if manager.has_rows and not num_trajectories:
+        size = f"at most {size}"
+    trajectories = f"{size} trajectories from {tags_text(manager)}{few_groups}"
     parts = [f"every {counted(config.eval_steps, 'step')}, {sampling(config, 'val')}, {trajectories}"]
     if config.save_best:
         parts.append(
@@ -69,9 +75,8 @@ def validation(config: AgenticConfig, num_trajectories: int | None = None) -> st
 
 def _shares(manager: EnvManager) -> dict[str, int]:
     """Tag → its number of groups in `num_groups_partition`, for tags with at least one."""
-    return {
-        tag: share for tag, share in zip(manager.tags, manager.num_groups_partition, strict=True) if share
-    }
+    shares = zip(manager.tags, manager.num_groups_partition, strict=True)
+    return {tag: share for tag, share in shares if share}
 
 
 def tags_text(manager: EnvManager) -> str:
@@ -80,14 +85,13 @@ def tags_text(manager: EnvManager) -> str:
     if len(shares) < 2:
         return ", ".join(shares)
     common = gcd(*shares.values())
-    return f"{', '.join(shares)} (groups {' : '.join(str(share // common) for share in shares.values())})"
+    ratio = " : ".join(str(share // common) for share in shares.values())
+    return f"{', '.join(shares)} (groups {ratio})"
 
 
-def few_groups_note(manager: EnvManager, num_groups: int, where: str) -> str:
+def few_groups_note(manager: EnvManager, num_groups: int, phase: str) -> str:
     """A note if there are fewer groups than tags, empty otherwise."""
     num_tags = len(_shares(manager))
-    return (
-        f"; {num_groups} groups hold at most {num_groups} of the {num_tags} tags {where}"
-        if num_groups < num_tags
-        else ""
-    )
+    if num_groups >= num_tags:
+        return ""
+    return f"; {num_groups} groups hold at most {num_groups} of the {num_tags} tags {phase}"

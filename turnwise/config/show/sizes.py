@@ -15,20 +15,23 @@ def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
     """Advice on faster steps: a smaller model and, where this config allows them, overrides that about halve
     a step's time."""
     changes = _smaller_sft(config) if isinstance(config, SFTConfig) else _smaller(config)
-    tried = f"smaller sizes to try: {' '.join(changes)}, or" if changes else "try"
-    return f"{tried} a smaller model (docs/how_long.md has measured times)"
+    advice = "try"
+    if changes:
+        advice = f"smaller sizes to try: {' '.join(changes)}, or"
+    return f"{advice} a smaller model (docs/how_long.md has measured times)"
 
 
 def _smaller_sft(config: SFTConfig) -> list[str]:
-    sizes, keys = (
-        config.training_args.__dict__,
-        ("gradient_accumulation_steps", "per_device_train_batch_size"),
-    )
-    return [f"training_args.{key}={sizes[key] // 2}" for key in keys if sizes[key] > 1][:1]
+    for key in ("gradient_accumulation_steps", "per_device_train_batch_size"):
+        size = config.training_args.__dict__[key]
+        if size > 1:
+            return [f"training_args.{key}={size // 2}"]
+    return []
 
 
 def _smaller(config: AgenticConfig) -> list[str]:
-    manager, changes = config.train_env_manager, []
+    changes: list[str] = []
+    manager = config.train_env_manager
     num_groups = config.rollout_batch_size // manager.group_size
     if num_groups > 1:
         changes.append(f"rollout_batch_size={num_groups // 2 * manager.group_size}")
@@ -36,7 +39,8 @@ def _smaller(config: AgenticConfig) -> list[str]:
         half = manager.group_size // 2
         changes += [f"rollout_batch_size={half}", f"train_env_manager.group_size={half}"]
     for tag in manager.env_tags:
-        env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
+        env = config.custom_envs[tag]
+        response = config.max_new_tokens("train", tag)
         if env.max_steps > 1:
             changes.append(f"custom_envs.{tag}.max_steps={env.max_steps // 2}")
         if response // 2 >= _SHORTEST_RESPONSE:
@@ -66,14 +70,18 @@ def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
         critic = _critic_shape(config, shape)
         size += _trained(config.critic.model_args, critic, critic.num_parameters).checkpoint_bytes
     limit = config.max_ckpt_to_keep
-    total = f", {bytes_text(disk_bytes(size, limit))} while one is written" if limit else ", all kept"
+    total = ", all kept"
+    if limit:
+        total = f", {bytes_text(disk_bytes(size, limit))} while one is written"
     return f"about {bytes_text(size)} each{total} (max_ckpt_to_keep, save_steps)"
 
 
 def episodes_at_once(config: AgenticConfig) -> int:
     """Number of training episodes that play at once, including redundant and greedy siblings."""
-    manager, has_greedy = config.train_env_manager, "greedy_sibling" in config.estimator.needs
-    return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
+    manager = config.train_env_manager
+    has_greedy = "greedy_sibling" in config.estimator.needs
+    num_siblings = manager.group_size + manager.group_size_redundancy + has_greedy
+    return manager.num_env_groups * num_siblings
 
 
 def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> str:
@@ -99,15 +107,15 @@ def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> st
     strategy = config.actor_infer.strategy_args.spec
     reads_trainer = strategy.reads_trainer and dtype == "fp32" and not are_apart and not policy.has_adapter
     if not reads_trainer or config.actor_train.model_update_frequency > 1:
-        names = "sampler" if num_servers == 1 else f"in {num_servers} samplers"
+        names = "sampler"
+        if num_servers != 1:
+            names = f"in {num_servers} samplers"
         parts.append(f"{bytes_text(sampler.weight_bytes)} {names}")
     if are_apart:
         parts.append(f"{copy} on the way between processes")
     parts.append(_cache(config, shape, sampler))
-    is_packed = (
-        strategy.packs_weights and dtype == "fp32" and BYTES[dtype] * shape.num_parameters <= MAX_PACKED_BYTES
-    )
-    if is_packed:
+    is_small = BYTES[dtype] * shape.num_parameters <= MAX_PACKED_BYTES
+    if strategy.packs_weights and dtype == "fp32" and is_small:
         parts.append(f"on a CPU about {bytes_text(sampler.weight_bytes)} weights packed for its kernels")
     return ", ".join(parts) + " (estimated; activations come on top)"
 
@@ -116,7 +124,8 @@ def _cache(config: AgenticConfig, shape: ModelShape, sampler: Sampler) -> str:
     """A text: the memory of keys and values."""
     episodes = episodes_at_once(config)
     context_bytes = shape.kv_bytes_per_token(sampler.dtype) * config.sequence_length * episodes
-    limit = config.kv_cache_bytes if config.actor_infer.strategy_args.spec.limits_cache else None
+    is_limited = config.actor_infer.strategy_args.spec.limits_cache
+    limit = config.kv_cache_bytes if is_limited else None
     num_bytes = sampler.cache_bytes(context_bytes, limit)
     text = f"at most {bytes_text(num_bytes)} keys and values of {episodes} contexts"
     if num_bytes < context_bytes:
@@ -129,8 +138,9 @@ def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
     size = placement.of(role).size
     if size < 2:
         return ""
-    is_sharded = config.roles[role].strategy_args.is_sharded
-    return f" divided among {size} ranks" if is_sharded else f" on each of {size} ranks"
+    if config.roles[role].strategy_args.is_sharded:
+        return f" divided among {size} ranks"
+    return f" on each of {size} ranks"
 
 
 def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
@@ -139,5 +149,7 @@ def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
     trained = bytes_text(model.trained_bytes)
     if arguments.has_adapter:
         return f"{bytes_text(model.frozen_bytes)} frozen weights, {trained} adapters to be trained"
-    most = "at most " if arguments.freeze_module_prefix else ""
-    return f"{most}{trained} weights, gradients, optimiser"
+    text = f"{trained} weights, gradients, optimiser"
+    if arguments.freeze_module_prefix:
+        return f"at most {text}"
+    return text

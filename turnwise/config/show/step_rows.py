@@ -22,12 +22,16 @@ def algorithm_rows(config: AgenticConfig) -> Iterator[SettingRow]:
 
 def _variant(config: AgenticConfig) -> str:
     parts = [f"{name} {value}" for name, value in config.pg_args.items()]
-    parts += [f"ratio over a {config.ratio_type}"] if config.ratio_type else []
-    return f"{config.pg_variant} ({', '.join(parts)})" if parts else config.pg_variant
+    if config.ratio_type:
+        parts.append(f"ratio over a {config.ratio_type}")
+    if not parts:
+        return config.pg_variant
+    return f"{config.pg_variant} ({', '.join(parts)})"
 
 
 def _correction(correction: TrainInferCorrection) -> str:
-    parts, weight = [], correction.is_weight
+    parts: list[str] = []
+    weight = correction.is_weight
     if weight is not None and weight.enabled:
         parts.append(f"losses × min(ρ, {weight.upper_bound:g}) of a {weight.weight_type}")
     bands = [band for band in correction.filters if band.enabled]
@@ -38,28 +42,9 @@ def _correction(correction: TrainInferCorrection) -> str:
 
 
 def step_rows(config: AgenticConfig) -> Iterator[SettingRow]:
-    manager, role = config.train_env_manager, config.actor_train
-    batch, most = config.rollout_batch_size, config.max_samples_per_trajectory
-    num_groups, length = batch // manager.group_size, config.sequence_length
-    samples = (
-        f"trajectories of at most {most} samples (mode step: one per turn)" if most > 1 else "trajectories"
-    )
-    tags = f"{tags_text(manager)}{few_groups_note(manager, num_groups, 'in a step')}"
-    refill = (
-        f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many"
-        if config.group_filter
-        else ""
-    )
-    yield (
-        "one step",
-        f"{batch} {samples} in {counted(num_groups, 'group')} of {manager.group_size}, from {tags}{refill}",
-    )
-    total = config.num_training_steps("actor_train") * config.optimizer_steps_per_batch()
-    in_all = (
-        f"the schedule counts {total} in all" if most > 1 else f"{counted(total, 'optimiser step')} in all"
-    )
-    epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
-    yield "optimiser steps", f"{optimizer_steps_text(config, 'actor_train')}{epochs}; {in_all}"
+    role = config.actor_train
+    yield "one step", _step(config)
+    yield "optimiser steps", _optimizer_steps(config)
     train = micro_batch_text(
         role.use_dynamic_batching_in_train, role.max_tokens_per_microbatch_in_train, role.training_args
     )
@@ -67,44 +52,84 @@ def step_rows(config: AgenticConfig) -> Iterator[SettingRow]:
         role.use_dynamic_batching_in_infer, role.max_tokens_per_microbatch_in_infer, role.training_args
     )
     yield "micro-batches", f"up to {train}; forward passes up to {infer}"
-    sampled = f"at most {batch * most * length:,} a step, of which sampled {batch * most_sampled(config):,}"
-    responses = sorted({config.max_new_tokens("train", tag) for tag in manager.tags})
-    yield (
-        "tokens",
-        f"{sampled}; contexts of {length}, responses of {' or '.join(map(str, responses)) or 'any length'}",
+    yield "tokens", _tokens(config)
+
+
+def _step(config: AgenticConfig) -> str:
+    """A text: the trajectories of one step."""
+    manager = config.train_env_manager
+    num_groups = config.rollout_batch_size // manager.group_size
+    trajectories = "trajectories"
+    if config.max_samples_per_trajectory > 1:
+        num_samples = config.max_samples_per_trajectory
+        trajectories += f" of at most {num_samples} samples (mode step: one per turn)"
+    tags = f"{tags_text(manager)}{few_groups_note(manager, num_groups, 'in a step')}"
+    groups = f"{counted(num_groups, 'group')} of {manager.group_size}"
+    text = f"{config.rollout_batch_size} {trajectories} in {groups}, from {tags}"
+    if config.group_filter:
+        text += f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many"
+    return text
+
+
+def _optimizer_steps(config: AgenticConfig) -> str:
+    """A text: the optimiser steps of one step, and of the run."""
+    text = optimizer_steps_text(config, "actor_train")
+    if config.ppo_epochs > 1:
+        text += f" in {config.ppo_epochs} passes"
+    total = config.num_training_steps("actor_train") * config.optimizer_steps_per_batch()
+    if config.max_samples_per_trajectory > 1:
+        return f"{text}; the schedule counts {total} in all"
+    return f"{text}; {counted(total, 'optimiser step')} in all"
+
+
+def _tokens(config: AgenticConfig) -> str:
+    """A text: the maximum tokens of one step, of its contexts and of its responses."""
+    batch = config.rollout_batch_size
+    length = config.sequence_length
+    total = batch * config.max_samples_per_trajectory * length
+    num_sampled = batch * most_sampled(config)
+    limits = sorted({config.max_new_tokens("train", tag) for tag in config.train_env_manager.tags})
+    responses = " or ".join(map(str, limits)) or "any length"
+    return (
+        f"at most {total:,} a step, of which sampled {num_sampled:,}; contexts of {length}, responses of "
+        f"{responses}"
     )
 
 
 def micro_batch_text(by_tokens: bool, tokens: int, arguments: TrainingArgs) -> str:
     """A text: the maximum size of a micro-batch, in tokens or samples."""
-    return f"{tokens} tokens" if by_tokens else f"{arguments.per_device_train_batch_size} samples"
+    if by_tokens:
+        return f"{tokens} tokens"
+    return f"{arguments.per_device_train_batch_size} samples"
 
 
 def optimizer_steps_text(config: AgenticConfig, role: str) -> str:
     """A role's optimiser steps in one step of the pipeline, with the samples of each."""
-    most, size = config.max_samples_per_trajectory, config.roles[role].samples_per_optimizer_step
+    num_samples = config.max_samples_per_trajectory
     steps = str(config.optimizer_steps_per_batch(role))
-    if most > 1:
-        steps += f" to {config.optimizer_steps_per_batch(role, samples_per_trajectory=most)}"
-    return f"{steps} × {counted(min(size, config.rollout_batch_size * most), 'sample')}"
+    if num_samples > 1:
+        steps += f" to {config.optimizer_steps_per_batch(role, samples_per_trajectory=num_samples)}"
+    size = min(config.roles[role].samples_per_optimizer_step, config.rollout_batch_size * num_samples)
+    return f"{steps} × {counted(size, 'sample')}"
 
 
 def most_sampled(config: AgenticConfig) -> int:
     """Maximum number of tokens that one training episode can sample."""
-    length, most = config.sequence_length, []
+    limits: list[int] = []
+    length = config.sequence_length
     if config.train_env_manager.has_rows:
         # With tools or users, a row has several responses, in one context.
         speaks_once = config.data.default_agent == "single_turn_agent" and not config.is_set("agent")
         num_responses = 1 if speaks_once else config.agent.max_assistant_turns or length
-        most.append(min(num_responses * config.max_new_tokens("train", ROWS_TAG), length))
+        limits.append(min(num_responses * config.max_new_tokens("train", ROWS_TAG), length))
     for tag in config.train_env_manager.env_tags:
-        env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
-        most.append(
-            env.max_steps * min(response, length)
-            if env.mode == "step"
-            else min(env.max_steps * response, length)
-        )
-    return max(most, default=length)
+        env = config.custom_envs[tag]
+        response = config.max_new_tokens("train", tag)
+        if env.mode == "step":
+            limits.append(env.max_steps * min(response, length))
+        else:
+            limits.append(min(env.max_steps * response, length))
+    return max(limits, default=length)
 
 
 def asynchronous_text(config: AgenticConfig) -> str:
@@ -116,6 +141,6 @@ def asynchronous_text(config: AgenticConfig) -> str:
         "abort_restart": "start over",
         "keep": "are kept",
     }
-    trained_on = "as they end" if config.is_streamed else "when the batch is complete"
+    moment = "as they end" if config.is_streamed else "when the batch is complete"
     responses = f"at new weights responses {fates[config.on_weight_update]}"
-    return f"{responses}; groups are trained on {trained_on}; {stale_tokens(config)}"
+    return f"{responses}; groups are trained on {moment}; {stale_tokens(config)}"

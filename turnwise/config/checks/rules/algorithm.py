@@ -15,10 +15,9 @@ def _hides_candidates(config: AgenticConfig) -> str:
     sampling = config.train_sampling
     return (
         f"with top_k {sampling.top_k} and repetition_penalty {sampling.repetition_penalty:g} the sampler "
-        f"hides "
-        "which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take top_k "
-        "1 to "
-        f"{MAX_KEPT} beside top_p and min_p, or top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
+        "hides which tokens were left to draw from, so exp(old − sampled) isn't an importance ratio. Take "
+        f"top_k 1 to {MAX_KEPT} beside top_p and min_p, or top_p 1, top_k 0, min_p 0; repetition_penalty "
+        "must be 1"
     )
 
 
@@ -26,8 +25,8 @@ def _covers_candidates_only(needs: str) -> str:
     """Why the sampler's log-probs, which cover the candidates that top_k left, can't be used by what `needs`
     all tokens."""
     return (
-        "true takes the sampler's log-probs, which are over the tokens that top_k left, and the "
-        f"{needs} those over the whole vocabulary; leave one of the two out, or set top_k 0, top_p 1, min_p 0"
+        f"true takes the sampler's log-probs, which are over the tokens that top_k left, and the {needs} "
+        "those over the whole vocabulary; remove one of the two, or set top_k 0, top_p 1, min_p 0"
     )
 
 
@@ -81,14 +80,14 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "train_infer_correction",
         when=lambda c: c.train_sampling.loses_ids and c.train_infer_correction,
-        says=lambda c: f"{_hides_candidates(c)}, or leave this out",
+        says=lambda c: f"{_hides_candidates(c)}, or remove this",
     ),
     Rule(
         "use_rollout_log_probs",
         when=lambda c: (
             c.use_rollout_log_probs and c.train_sampling.loses_ids and not c.train_infer_correction
         ),
-        says=lambda c: f"{_hides_candidates(c)}, or leave this out",
+        says=lambda c: f"{_hides_candidates(c)}, or remove this",
     ),
     Rule(
         "use_rollout_log_probs",
@@ -118,8 +117,7 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
         when=lambda c: c.group_filter == "non_zero_variance" and "greedy_sibling" in c.estimator.needs,
         says=lambda c: (
             "non_zero_variance drops groups whose siblings scored alike, and adv_estimator "
-            f"{c.adv_estimator} learns from those too, by the score of a greedy sibling; leave "
-            "one of them out"
+            f"{c.adv_estimator} learns from those too, by the score of a greedy sibling; remove one of them"
         ),
     ),
     Rule(
@@ -127,7 +125,7 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
         when=lambda c: c.whiten_rewards and "greedy_sibling" in c.estimator.needs,
         says=lambda c: (
             f"moves the rewards that {c.adv_estimator} compares with the score of a greedy "
-            "sibling; use whiten_advantages, or leave it out"
+            "sibling; use whiten_advantages, or remove it"
         ),
     ),
     Rule(
@@ -144,8 +142,8 @@ ALGORITHM_RULES: tuple[Rule[AgenticConfig], ...] = (
         "add_token_level_kl",
         when=lambda c: c.add_token_level_kl and not c.init_kl_coef,
         says=lambda c: (
-            "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or leave "
-            "this out"
+            "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or "
+            "remove this"
         ),
     ),
     Rule(
@@ -173,8 +171,7 @@ SIBLING_RULES: tuple[Rule[AgenticConfig], ...] = (
         "group_filter",
         when=lambda c: c.group_filter == "non_zero_variance",
         says=lambda c: (
-            "non_zero_variance keeps groups whose scores differ, and those of group_size 1 can't; leave "
-            "it out"
+            "non_zero_variance keeps groups whose scores differ, and those of group_size 1 can't; remove it"
         ),
     ),
 )

@@ -25,16 +25,14 @@ PLAY_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "data.train_files",
         when=lambda c: c.data.train_files == [] and ROWS_TAG not in c.custom_envs,
-        says=lambda c: "[] leaves nothing to play; name files of rows, or leave it out",
+        says=lambda c: "[] leaves nothing to play; name files of rows, or remove it",
     ),
     Rule(
         "data.train_files",
         when=lambda c: (
             c.data.train_files and not c.train_env_manager.has_rows and ROWS_TAG not in c.custom_envs
         ),
-        says=lambda c: (
-            "are not played: train_env_manager.tags doesn't name 'data'; add it, or leave tags out"
-        ),
+        says=lambda c: "are not played: train_env_manager.tags doesn't name 'data'; add it, or remove tags",
     ),
     Rule(
         "data.reward",
@@ -71,7 +69,7 @@ PLAY_RULES: tuple[Rule[AgenticConfig], ...] = (
         ),
         says=lambda c: (
             f"{c.reward.strategy_args.strategy_name} doesn't serve a judge in the run's "
-            "process; take embedded or hf, or give the judge a base_url"
+            "process; use embedded or hf, or give the judge a base_url"
         ),
     ),
     Rule(

@@ -4,21 +4,21 @@ from turnwise.config.checks.rules.play import IN_PROCESS
 from turnwise.config.checks.rules.rule import Rule
 from turnwise.config.schema.agentic import AgenticConfig
 
-_BLOCKING = "threads answer in any order, which deterministic: true forbids; leave it out"
+_BLOCKING = "threads answer in any order, which deterministic: true forbids; remove it"
 
 RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "val_env_manager.group_size_redundancy",
         when=lambda c: c.val_env_manager.group_size_redundancy,
         says=lambda c: (
-            "would score the quickest episodes only, which aren't a fair sample; leave it out for validation"
+            "would score the quickest episodes only, which aren't a fair sample; remove it for validation"
         ),
     ),
     Rule(
         "save_best",
         when=lambda c: c.save_best and not c.uses_validation,
         says=lambda c: (
-            "metric, mode say what the validations decide, and eval_steps is 0; set it, or leave this out"
+            "metric, mode say what the validations decide, and eval_steps is 0; set it, or remove this"
         ),
     ),
     Rule(
@@ -26,7 +26,7 @@ RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
         when=lambda c: c.early_stopping and not c.uses_validation,
         says=lambda c: (
             "metric, mode, patience, min_delta say what the validations decide, and eval_steps is 0; set "
-            "it, or leave this out"
+            "it, or remove this"
         ),
     ),
     Rule(
@@ -56,7 +56,7 @@ RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
         when=lambda c: c.deterministic and c.actor_infer.strategy_args.strategy_name not in IN_PROCESS,
         says=lambda c: (
             f"{c.actor_infer.strategy_args.strategy_name} schedules by time, which deterministic: true "
-            f"forbids; use embedded"
+            "forbids; use embedded"
         ),
     ),
 )

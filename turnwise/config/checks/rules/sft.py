@@ -25,7 +25,7 @@ SFT_RULES: tuple[Rule[SFTConfig], ...] = (
         "save_best",
         when=lambda c: c.save_best and not c.uses_validation,
         says=lambda c: (
-            "metric, mode act on the validation loss; set eval_steps and val_files, or leave this out"
+            "metric, mode act on the validation loss; set eval_steps and val_files, or remove this"
         ),
     ),
     Rule(
@@ -33,7 +33,7 @@ SFT_RULES: tuple[Rule[SFTConfig], ...] = (
         when=lambda c: c.early_stopping and not c.uses_validation,
         says=lambda c: (
             "metric, mode, patience, min_delta act on the validation loss; set eval_steps and val_files, or "
-            "leave this out"
+            "remove this"
         ),
     ),
 )
