@@ -50,7 +50,10 @@ data set."""
 
 
 def demonstrations(
-    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
+    make_env: MakeEnv,
+    settings: EnvAgentSettings,
+    make_player: MakePlayer,
+    tasks: Iterable[Task],
 ) -> Iterator[list[Message]]:
     """Plays one episode per task and yields one list of messages per context: one per episode or, in mode
     `step`, one per turn. If the player gives up, the episode ends before that turn. A context without an
@@ -60,7 +63,10 @@ def demonstrations(
 
 
 def play(
-    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
+    make_env: MakeEnv,
+    settings: EnvAgentSettings,
+    make_player: MakePlayer,
+    tasks: Iterable[Task],
 ) -> list[DemonstrationResult]:
     """Plays one episode per task, under the limits of `settings`, and returns how each ended."""
     played = episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks)
@@ -75,7 +81,9 @@ def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
         player = make_player(env, task)
 
         async def complete(
-            messages: Sequence[Message], sampling: SamplingParams, tools: Tools
+            messages: Sequence[Message],
+            sampling: SamplingParams,
+            tools: Tools,
         ) -> TextAnswer | None:
             action = player.act()
             return None if action is None else TextAnswer(_answer(action, action_pattern), "stop")

@@ -69,13 +69,20 @@ class EnvAgent:
         self._make_env = make_env
         self._settings = settings
         self._prompt = EnvPrompt(
-            settings.system_template, settings.turn_template, settings.mode, settings.history_length
+            settings.system_template,
+            settings.turn_template,
+            settings.mode,
+            settings.history_length,
         )
         self._open_session = settings.calls.opener(settings.tag)
         self._options = CallOptions(settings.max_tokens_per_step)
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         """One trajectory: finished by the environment, or truncated by the limit that `Trajectory.limit`
         names."""
@@ -91,14 +98,22 @@ class EnvAgent:
             session.end()
 
     async def _play_in_time(
-        self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]
+        self,
+        session: EnvSession,
+        episode: "_Episode",
+        task: Task,
+        open_context: Callable[[], Conversation],
     ) -> None:
         settings = self._settings
         awaited = f"an episode of {settings.tag} to end"
         timeout_s = settings.episode_timeout_s
         try:
             async with settings.calls.watchdog.waiting(
-                "the rollouts", awaited, timeout_s, "episode_timeout_s", _TimeIsUp
+                "the rollouts",
+                awaited,
+                timeout_s,
+                "episode_timeout_s",
+                _TimeIsUp,
             ):
                 await self._play(session, episode, task, open_context)
         except _TimeIsUp:
@@ -112,7 +127,11 @@ class EnvAgent:
             )
 
     async def _play(
-        self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]
+        self,
+        session: EnvSession,
+        episode: "_Episode",
+        task: Task,
+        open_context: Callable[[], Conversation],
     ) -> None:
         settings = self._settings
         observation, info = await session.reset(task.seed)
@@ -137,7 +156,11 @@ class EnvAgent:
                 episode.limit = "sequence_length"
                 return
             step = await self._take_turn(
-                session, turn_idx, observation, conversation.turns[-1], reply["content"]
+                session,
+                turn_idx,
+                observation,
+                conversation.turns[-1],
+                reply["content"],
             )
             episode.turns.append(conversation.turns[-1])
             observation, info = step.observation, step.info
@@ -147,7 +170,12 @@ class EnvAgent:
         episode.limit = "max_steps"
 
     async def _take_turn(
-        self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
+        self,
+        session: EnvSession,
+        turn_idx: int,
+        observation: Observation,
+        turn: Turn,
+        text: str,
     ) -> StepResult:
         turn.observation, turn.media = observation.text, observation.media
         turn.action = await read_action(text, self._settings.action_pattern)

@@ -49,7 +49,11 @@ class CallSettings:
         """The deadline of a call. A call past it raises `error`, which names tag, call, seconds and
         setting."""
         return self.watchdog.waiting(
-            f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error
+            f"an episode of {tag}",
+            call,
+            self.timeout_s,
+            "env_step_timeout_s",
+            error,
         )
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":

@@ -16,7 +16,11 @@ class OverForeignText:
     agent: AgentLoop
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         contexts = _ForeignContexts(open_conversation)
         return await self.agent.run(task, sibling, contexts, sampling)

@@ -34,7 +34,11 @@ class SingleTurnAgent:
         self._interactions = interactions or Interactions()
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         """One trajectory: finished, or truncated by a limit. It has one turn if there is no simulated
         user."""
@@ -42,14 +46,19 @@ class SingleTurnAgent:
             # Special tokens in a user's message would forge a turn.
             conversation = open_conversation(sampling, encode_special_tokens=not user.is_there)
             limit = await self._converse(
-                user, conversation, prompt_of(task.payload, self._settings.prompt_key)
+                user,
+                conversation,
+                prompt_of(task.payload, self._settings.prompt_key),
             )
             metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
         return [Trajectory(task, sibling, conversation.turns, status=status, limit=limit, metrics=metrics)]
 
     async def _converse(
-        self, user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
+        self,
+        user: InteractionSession,
+        conversation: Conversation,
+        messages: Sequence[Message],
     ) -> Limit | None:
         settings, said = self._settings, list[Message]()
         while True:

@@ -60,7 +60,11 @@ class ToolAgent:
         self._limits = limits
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         """One trajectory: finished by a response without calls or by the simulated user, or truncated by a
         limit."""

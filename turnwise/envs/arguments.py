@@ -56,7 +56,11 @@ def check_rows(name: str, rows: object, letters: str) -> None:
 
 
 def words_by_number(
-    name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
+    name: str,
+    lookup: Mapping[Any, str],
+    numbers: Sequence[int],
+    *,
+    is_case_sensitive: bool = False,
 ) -> tuple[str, ...]:
     """The stripped words of `lookup`, in the order of `numbers`. Keys of `lookup` are numbers, or numbers as
     text. Each number must have its own word; words that differ in case alone count as the same unless

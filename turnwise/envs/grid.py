@@ -45,7 +45,9 @@ PLAYER_COAT, PLAYER_FACE = disc(0, 0.36, 0.27) & (y <= 0.38), disc(0, -0.06, 0.1
 
 
 def draw(
-    cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], int, Cell], None]
+    cells: Sequence[Cell],
+    width: int,
+    paint: Callable[[NDArray[np.uint8], int, Cell], None],
 ) -> NDArray[np.uint8]:
     """A picture, uint8 [TILE · rows, TILE · width, 3]. `paint(tile, index, cell)` fills each tile [TILE,
     TILE, 3]."""
@@ -133,7 +135,13 @@ class GridEnv(TextEnv):
         return grid if self._observation_kind == "grid" else f"{grid}\n{self._coordinates()}"
 
     def _step(
-        self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool
+        self,
+        number: int | None,
+        reward: float,
+        *,
+        is_success: bool,
+        is_effective: bool,
+        is_over: bool,
     ) -> Step:
         """The result of `step`. `number` is the action's index in `actions`; None if the text was no
         action."""

@@ -143,13 +143,18 @@ class _Searcher:
             if self._process is None:
                 command = [sys.executable, "-I", "-S", str(_PROGRAM)]
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
                 )
             process = self._process
             assert process.stdin is not None and process.stdout is not None
             # JSON escapes all that isn't ASCII, lone surrogates too.
             print(
-                json.dumps({"pattern": pattern, "text": text, "cpu_s": CPU_S}), file=process.stdin, flush=True
+                json.dumps({"pattern": pattern, "text": text, "cpu_s": CPU_S}),
+                file=process.stdin,
+                flush=True,
             )
             line = process.stdout.readline()
             if not line:

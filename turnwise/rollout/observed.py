@@ -30,7 +30,11 @@ class ObservedLoop:
     environments."""
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         observer = self.observe(task, sibling)
         if observer is None:
@@ -53,7 +57,10 @@ class _Faults:
     def __enter__(self) -> None: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if fault is not None:
             self.observer.ended([], fault)
@@ -111,7 +118,9 @@ class _ObservedConversation:
         self._context = context
 
     async def generate(
-        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+        self,
+        new_messages: Sequence[Message],
+        options: CallOptions = AS_OPENED,
     ) -> Message | None:
         self._contexts.asked(self._context, new_messages)
         reply = await self._conversation.generate(new_messages, options)

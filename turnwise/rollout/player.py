@@ -108,7 +108,11 @@ class GroupPlayer:
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
             limit = self.watchdog.waiting(
-                "the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault
+                "the rollouts",
+                awaited,
+                timeout_s,
+                "episode_timeout_s",
+                EnvironmentFault,
             )
             try:
                 async with limit:

@@ -56,7 +56,9 @@ class RecordedServer:
             if not self._is_whole:
                 raise RecordEnd
             raise difference(
-                self._trajectory, number, "the loop asks for another turn, and the record has none"
+                self._trajectory,
+                number,
+                "the loop asks for another turn, and the record has none",
             )
         turn = turns[number]
         prompt = Prompt(self._before(turn, number), array("q", turn.prompt_ids.tolist()))
@@ -66,7 +68,12 @@ class RecordedServer:
         self.num_turns += 1
         candidates = (turn.kept_ids, turn.kept_offsets)
         return Completion(
-            turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *candidates
+            turn.response_ids,
+            turn.logprobs,
+            turn.finish_reason,
+            turn.versions,
+            0.0,
+            *candidates,
         )
 
     async def release(self, request_id: str) -> None: ...
@@ -85,7 +92,9 @@ class RecordedServer:
         position = differing[0] if differing else length
         shown = [f"{ids[position : position + 5].tolist()}… of {len(ids)} ids" for ids in (expected, got)]
         raise difference(
-            self._trajectory, number, f"position {position}: expected {shown[0]}, got {shown[1]}"
+            self._trajectory,
+            number,
+            f"position {position}: expected {shown[0]}, got {shown[1]}",
         )
 
 
@@ -102,7 +111,9 @@ class _RecordedConversation:
         self._recorded = recorded
 
     async def generate(
-        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+        self,
+        new_messages: Sequence[Message],
+        options: CallOptions = AS_OPENED,
     ) -> Message | None:
         reply = await self._conversation.generate(new_messages, options)
         if reply is None:
@@ -158,7 +169,9 @@ def _compare(trajectory: Trajectory, played: Sequence[Trajectory], is_whole: boo
             _compare_turns(trajectory, number, turn, turns[number])
     if is_whole and played[0].status != trajectory.status:
         raise difference(
-            trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}"
+            trajectory,
+            len(turns) - 1,
+            f"status: expected {trajectory.status}, got {played[0].status}",
         )
 
 

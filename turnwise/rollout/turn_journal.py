@@ -66,7 +66,10 @@ class TurnJournal:
     def _append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
         if self._file is not None:
             line = json.dumps(
-                make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda it: type(it).__name__
+                make_line(),
+                ensure_ascii=False,
+                separators=(",", ":"),
+                default=lambda it: type(it).__name__,
             )
             self._write(line.encode(errors="replace") + b"\n")
 

@@ -14,7 +14,9 @@ UNPARSED = ""
 
 
 def check_env_contract(
-    make_env: Callable[[], Env], actions: Sequence[str], seeds: Sequence[int] = (0, 1)
+    make_env: Callable[[], Env],
+    actions: Sequence[str],
+    seeds: Sequence[int] = (0, 1),
 ) -> None:
     """Plays `actions` under each seed: the seed must fix the episode, in a new environment and after a reset.
     Also checks return types, declared metrics, hashable state keys, the action "" and a second `close`.

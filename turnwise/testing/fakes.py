@@ -173,7 +173,11 @@ class ScriptedServer:
 
     def info(self) -> ServerInfo:
         return ServerInfo(
-            LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0, needs_weights=False
+            LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)),
+            "a script",
+            0,
+            0,
+            needs_weights=False,
         )
 
 

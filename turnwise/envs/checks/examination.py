@@ -164,7 +164,11 @@ class _Examination:
                 plays_all |= isinstance(env.env, HeldOutEnv) and env.env.plays_all
         yield findings.starts(starts["train"])
         yield findings.splits(
-            starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all
+            starts["train"],
+            starts["val"],
+            self._takes_split,
+            self._settings.is_split_given,
+            plays_all,
         )
 
     def _random_play(self) -> Iterator[Finding]:
@@ -178,7 +182,10 @@ class _Examination:
             "attribute `actions`"
         )
         unknown = Finding(
-            "random play", "skipped", "not examined: nobody says which actions there are", advice
+            "random play",
+            "skipped",
+            "not examined: nobody says which actions there are",
+            advice,
         )
         return self._play("random play", choose, self._random, unknown)
 
@@ -253,7 +260,11 @@ class _Examination:
                         "fails the episode"
                     )
                     yield Finding(
-                        "no action", "error", f"{broken.problem} (action {action!r})", advice, broken.trace
+                        "no action",
+                        "error",
+                        f"{broken.problem} (action {action!r})",
+                        advice,
+                        broken.trace,
                     )
                     return
         yield findings.unreadable(answers, self.played)
@@ -270,7 +281,9 @@ class _Examination:
         seen = findings.observations(played, settings.count_tokens, settings.token_budget)
         if not self.played and seen.verdict == "ok":
             seen = replace(
-                seen, verdict="skipped", result=f"{seen.result}; those after an action weren't examined"
+                seen,
+                verdict="skipped",
+                result=f"{seen.result}; those after an action weren't examined",
             )
         yield seen
         yield findings.state_keys(played)

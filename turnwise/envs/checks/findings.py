@@ -281,7 +281,9 @@ def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
     if hidden := _share(len(keys_of[view]) > 1 for view, _ in seen):
         advice = "the model can't tell these states apart: show more, or accept that it must remember"
         return judged(
-            "state_key", f"{result}; {hidden:.0%} of turns look the same but are in different states", advice
+            "state_key",
+            f"{result}; {hidden:.0%} of turns look the same but are in different states",
+            advice,
         )
     return judged("state_key", f"{result}, one to one")
 

@@ -17,7 +17,10 @@ MIN_EPISODES = 50
 
 
 def random_outcomes(
-    make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float
+    make: Callable[[], Env],
+    seeds: Iterable[int],
+    max_steps: int,
+    budget_s: float,
 ) -> list[bool]:
     """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each
     succeeded by the environment's metric `success`. The player draws uniformly from the environment's

@@ -144,7 +144,9 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
     def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
         observation, info = self.call(
-            "reset", lambda: self.env.reset(seed=seed), partial(read_reset, env_name=self.name)
+            "reset",
+            lambda: self.env.reset(seed=seed),
+            partial(read_reset, env_name=self.name),
         )
         return self._result(observation, info)
 
@@ -175,7 +177,10 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self._thread.end()
 
     def call(
-        self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result
+        self,
+        method: str,
+        function: Callable[[], Any],
+        read: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
         """Calls `function` in the thread, awaits the result if it is a coroutine, and returns
         `read(result)`."""
@@ -185,7 +190,9 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
             error = call.exception(self._timeout_s)
         except CallTimeout:
             raise BrokenCall(
-                method, f"hangs in {method}: no answer within {self._timeout_s:g} s", hangs=True
+                method,
+                f"hangs in {method}: no answer within {self._timeout_s:g} s",
+                hangs=True,
             ) from None
         finally:
             CALLS.end(line)

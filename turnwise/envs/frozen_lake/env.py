@@ -153,7 +153,10 @@ class FrozenLakeEnv(GridEnv):
     def _own_rules(self) -> str:
         goal = "You are on a frozen lake. Walk to the goal and don't step into a hole."
         rules = self._rules(
-            goal, self._vocab.items(), "; the rest is ice.", "; the edge of the lake holds you."
+            goal,
+            self._vocab.items(),
+            "; the rest is ice.",
+            "; the edge of the lake holds you.",
         )
         slides = "\nThe ice is slippery: two times in three you slide to one side of where you wanted to go."
         return rules + slides if self.is_slippery else rules

@@ -52,7 +52,9 @@ def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | 
     letters, moves = "".join(rows), neighbours(len(rows), len(rows[0]))
     first = letters.index("S") if start is None else start
     return fewest_actions(
-        first, lambda at: letters[at] == "G", lambda at: () if letters[at] == "H" else moves[at]
+        first,
+        lambda at: letters[at] == "G",
+        lambda at: () if letters[at] == "H" else moves[at],
     )
 
 

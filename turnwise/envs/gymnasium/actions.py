@@ -7,7 +7,10 @@ from turnwise.errors import EnvironmentFault, nearest
 
 
 def action_words(
-    env_id: str, names: Sequence[str] | Mapping[Any, str] | None, numbers: range, known: Sequence[str]
+    env_id: str,
+    names: Sequence[str] | Mapping[Any, str] | None,
+    numbers: range,
+    known: Sequence[str],
 ) -> dict[int, str]:
     """Number → word of the actions that may be taken. `names` is the argument `action_names` of
     `GymnasiumEnv`, `known` are the words that turnwise knows. Raises EnvironmentFault if `names` don't fit

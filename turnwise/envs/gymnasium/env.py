@@ -95,7 +95,9 @@ class GymnasiumEnv(HeldOutEnv):
 
         self._id = id
         self._env, draws = make.make_gymnasium(
-            id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array"
+            id,
+            kwargs or {},
+            "ansi" if renderer == "ansi" else "rgb_array",
         )
         known = known_class(self._env)
         self._draw = make.draw if draws and renderer != "ansi" else None

@@ -50,7 +50,10 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> 
         draws = drawing in modes
         # Turnwise checks the results in every episode, so gymnasium's checker would only repeat the warnings.
         env = gymnasium.make(
-            name, disable_env_checker=True, **({"render_mode": drawing} if draws else {}), **kwargs
+            name,
+            disable_env_checker=True,
+            **({"render_mode": drawing} if draws else {}),
+            **kwargs,
         )
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise NotAvailableError(

@@ -130,7 +130,11 @@ class SokobanEnv(GridEnv):
         """Draws the room of `seed`. Without a seed, one is derived from the last episode's seed."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self._layout, self.state = self._fixed_room or random_room(
-            self._seed, self._dim_room, self._num_boxes, self._search_depth, self._split
+            self._seed,
+            self._dim_room,
+            self._num_boxes,
+            self._search_depth,
+            self._split,
         )
         self._room_id = f"{layout_hash(self._layout):016x}"
         self._scenery = (
