@@ -35,6 +35,12 @@ class _ForeignContexts:
     def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
         return self.open_conversation(sampling, **{"encode_special_tokens": False, **options})
 
-    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None:
+    def called(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        result: str,
+        seconds: float,
+    ) -> None:
         if isinstance(self.open_conversation, HearsCalls):
             self.open_conversation.called(name, arguments, result, seconds)

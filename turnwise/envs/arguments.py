@@ -9,14 +9,25 @@ from typing import Any
 from turnwise.errors import EnvironmentFault
 
 
-def check_choice(env_name: str, name: str, value: object, allowed: Sequence[object]) -> None:
+def check_choice(
+    env_name: str,
+    name: str,
+    value: object,
+    allowed: Sequence[object],
+) -> None:
     if value not in allowed:
         raise EnvironmentFault(
             f"{env_name}: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}"
         )
 
 
-def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
+def check_type(
+    env_name: str,
+    name: str,
+    value: object,
+    allowed: type,
+    meaning: str,
+) -> None:
     """Refuses a value that isn't of the type `allowed`, which `meaning` names in words. A bool isn't a
     number.
 

@@ -68,7 +68,12 @@ def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, An
     return _observation(result[0], where), _info(result[1], where)
 
 
-def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Reduction]) -> StepResult:
+def read_step(
+    result: Any,
+    env_name: str,
+    turn: int,
+    reductions: Mapping[str, Reduction],
+) -> StepResult:
     """Checks what `step` returned in turn `turn` (from 1). Raises EnvironmentFault if it breaks the
     contract."""
     where = f"environment {env_name}, turn {turn}"
@@ -187,7 +192,11 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> dict[str, float]:
+def _metrics(
+    values: Any,
+    where: str,
+    reductions: Mapping[str, Reduction],
+) -> dict[str, float]:
     if not isinstance(values, Mapping):
         raise EnvironmentFault(f"{where}: info['metrics'] is {_shape(values)}; it must be a dict of numbers")
     for name in values:

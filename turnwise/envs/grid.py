@@ -155,7 +155,13 @@ class GridEnv(TextEnv):
         info = {"metrics": metrics, "action": None if number is None else self.actions[number]}
         return self._observe(), reward + penalty, is_over, False, info
 
-    def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
+    def _rules(
+        self,
+        goal: str,
+        symbols: Iterable[tuple[str, str]],
+        unnamed: str,
+        moves: str,
+    ) -> str:
         """The rules that open the first prompt. `unnamed` follows the sentence on coordinates: it says what
         is in the cells that an observation doesn't list. `moves` follows the sentence on actions. Both texts
         include their punctuation."""

@@ -27,7 +27,13 @@ class HeldOutEnv(TextEnv):
     found."""
     _seed = 0
 
-    def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
+    def _start(
+        self,
+        name: str,
+        seed: int | None,
+        split: Split | None,
+        begin: Callable[[int], str],
+    ) -> None:
         """Calls `begin(seed)`, which starts an episode and returns its content, with new seeds until the
         content is in `split`. The first seed is `seed`; None derives it from the last episode's. If none of
         `MAX_DRAWS` fits, the first is played."""

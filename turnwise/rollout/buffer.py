@@ -96,7 +96,8 @@ class GroupBuffer:
         if self.settings.is_ordered:
             # A quicker group of a higher index waits, though it has finished: the batch must not depend on
             # which group was quickest. A playing group holds its place by being among the lowest.
-            lowest = set(sorted((*self._playing, *self._finished))[:num_required])
+            indices = sorted((*self._playing, *self._finished))
+            lowest = set(indices[:num_required])
             candidates = [index for index in candidates if index in lowest]
         elif self.settings.drops_stale:
             candidates.sort(key=self._unselected.__getitem__)
@@ -153,11 +154,8 @@ class GroupBuffer:
         smaller batches has any."""
         for index in self.selected:
             del self._finished[index]
-        stale = [
-            index
-            for index, last_step in (*self._playing.items(), *self._finished.items())
-            if last_step <= self.step
-        ]
+        last_steps = self._playing | self._finished
+        stale = [index for index, last_step in last_steps.items() if last_step <= self.step]
         for index in stale:
             self._playing.pop(index, None)
             self._finished.pop(index, None)
@@ -219,7 +217,8 @@ class GroupBuffer:
         self._playing = dict(state["playing"])
         self._finished = dict(state["finished"])
         self._unselected = dict(self._finished)
-        self._num_due = Counter([*self._playing.values(), *self._finished.values()])
+        last_steps = self._playing | self._finished
+        self._num_due = Counter(last_steps.values())
         self.selected = []
         self._interrupted = sorted(self._playing)
 
@@ -235,7 +234,8 @@ class GroupBuffer:
     @property
     def _num_required(self) -> int:
         """`num_groups`, or fewer if the tasks or the allowed refills run out."""
-        return int(min(self.num_groups, self._room, len(self) + self._num_tasks_left))
+        num_available = len(self) + self._num_tasks_left
+        return int(min(self.num_groups, self._room, num_available))
 
     @property
     def _room(self) -> int:

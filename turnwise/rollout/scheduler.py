@@ -142,7 +142,11 @@ class RolloutScheduler:
             on_error.callback(self._halt)
             self._buffer.begin(num_trajectories // self.settings.group_size)
             self._progress.begin(self._buffer)
-            self._allow_failures(self._buffer.num_missing * self.group_size)
+            self._failures.begin(
+                self._buffer.num_missing * self.group_size,
+                self.settings.max_failed_fraction,
+                needs_success=self._is_fixed,  # without any, a validation measures nothing
+            )
             while not part.is_last:
                 part = self._run_async(self._collect(parts, is_streamed))
                 if not part.is_last:
@@ -150,16 +154,6 @@ class RolloutScheduler:
             on_error.pop_all()
         self.num_episodes += len(self.finished) * self.settings.group_size
         yield part
-
-    def _allow_failures(self, num_episodes: int) -> None:
-        """Sets how many episodes of the batch may fail. A validation needs at least one that doesn't, to
-        measure anything."""
-        # 0.29 × 100 is a little less than 29 in binary.
-        allowed = round(self.settings.max_failed_fraction * num_episodes, 6)
-        if self._is_fixed:
-            allowed = min(allowed, num_episodes - 1)
-        self._failures.num_episodes = num_episodes
-        self._failures.allowed = allowed
 
     def num_trajectories(self, requested: int) -> int:
         """The size of a batch for which `requested` trajectories are requested: `requested`, or less if there
@@ -223,10 +217,12 @@ class RolloutScheduler:
 
     async def _close_batch(self, parts: list[list[int]]) -> None:
         stale = self._buffer.close_step()
-        await cancel(self._running.pop(index) for index in stale if index in self._running)
+        still_running = [index for index in stale if index in self._running]
+        await cancel(map(self._running.pop, still_running))
         for index in stale:
             self._failing.pop(index, None)
-            group = self._played.setdefault(index, Group(self._task(index), [], index))
+            unplayed = Group(self._task(index), [], index)
+            group = self._played.setdefault(index, unplayed)
             group.rejected = "stale"
         self._failures.clear()
         self._hand_out(self._replay_log.batch(self._buffer.step))
@@ -288,7 +284,8 @@ class RolloutScheduler:
             self._progress.end_group(index)
         self._played[index] = group
         self._failing.pop(index, None)
-        if not self._is_fixed and any(trajectory.error is not None for trajectory in played_of(group)):
+        errors = [trajectory.error for trajectory in played_of(group) if trajectory.error is not None]
+        if errors and not self._is_fixed:
             group.rejected = "failed"
         elif self._keep and not self._keep(group):
             group.rejected = "filtered"
@@ -299,7 +296,8 @@ class RolloutScheduler:
         """Notes episodes that failed for good; raises RolloutError if too many have. A replay doesn't count
         failures in groups that the recorded run rejected too: a batch of the replay may have more such groups
         than the recorded batch."""
-        group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
+        unplayed = Group(self._task(index), [], index, rejected="failed")
+        group = self._failing.setdefault(index, unplayed)
         group.trajectories += failed
         if not self._replay_log.rejects(index):
             self._failures.add(failed)
@@ -310,10 +308,10 @@ class RolloutScheduler:
         later batch."""
         groups = []
         for index in sorted(self._played):
-            is_early = recorded is not None and index not in recorded.rejected
-            if index in self._buffer or (is_early and self._played[index].rejected is not None):
-                continue
-            groups.append(self._played.pop(index))
+            is_rejected = self._played[index].rejected is not None
+            is_early = is_rejected and recorded is not None and index not in recorded.rejected
+            if index not in self._buffer and not is_early:
+                groups.append(self._played.pop(index))
         self.finished = [group for group in groups if group.rejected is None]
         self.rejected = [group for group in groups if group.rejected]
         self._versions = {
@@ -357,10 +355,12 @@ class RolloutScheduler:
         """The position in the sequence of tasks, the number of episodes handed out, and the finished groups
         that aren't handed out yet. A run that continues from here starts unfinished groups again, with the
         same seeds."""
+        step = self._buffer.step
+        groups = [write_group(step, group) for group in self._played.values()]
         return {
             **self._buffer.state_dict(),
             "num_episodes": self.num_episodes,
-            "groups": [write_group(self._buffer.step, group) for group in self._played.values()],
+            "groups": groups,
             "tasks": self._tasks.state_dict(),
             "task_versions": list(self._versions.items()),
         }

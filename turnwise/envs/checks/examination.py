@@ -83,7 +83,11 @@ class Report:
         return {"env": self.env, "verdict": self.verdict, "findings": list(map(asdict, self.findings))}
 
 
-def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
+def check_env(
+    make_env: Callable[[Split], Env],
+    takes_split: bool,
+    settings: CheckSettings,
+) -> Report:
     """Plays an environment and returns the findings. A call that hangs, or any fault in the first check, ends
     the examination; other faults end their check. `takes_split` says whether the constructor takes a split.
 
@@ -124,7 +128,12 @@ def _of_broken(broken: BrokenCall) -> Finding:
 class _Examination:
     """The checks of one environment. Each yields its findings, and may keep episodes for later checks."""
 
-    def __init__(self, make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[Split], Env],
+        takes_split: bool,
+        settings: CheckSettings,
+    ) -> None:
         self.name = "the environment"
         self.checks = (
             self._starts,

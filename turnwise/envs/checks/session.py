@@ -120,7 +120,12 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
     """An environment in its own thread, so that a call that never returns can be abandoned. A failed call
     raises BrokenCall; a TurnwiseError of the environment's constructor passes unchanged."""
 
-    def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        timeout_s: float,
+        clock: CallTimes,
+    ) -> None:
         self._thread = DaemonThread("check-env")
         self._timeout_s = timeout_s
         self._clock = clock
@@ -225,7 +230,11 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def play(envs: Sequence[CheckedEnv], seed: int, actions: Iterable[str]) -> list[list[CallResult]]:
+def play(
+    envs: Sequence[CheckedEnv],
+    seed: int,
+    actions: Iterable[str],
+) -> list[list[CallResult]]:
     """Plays the same actions in all environments, each action everywhere before the next. Returns results by
     environment."""
     episodes = [[env.reset(seed)] for env in envs]

@@ -64,7 +64,12 @@ def map_hash(rows: Sequence[str]) -> int:
 
 
 @lru_cache(maxsize=1024)  # all siblings of a group draw the same map
-def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Map:
+def random_map(
+    seed: int,
+    size: int = 4,
+    p: float = 0.8,
+    split: Split | None = None,
+) -> Map:
     """A solvable map with S at the top left and G at the bottom right; other cells are ice with probability
     `p`. It depends on the arguments alone. Without `split` it is gymnasium's `generate_random_map(size, p,
     seed)`; with `split`, it is the first solvable map of the same draws that belongs to the split. Raises

@@ -174,7 +174,13 @@ class GymnasiumEnv(HeldOutEnv):
     def close(self) -> None:
         self._env.close()
 
-    def _is_success(self, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+    def _is_success(
+        self,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        info: Mapping[str, Any],
+    ) -> bool:
         is_over = terminated or truncated
         match self._success:
             case "reward":
@@ -212,7 +218,11 @@ class GymnasiumEnv(HeldOutEnv):
         return Observation(text, (Media("image", picture),))
 
 
-def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callable[[Any, Any], str] | None:
+def _renderer(
+    env_id: str,
+    name: str | None,
+    known: Mapping[str, str],
+) -> Callable[[Any, Any], str] | None:
     """The function of `(observation, env)` that the argument `renderer` names; None for `space`."""
     name = next(iter(known), "space") if name is None else name
     if name == "space":

@@ -28,7 +28,11 @@ class HasMetadata(Protocol):
     metadata: Mapping[str, Any]
 
 
-def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> tuple[Any, bool]:
+def make_gymnasium(
+    env_id: str,
+    kwargs: Mapping[str, Any],
+    drawing: Drawing,
+) -> tuple[Any, bool]:
     """The environment `env_id`, and whether it supports the render mode `drawing`. `package:id` imports the
     package. Raises EnvironmentFault if there is no such environment or it doesn't take `kwargs`;
     NotAvailableError if a package is missing."""

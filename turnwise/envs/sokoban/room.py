@@ -117,7 +117,11 @@ def random_room(
     )
 
 
-def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: int) -> None:
+def check_room_arguments(
+    dim_room: Sequence[int],
+    num_boxes: int,
+    search_depth: int,
+) -> None:
     sides = list(dim_room) if isinstance(dim_room, Sequence) else []
     if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
         raise EnvironmentFault(f"dim_room {dim_room!r} must be two whole numbers: [height, width]")
@@ -179,7 +183,12 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
     return floor
 
 
-def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
+def _played_backwards(
+    rng: random.Random,
+    layout: Layout,
+    state: State,
+    search_depth: int,
+) -> State | None:
     """The last new state of the backward game in which no box is on a target; None if there is none. `move`
     can undo each backward step, so every state of the game can be solved."""
     seen: set[State] = set()

@@ -10,7 +10,11 @@ MAX_STATES = 200_000
 """Maximum states searched. Searching them takes about a second. An 8×8 room with two boxes has fewer."""
 
 
-def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES) -> list[int] | None:
+def shortest_solution(
+    layout: Layout,
+    state: State,
+    max_states: int = MAX_STATES,
+) -> list[int] | None:
     """The shortest list of actions that brings every box onto a target; among equals, the lexicographically
     first. None if no solution is found within `max_states` states.
 
