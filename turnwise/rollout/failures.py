@@ -32,8 +32,8 @@ class Failures:
         self._examples.clear()
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Counts failed episodes. If too many have failed, raises a RolloutError that quotes the most frequent
-        error."""
+        """Counts failed episodes. If too many have failed, raises a RolloutError that quotes the most
+        frequent error."""
         failed = {(t.task.id, t.sibling): t for t in trajectories if t.error is not None}
         for trajectory in failed.values():
             error = trajectory.error or ""

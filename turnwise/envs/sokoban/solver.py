@@ -48,7 +48,8 @@ def live_cells(layout: Layout) -> frozenset[int]:
     while queue:
         cell = queue.pop()
         for step in layout.steps:
-            box, player = cell - step, cell - 2 * step
+            box = cell - step
+            player = box - step
             if box not in live and box not in layout.walls and player not in layout.walls:
                 live.add(box)
                 queue.append(box)
