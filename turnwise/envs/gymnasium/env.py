@@ -14,7 +14,7 @@ from turnwise.envs.arguments import check_choice, check_count, check_format_pena
 from turnwise.envs.base import Step
 from turnwise.envs.grid import RenderMode
 from turnwise.envs.gymnasium.actions import action_words
-from turnwise.envs.gymnasium.known import known_class
+from turnwise.envs.gymnasium.known import Known, known_class
 from turnwise.envs.hold_out import HeldOutEnv, fingerprint
 from turnwise.envs.packages import needs, silenced
 from turnwise.errors import EnvironmentFault, nearest
@@ -80,81 +80,58 @@ class GymnasiumEnv(HeldOutEnv):
         check_type("gymnasium", "id", id, str, "a string, such as Taxi-v4")
         if not re.fullmatch("info:.+", str(success)):
             check_choice("gymnasium", "success", success, (*OUTCOMES, "info:KEY", None))
+        _check_drawing(kwargs or {}, renderer, render_mode)
+        with needs("gymnasium", "gym"):
+            from turnwise.envs.gymnasium import make, spaces
+
         self._id = id
         self._name = f"gymnasium's {id}"
         self._max_chars = max_observation_chars
         self._format_penalty = float(format_penalty)
         self._split = split
-        self._observation: Any = None
-        self._shown: str | Observation | None = None
-        self._make(kwargs or {}, renderer, render_mode)
-        class_facts = known_class(self._env)
-        self._set_actions(action_names, class_facts.actions)
-        self._set_text(renderer, class_facts.renderers)
-        self._success = success or class_facts.success
-        if env_instruction is None:
-            env_instruction = f"Actions: {', '.join(self.actions)}."
-            if class_facts.rules:
-                env_instruction = f"{class_facts.rules}\n{env_instruction}"
-        self._instruction = env_instruction
-        self._key: Callable[[Any], Hashable] | None = None
-        if class_facts.state_key:
-            self._key = load_function(class_facts.state_key, "state_key", EnvironmentFault, ["env"])
-        self._quiet: Callable[[], AbstractContextManager[None]] = nullcontext
-        if class_facts.prints:
-            self._quiet = silenced
-
-    def _make(self, kwargs: Mapping[str, Any], renderer: str | None, render_mode: RenderMode) -> None:
-        """Makes the package's environment, and settles whether text and pictures are shown."""
-        check_choice("gymnasium", "render_mode", render_mode, get_args(RenderMode))
-        check_type("gymnasium", "kwargs", kwargs, Mapping, "a mapping of the constructor's arguments")
-        check_type("gymnasium", "renderer", renderer or "", str, "a string, such as space")
-        if renderer == "ansi" and render_mode == "rgb_array":
-            raise EnvironmentFault(
-                "gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture"
-            )
-        if "render_mode" in kwargs:
-            raise EnvironmentFault(
-                "render_mode is a key of env_config itself, text or rgb_array; remove it from kwargs"
-            )
-        with needs("gymnasium", "gym"):
-            from turnwise.envs.gymnasium import make, spaces
-
-        self._spaces = spaces
         self._shows_text = render_mode == "text" or renderer is not None
         self.shows_pictures = render_mode == "rgb_array"
+        self._observation: Any = None
+        self._shown: str | Observation | None = None
         drawing: make.Drawing = "ansi" if renderer == "ansi" else "rgb_array"
-        self._env, draws = make.make_gymnasium(self._id, kwargs, drawing)
-        if not draws and (renderer == "ansi" or self.shows_pictures):
-            modes = self._env.metadata.get("render_modes", [])
-            raise EnvironmentFault(
-                f"{self._name} can't draw as asked; its render modes are {', '.join(modes) or 'none'}"
-            )
+        self._env, draws = make.make_gymnasium(id, kwargs or {}, drawing)
+        self._draw = make.draw if draws and drawing == "rgb_array" else None
+        if not draws and (drawing == "ansi" or self.shows_pictures):
+            raise self._cannot_draw()
         if self.shows_pictures:
             make.check_pictures(self._env)
-        self._draw: Callable[[Any], NDArray[np.uint8] | None] | None = None
-        if draws and renderer != "ansi":
-            self._draw = make.draw
-
-    def _set_actions(
-        self,
-        action_names: Sequence[str] | Mapping[Any, str] | None,
-        usual_words: Sequence[str],
-    ) -> None:
-        numbers = self._spaces.action_numbers(self._env.action_space, self._name)
-        self._words = action_words(self._id, action_names, numbers, usual_words)
+        facts = known_class(self._env)
+        numbers = spaces.action_numbers(self._env.action_space, self._name)
+        self._words = action_words(id, action_names, numbers, facts.actions)
         self._numbers = {word.lower(): number for number, word in self._words.items()}
         self.actions = tuple(self._words.values())
         """The words of the actions that may be taken."""
-
-    def _set_text(self, renderer: str | None, usual_renderers: Mapping[str, str]) -> None:
-        spaces = self._spaces
-        space = self._env.observation_space
-        self._sees_number = spaces.is_number(space)
-        text = _renderer(self._id, renderer, usual_renderers)
+        text = _renderer(id, renderer, facts.renderers)
         if text is None and self._shows_text:
-            spaces.check_observations(space, self._name)
+            spaces.check_observations(self._env.observation_space, self._name)
         self._text = text or (lambda observation, env: spaces.as_text(env.observation_space, observation))
+        self._sees_number = spaces.is_number(self._env.observation_space)
+        self._success = success or facts.success
+        self._use(facts)
+        if env_instruction is not None:
+            self._instruction = env_instruction
+
+    def _use(self, facts: Known) -> None:
+        self._instruction = f"Actions: {', '.join(self.actions)}."
+        if facts.rules:
+            self._instruction = f"{facts.rules}\n{self._instruction}"
+        self._key: Callable[[Any], Hashable] | None = None
+        if facts.state_key:
+            self._key = load_function(facts.state_key, "state_key", EnvironmentFault, ["env"])
+        self._quiet: Callable[[], AbstractContextManager[None]] = nullcontext
+        if facts.prints:
+            self._quiet = silenced
+
+    def _cannot_draw(self) -> EnvironmentFault:
+        modes = self._env.metadata.get("render_modes", [])
+        return EnvironmentFault(
+            f"{self._name} can't draw as asked; its render modes are {', '.join(modes) or 'none'}"
+        )
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
         self._start(self._name, seed, self._split, self._begin)
@@ -236,6 +213,20 @@ class GymnasiumEnv(HeldOutEnv):
                 f"{self._name} draws with a package that isn't installed; set render_mode: text"
             )
         return Observation(text, (Media("image", picture),))
+
+
+def _check_drawing(kwargs: Mapping[str, Any], renderer: str | None, render_mode: RenderMode) -> None:
+    check_choice("gymnasium", "render_mode", render_mode, get_args(RenderMode))
+    check_type("gymnasium", "kwargs", kwargs, Mapping, "a mapping of the constructor's arguments")
+    check_type("gymnasium", "renderer", renderer or "", str, "a string, such as space")
+    if renderer == "ansi" and render_mode == "rgb_array":
+        raise EnvironmentFault(
+            "gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture"
+        )
+    if "render_mode" in kwargs:
+        raise EnvironmentFault(
+            "render_mode is a key of env_config itself, text or rgb_array; remove it from kwargs"
+        )
 
 
 def _renderer(
