@@ -128,7 +128,7 @@ def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
 
 def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:
     """The pieces of a template, as `(literal, name of the placeholder after it, or "")`."""
-    allowed = TURN_PLACEHOLDERS
+    allowed: tuple[str, ...] = TURN_PLACEHOLDERS
     if mode == "step":
         allowed += STEP_PLACEHOLDERS
     try:

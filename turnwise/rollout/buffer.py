@@ -138,8 +138,8 @@ class GroupBuffer:
         `num_places` others."""
         # The groups whose last step is `due` or earlier, playing ones too, fit into the places up to then:
         # what this step has left, and whole later steps. If that holds for each `due`, they can all be
-        # trained on in the order of their last steps. It needs no check from `last_step` on: the selected
-        # group is due there itself, so its selection takes a place and one group that needs one.
+        # trained on in the order of their last steps. From `last_step` on it holds as before: the selected
+        # group is due there itself, so there is one place less and one group less that needs a place.
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]

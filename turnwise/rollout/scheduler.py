@@ -232,7 +232,7 @@ class RolloutScheduler:
             self._all_splits_log.validated()
         rejected = [group.index for group in self.rejected if group.rejected != "stale"]
         self._replay_log.record_batch(self._buffer.step, BatchGroups(parts, rejected))
-        self._say_what_is_missing()
+        self._warn_of_missing_groups()
         self._admit()
 
     def _task(self, index: int) -> Task:
@@ -318,7 +318,7 @@ class RolloutScheduler:
             index: version for index, version in self._versions.items() if index in self._buffer
         }
 
-    def _say_what_is_missing(self) -> None:
+    def _warn_of_missing_groups(self) -> None:
         num_kept = len(self.finished)
         num_groups = self._buffer.num_groups
         num_filtered = sum(group.rejected == "filtered" for group in self.rejected)
