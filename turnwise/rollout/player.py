@@ -125,28 +125,8 @@ class GroupPlayer:
         error = ""
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
-            limit = self.watchdog.waiting(
-                "the rollouts",
-                f"an episode of {task.tag} to end",
-                self.settings.episode_timeout_s,
-                "episode_timeout_s",
-                EnvironmentFault,
-            )
             try:
-                async with limit:
-                    agent = self.agents(task)
-                    with Foreign(f"the agent of {task.tag}"):
-                        trajectories = await agent.run(task, sibling, contexts, sampling)
-                contexts.verify()
-                if not trajectories:
-                    raise EnvironmentFault(
-                        f"the agent of {task.tag} returned no trajectory; its `run` returns at least one"
-                    )
-                check_weights(trajectories, f"the agent {type(agent).__name__} of {task.tag}")
-                for trajectory in trajectories:
-                    check_numbers(trajectory, f"the agent of {task.tag}")
-                    trajectory.samples = build_samples(trajectory, self.sampling.temperature)
-                return trajectories
+                return await self._attempt(task, sibling, contexts, sampling)
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
             except Exception as fault:
@@ -169,14 +149,37 @@ class GroupPlayer:
                     break
             finally:
                 await contexts.close()
-        return [
-            Trajectory(
-                task=task,
-                sibling=sibling,
-                status="failed",
-                error=error,
+        return [Trajectory(task=task, sibling=sibling, status="failed", error=error)]
+
+    async def _attempt(
+        self,
+        task: Task,
+        sibling: int,
+        contexts: EpisodeContexts,
+        sampling: SamplingParams,
+    ) -> list[Trajectory]:
+        """Plays one episode once, and returns its checked trajectories with their samples."""
+        limit = self.watchdog.waiting(
+            "the rollouts",
+            f"an episode of {task.tag} to end",
+            self.settings.episode_timeout_s,
+            "episode_timeout_s",
+            EnvironmentFault,
+        )
+        async with limit:
+            agent = self.agents(task)
+            with Foreign(f"the agent of {task.tag}"):
+                trajectories = await agent.run(task, sibling, contexts, sampling)
+        contexts.verify()
+        if not trajectories:
+            raise EnvironmentFault(
+                f"the agent of {task.tag} returned no trajectory; its `run` returns at least one"
             )
-        ]
+        check_weights(trajectories, f"the agent {type(agent).__name__} of {task.tag}")
+        for trajectory in trajectories:
+            check_numbers(trajectory, f"the agent of {task.tag}")
+            trajectory.samples = build_samples(trajectory, self.sampling.temperature)
+        return trajectories
 
 
 async def _quickest(episodes: Sequence[EpisodeTask], num_required: int) -> None:
