@@ -52,7 +52,8 @@ class EnvAgentSettings:
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
-        for name, value in (("max_steps", self.max_steps), ("max_tokens_per_step", self.max_tokens_per_step)):
+        for name in ("max_steps", "max_tokens_per_step"):
+            value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"custom_envs.{self.tag}.{name} is {value}; it must be at least 1")
         if self.action_pattern is not None:
@@ -69,17 +70,25 @@ class EnvAgent:
         self._make_env = make_env
         self._settings = settings
         self._prompt = EnvPrompt(
-            settings.system_template, settings.turn_template, settings.mode, settings.history_length
+            settings.system_template,
+            settings.turn_template,
+            settings.mode,
+            settings.history_length,
         )
         self._open_session = settings.calls.opener(settings.tag)
         self._options = CallOptions(settings.max_tokens_per_step)
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         """One trajectory: finished by the environment, or truncated by the limit that `Trajectory.limit`
         names."""
-        session, episode = self._open_session(), _Episode()
+        session = self._open_session()
+        episode = _Episode()
         try:
             await session.make(self._make_env, task)
             try:
@@ -91,15 +100,23 @@ class EnvAgent:
             session.end()
 
     async def _play_in_time(
-        self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]
+        self,
+        session: EnvSession,
+        episode: "_Episode",
+        task: Task,
+        open_context: Callable[[], Conversation],
     ) -> None:
         settings = self._settings
-        awaited = f"an episode of {settings.tag} to end"
         timeout_s = settings.episode_timeout_s
+        limit = settings.calls.watchdog.waiting(
+            "the rollouts",
+            f"an episode of {settings.tag} to end",
+            timeout_s,
+            "episode_timeout_s",
+            _TimeIsUp,
+        )
         try:
-            async with settings.calls.watchdog.waiting(
-                "the rollouts", awaited, timeout_s, "episode_timeout_s", _TimeIsUp
-            ):
+            async with limit:
                 await self._play(session, episode, task, open_context)
         except _TimeIsUp:
             if not episode.turns:
@@ -112,7 +129,11 @@ class EnvAgent:
             )
 
     async def _play(
-        self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]
+        self,
+        session: EnvSession,
+        episode: "_Episode",
+        task: Task,
+        open_context: Callable[[], Conversation],
     ) -> None:
         settings = self._settings
         observation, info = await session.reset(task.seed)
@@ -137,25 +158,37 @@ class EnvAgent:
                 episode.limit = "sequence_length"
                 return
             step = await self._take_turn(
-                session, turn_idx, observation, conversation.turns[-1], reply["content"]
+                session,
+                turn_idx,
+                observation,
+                conversation.turns[-1],
+                reply["content"],
             )
             episode.turns.append(conversation.turns[-1])
-            observation, info = step.observation, step.info
+            observation = step.observation
+            info = step.info
             if step.is_terminated or step.is_truncated:
                 episode.limit = None if step.is_terminated else "environment"
                 return
         episode.limit = "max_steps"
 
     async def _take_turn(
-        self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
+        self,
+        session: EnvSession,
+        turn_idx: int,
+        observation: Observation,
+        turn: Turn,
+        text: str,
     ) -> StepResult:
-        turn.observation, turn.media = observation.text, observation.media
+        turn.observation = observation.text
+        turn.media = observation.media
         turn.action = await read_action(text, self._settings.action_pattern)
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)
         turn.step_s = time.perf_counter() - started
         turn.state_key = observation.text if session.keyed is None else session.state_key
-        turn.reward, turn.metrics = step.reward, step.metrics
+        turn.reward = step.reward
+        turn.metrics = step.metrics
         return step
 
 
@@ -171,7 +204,12 @@ class _Episode:
     turns: list[Turn] = field(default_factory=list)
     limit: Limit | None = "time"
 
-    def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
+    def trajectory(
+        self,
+        task: Task,
+        sibling: int,
+        reductions: Mapping[str, Reduction],
+    ) -> Trajectory:
         """The episode's trajectory. Its metrics are `num_actions` and each metric that turns report, reduced
         over them."""
         metrics = {"num_actions": float(len(self.turns))}

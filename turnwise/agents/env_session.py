@@ -45,11 +45,20 @@ class CallSettings:
         if num_places:
             object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
-    def limit(self, tag: str, call: str, error: type[EnvironmentFault] = EnvironmentFault) -> Wait:
+    def limit(
+        self,
+        tag: str,
+        call: str,
+        error: type[EnvironmentFault] = EnvironmentFault,
+    ) -> Wait:
         """The deadline of a call. A call past it raises `error`, which names tag, call, seconds and
         setting."""
         return self.watchdog.waiting(
-            f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error
+            f"an episode of {tag}",
+            call,
+            self.timeout_s,
+            "env_step_timeout_s",
+            error,
         )
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":
@@ -76,15 +85,15 @@ class EnvSession:
         self.env = await self._answer("the environment's constructor", make_env, task)
         self._class = type(self.env).__name__
         self._name = f"{self.tag} ({self._class})"
-        self._step, self._state_key = f"{self._class}.step", f"{self._class}.state_key"
+        self._step = f"{self._class}.step"
+        self._state_key = f"{self._class}.state_key"
         # Checked once, since isinstance of a protocol takes as long as a step.
         self.keyed = self.env if isinstance(self.env, HasStateKey) else None
 
     async def reset(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
         """The first observation, and info."""
-        return read_reset(
-            await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self._name
-        )
+        result = await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed))
+        return read_reset(result, self._name)
 
     async def step(self, action: str, turn_idx: int) -> StepResult:
         """The result of an action in turn `turn_idx` (from 1)."""
@@ -103,7 +112,12 @@ class EnvSession:
                 self.state_key = ask_state_key(self.keyed)
         return self.env.step(action)
 
-    async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    async def _answer(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+    ) -> Any:
         """The result of a call; a coroutine is awaited. If the call tries to end the process, only its
         episode fails."""
         stopwatch = self.settings.stopwatch
@@ -126,7 +140,12 @@ class ThreadSession(EnvSession):
     them. A call past its deadline is interrupted and no longer waited for. Once this call returns, the thread
     closes the environment and ends."""
 
-    def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self,
+        tag: str,
+        settings: CallSettings,
+        places: asyncio.Semaphore,
+    ) -> None:
         super().__init__(tag, settings)
         self._places = places
         self._thread = DaemonThread(tag)
@@ -141,15 +160,21 @@ class ThreadSession(EnvSession):
     def end(self) -> None:
         self._thread.end()
 
-    async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    async def _answer(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+    ) -> Any:
         """Calls `function` in the thread once `places` allows it. A coroutine that the call returns runs on
         the event loop."""
-        waiter, its_turn, timeout_s = (
+        place_limit = self.settings.watchdog.waiting(
             f"an episode of {self.tag}",
             f"its turn to call {name}",
             self.settings.place_timeout_s,
+            "deadlines.env_s",
         )
-        async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
+        async with place_limit:
             await self._places.acquire()
         started = self.settings.stopwatch.now()
         call = self._thread.start(self._called, name, function, *args)

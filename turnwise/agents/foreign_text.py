@@ -16,7 +16,11 @@ class OverForeignText:
     agent: AgentLoop
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         contexts = _ForeignContexts(open_conversation)
         return await self.agent.run(task, sibling, contexts, sampling)
@@ -31,6 +35,12 @@ class _ForeignContexts:
     def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
         return self.open_conversation(sampling, **{"encode_special_tokens": False, **options})
 
-    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None:
+    def called(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        result: str,
+        seconds: float,
+    ) -> None:
         if isinstance(self.open_conversation, HearsCalls):
             self.open_conversation.called(name, arguments, result, seconds)

@@ -22,8 +22,9 @@ class EnvPrompt:
     `{env_instruction}`. Raises ConfigError if `turn_template` has an unknown placeholder or a lone brace.
 
     >>> prompt = EnvPrompt("", "Turn {turn_idx}: {observation}")
-    >>> prompt.messages(Observation("{P}"), turn_idx=1, actions_left=9, max_response_length=8,
-    env_instruction="Walk.") [{'role': 'user', 'content': 'Walk.\\nTurn 1: {P}'}]
+    >>> start = Observation("{P}")
+    >>> prompt.messages(start, turn_idx=1, actions_left=9, max_response_length=8, env_instruction="Walk.")
+    [{'role': 'user', 'content': 'Walk.\\nTurn 1: {P}'}]
     """
 
     def __init__(
@@ -62,20 +63,32 @@ class EnvPrompt:
         }
         if self._mode == "step":
             values |= self._of_step(observation, turn_idx, earlier)
-        text = "".join(literal + (values[name] if name else "") for literal, name in self._pieces)
+        values[""] = ""  # after the last literal there is no placeholder
+        text = "".join(literal + values[name] for literal, name in self._pieces)
         opens_context = turn_idx == 1 or self._mode == "step"
         if opens_context and env_instruction and "env_instruction" not in self._names:
             text = f"{env_instruction}\n{text}"
-        user = {"role": "user", "content": _content(text, observation)}
-        return (
-            [{"role": "system", "content": self._system}, user] if opens_context and self._system else [user]
-        )
+        messages: list[Message] = []
+        if opens_context and self._system:
+            messages.append({"role": "system", "content": self._system})
+        messages.append({"role": "user", "content": _content(text, observation)})
+        return messages
 
-    def _of_step(self, observation: Observation, turn_idx: int, earlier: Sequence[Turn]) -> dict[str, str]:
-        length = len(earlier) if self._history_length is None else min(self._history_length, len(earlier))
-        first = len(earlier) - length
+    def _of_step(
+        self,
+        observation: Observation,
+        turn_idx: int,
+        earlier: Sequence[Turn],
+    ) -> dict[str, str]:
+        length = len(earlier)
+        if self._history_length is not None:
+            length = min(length, self._history_length)
+        history = ""
+        if "history" in self._names:
+            first = len(earlier) - length
+            history = _history(earlier[first:], first + 1)
         return {
-            "history": _history(earlier[first:], first + 1) if "history" in self._names else "",
+            "history": history,
             "history_length": str(length),
             "step_count": str(turn_idx - 1),
             "current_step": str(turn_idx),
@@ -97,8 +110,11 @@ def _history(turns: Sequence[Turn], first_step: int) -> str:
     """
     lines = []
     for step, turn in enumerate(turns, first_step):
-        done = "No action could be read from the answer." if turn.action is None else f"Action: {turn.action}"
-        lines += [f"Step {step}:", turn.observation, done]
+        lines += [f"Step {step}:", turn.observation]
+        if turn.action is None:
+            lines.append("No action could be read from the answer.")
+        else:
+            lines.append(f"Action: {turn.action}")
     return "\n".join(lines)
 
 
@@ -112,7 +128,9 @@ def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
 
 def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:
     """The pieces of a template, as `(literal, name of the placeholder after it, or "")`."""
-    allowed = TURN_PLACEHOLDERS if mode == "trajectory" else TURN_PLACEHOLDERS + STEP_PLACEHOLDERS
+    allowed: tuple[str, ...] = TURN_PLACEHOLDERS
+    if mode == "step":
+        allowed += STEP_PLACEHOLDERS
     try:
         fields = list(Formatter().parse(template))
     except ValueError as error:
@@ -122,15 +140,13 @@ def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:
         if name in STEP_PLACEHOLDERS and name not in allowed:
             raise ConfigError(
                 f"agent_template: {{{name}}} belongs to mode: step, where each turn's prompt is written "
-                f"afresh; "
-                f"in mode: trajectory the history is in the conversation and {{observation}} is the new "
-                f"part of it"
+                "afresh; in mode: trajectory the history is in the conversation and {observation} is the new "
+                "part of it"
             )
         if name is not None and (name not in allowed or format_spec or conversion):
             raise ConfigError(
                 f"agent_template: {{{name}}} isn't a placeholder; allowed are {', '.join(allowed)}, without "
-                f"formats; "
-                f"write a brace that is part of the text twice.{nearest(name, allowed)}"
+                f"formats; write a brace that is part of the text twice.{nearest(name, allowed)}"
             )
         pieces.append((literal, name or ""))
     return tuple(pieces)

@@ -34,32 +34,39 @@ class SingleTurnAgent:
         self._interactions = interactions or Interactions()
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         """One trajectory: finished, or truncated by a limit. It has one turn if there is no simulated
         user."""
         async with self._interactions.open(task, sibling, self._settings.max_user_turns) as user:
             # Special tokens in a user's message would forge a turn.
             conversation = open_conversation(sampling, encode_special_tokens=not user.is_there)
-            limit = await self._converse(
-                user, conversation, prompt_of(task.payload, self._settings.prompt_key)
-            )
+            prompt = prompt_of(task.payload, self._settings.prompt_key)
+            limit = await self._converse(user, conversation, prompt)
             metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
         return [Trajectory(task, sibling, conversation.turns, status=status, limit=limit, metrics=metrics)]
 
     async def _converse(
-        self, user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
+        self,
+        user: InteractionSession,
+        conversation: Conversation,
+        messages: Sequence[Message],
     ) -> Limit | None:
-        settings, said = self._settings, list[Message]()
+        settings = self._settings
+        transcript: list[Message] = []
         while True:
             reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
             if reply is None:  # the user's last message leaves no room for a response
                 return "sequence_length"
             if conversation.turns[-1].finish_reason == "length":
                 return cut_by(conversation)
-            said += [*messages, reply]
-            messages = await user.reply(said, conversation.turns[-1])
+            transcript += [*messages, reply]
+            messages = await user.reply(transcript, conversation.turns[-1])
             if not messages:
                 return user.limit
             if len(conversation.turns) == settings.max_assistant_turns:

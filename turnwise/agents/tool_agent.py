@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.prompts import prompt_of
+from turnwise.errors import counted
 from turnwise.protocols import Conversation, HearsCalls, OpenConversation
 from turnwise.tools.tool_box import (
     Interactions,
@@ -60,7 +61,11 @@ class ToolAgent:
         self._limits = limits
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         """One trajectory: finished by a response without calls or by the simulated user, or truncated by a
         limit."""
@@ -74,15 +79,15 @@ class ToolAgent:
             prompt = prompt_of(task.payload, self._settings.prompt_key, session.schemas)
             hears = open_conversation if isinstance(open_conversation, HearsCalls) else None
             limit = await self._converse(_ToldSession(session, hears), user, conversation, prompt)
-            rewards, metrics = await session.rewards(), await user.metrics()
+            rewards = await session.rewards()
+            user_metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
         trajectory = Trajectory(task, sibling, conversation.turns, status=status, limit=limit)
         trajectory.outcome_rewards = {f"tool/{name}": reward for name, reward in rewards.items()}
-        counts = {
-            name: sum(turn.metrics[name] for turn in conversation.turns)
-            for name in ("tool_calls", "unreadable_calls")
-        }
-        trajectory.metrics = counts | session.metrics | metrics
+        for name in ("tool_calls", "unreadable_calls"):
+            trajectory.metrics[name] = sum(turn.metrics[name] for turn in conversation.turns)
+        trajectory.metrics |= session.metrics
+        trajectory.metrics |= user_metrics
         return [trajectory]
 
     async def _converse(
@@ -92,7 +97,8 @@ class ToolAgent:
         conversation: Conversation,
         messages: Sequence[Message],
     ) -> Limit | None:
-        settings, said = self._settings, list[Message]()
+        settings = self._settings
+        transcript: list[Message] = []
         while True:
             reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
             if reply is None:  # the last results, or the user's last message, leave no room for a response
@@ -107,10 +113,10 @@ class ToolAgent:
             }
             if turn.finish_reason == "length":
                 return cut_by(conversation)
-            said += [*messages, reply]
+            transcript += [*messages, reply]
             started = time.perf_counter()
             if not calls and not errors:
-                messages = await user.reply(said, turn)
+                messages = await user.reply(transcript, turn)
                 if not messages:
                     return user.limit
             if len(conversation.turns) == settings.max_assistant_turns:
@@ -135,25 +141,28 @@ class ToolAgent:
             logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]
         if recorded is None or len(recorded) != len(calls) + len(errors):
-            limits, texts = self._limits, [*await self._results(session, functions), *errors]
-            length, side = limits.max_tool_response_length, limits.tool_response_truncate_side
+            length = self._limits.max_tool_response_length
+            side = self._limits.tool_response_truncate_side
+            texts = [*await self._results(session, functions), *errors]
             recorded = [shortened(readable(text), length, side) for text in texts]
         # The model may write special tokens into an unknown name. In the template they would forge a turn.
-        known = {schema["function"]["name"] for schema in session.schemas}
-        names = [f["name"] if f["name"] in known else "error" for f in functions] + ["error"] * len(errors)
-        ids = [call["id"] for call in calls] + [f"error{number:04d}" for number in range(len(errors))]
-        said = zip(names, ids, recorded, strict=True)
+        tool_names = {schema["function"]["name"] for schema in session.schemas}
+        names = [f["name"] if f["name"] in tool_names else "error" for f in functions]
+        names += ["error"] * len(errors)
+        ids = [call["id"] for call in calls]
+        ids += [f"error{number:04d}" for number in range(len(errors))]
         return [
             {"role": "tool", "name": name, "tool_call_id": call_id, "content": text}
-            for name, call_id, text in said
+            for name, call_id, text in zip(names, ids, recorded, strict=True)
         ]
 
     async def _results(self, session: "_ToldSession", functions: Sequence[Mapping[str, Any]]) -> list[str]:
-        most = self._limits.max_parallel_calls
-        running = [
-            asyncio.create_task(session.call(f["name"], f["arguments"]), name=f"tool call {f['name']!r:.60}")
-            for f in functions[:most]
-        ]
+        max_calls = self._limits.max_parallel_calls
+        running = []
+        for function in functions[:max_calls]:
+            name = function["name"]
+            call = session.call(name, function["arguments"])
+            running.append(asyncio.create_task(call, name=f"tool call {name!r:.60}"))
         try:
             results = await asyncio.gather(*running)
         finally:
@@ -161,8 +170,9 @@ class ToolAgent:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        beyond = f"not executed: at most {most} call{'s' if most > 1 else ''} a turn"
-        return [result.text for result in results] + [beyond] * (len(functions) - len(results))
+        texts = [result.text for result in results]
+        refusal = f"not executed: at most {counted(max_calls, 'call')} a turn"
+        return texts + [refusal] * (len(functions) - len(results))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,30 @@ what is allowed."""
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from turnwise.errors import EnvironmentFault
 
 
-def check_choice(env_name: str, name: str, value: object, allowed: Sequence[object]) -> None:
+def check_choice(
+    env_name: str,
+    name: str,
+    value: object,
+    allowed: Sequence[object],
+) -> None:
     if value not in allowed:
         raise EnvironmentFault(
             f"{env_name}: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}"
         )
 
 
-def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
+def check_type(
+    env_name: str,
+    name: str,
+    value: object,
+    allowed: type,
+    meaning: str,
+) -> None:
     """Refuses a value that isn't of the type `allowed`, which `meaning` names in words. A bool isn't a
     number.
 
@@ -41,22 +52,31 @@ def check_format_penalty(value: float) -> None:
         raise EnvironmentFault(f"format_penalty {value} would reward invalid actions; it must be 0 or less")
 
 
+def is_list_of_str(value: object) -> TypeGuard[Sequence[str]]:
+    """Whether a value is a sequence of strings, and isn't a string itself."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return False
+    return all(isinstance(item, str) for item in value)
+
+
 def check_rows(name: str, rows: object, letters: str) -> None:
     """Refuses rows of a grid that aren't strings of equal length, made of `letters`."""
-    if (
-        isinstance(rows, str)
-        or not isinstance(rows, Sequence)
-        or not all(isinstance(row, str) for row in rows)
-    ):
+    if not is_list_of_str(rows):
         raise EnvironmentFault(f"{name} {rows!r} must be a list of strings, one per row")
-    if not any(rows) or len({len(row) for row in rows}) != 1 or set("".join(rows)) - set(letters):
+    row_lengths = {len(row) for row in rows}
+    unknown_letters = set("".join(rows)) - set(letters)
+    if not any(rows) or len(row_lengths) != 1 or unknown_letters:
         raise EnvironmentFault(
             f"{name} {list(rows)!r} must be rows of equal length, made of the letters {letters!r}"
         )
 
 
 def words_by_number(
-    name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
+    name: str,
+    lookup: Mapping[Any, str],
+    numbers: Sequence[int],
+    *,
+    is_case_sensitive: bool = False,
 ) -> tuple[str, ...]:
     """The stripped words of `lookup`, in the order of `numbers`. Keys of `lookup` are numbers, or numbers as
     text. Each number must have its own word; words that differ in case alone count as the same unless
@@ -65,12 +85,13 @@ def words_by_number(
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))
     ('Up', 'Down')
     """
+    keys = [str(number) for number in numbers]
     if not isinstance(lookup, Mapping):
-        raise EnvironmentFault(f"{name} {lookup!r} must map each of {', '.join(map(str, numbers))} to a word")
+        raise EnvironmentFault(f"{name} {lookup!r} must map each of {', '.join(keys)} to a word")
     words = {str(number): str(word).strip() for number, word in lookup.items()}
-    told_apart = {word if is_case_sensitive else word.lower() for word in words.values()} - {""}
-    if set(words) != {str(number) for number in numbers} or len(told_apart) != len(numbers):
-        raise EnvironmentFault(
-            f"{name} {dict(lookup)!r} must give each of {', '.join(map(str, numbers))} its own word"
-        )
-    return tuple(words[str(number)] for number in numbers)
+    distinct = set(words.values())
+    if not is_case_sensitive:
+        distinct = {word.lower() for word in distinct}
+    if set(words) != set(keys) or len(distinct - {""}) != len(keys):
+        raise EnvironmentFault(f"{name} {dict(lookup)!r} must give each of {', '.join(keys)} its own word")
+    return tuple(words[key] for key in keys)

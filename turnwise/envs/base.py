@@ -5,9 +5,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from turnwise.types import Observation, Reduction
+from turnwise.types import Observation, Reduction, derive_seed
 
 Step = tuple[str | Observation, float, bool, bool, dict[str, Any]]
+
+
+def episode_seed(seed: int | None, last_seed: int) -> int:
+    """The seed of an episode: `seed` or, without one, a seed derived from the last episode's."""
+    if seed is None:
+        return derive_seed(last_seed, "next")
+    return seed
 
 
 class TextEnv(ABC):

@@ -38,14 +38,12 @@ class StepResult(NamedTuple):
 def check_shape(env: Env) -> None:
     """Raises EnvironmentFault if a required member is missing, or `metric_reductions` isn't valid."""
     name = type(env).__name__
-    missing = [
-        member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)
-    ]
+    required = ("reset", "step", "close", "metric_reductions")
+    missing = [member for member in required if not hasattr(env, member)]
     if missing:
         raise EnvironmentFault(
             f"{name} isn't an environment, as it has no {', '.join(missing)}; subclass "
-            f"turnwise.envs.base:TextEnv, or see the "
-            "contract in docs/environments.md"
+            "turnwise.envs.base:TextEnv, or see the contract in docs/environments.md"
         )
     if not isinstance(env.metric_reductions, Mapping):
         raise EnvironmentFault(
@@ -62,39 +60,47 @@ def check_shape(env: Env) -> None:
 def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, Any]]:
     """Checks and returns the `(observation, info)` of a `reset`. Raises EnvironmentFault if it breaks the
     contract."""
-    where = f"environment {env_name}, reset"
+    label = f"environment {env_name}, reset"
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise EnvironmentFault(f"{where}: got {_shape(result)}; reset returns the tuple (observation, info)")
-    return _observation(result[0], where), _info(result[1], where)
+        raise EnvironmentFault(f"{label}: got {_shape(result)}; reset returns the tuple (observation, info)")
+    observation, info = result
+    return _observation(observation, label), _info(info, label)
 
 
-def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Reduction]) -> StepResult:
+def read_step(
+    result: Any,
+    env_name: str,
+    turn: int,
+    reductions: Mapping[str, Reduction],
+) -> StepResult:
     """Checks what `step` returned in turn `turn` (from 1). Raises EnvironmentFault if it breaks the
     contract."""
-    where = f"environment {env_name}, turn {turn}"
+    label = f"environment {env_name}, turn {turn}"
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentFault(
-            f"{where}: got {_shape(result)}; step returns the tuple (observation, reward, terminated, "
+            f"{label}: got {_shape(result)}; step returns the tuple (observation, reward, terminated, "
             f"truncated, info)"
         )
     observation, reward, terminated, truncated, info = result
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, (bool, np.bool_)):
-            raise EnvironmentFault(f"{where}: {name} is {value!r}; it must be True or False")
-    info = _info(info, where)
+            raise EnvironmentFault(f"{label}: {name} is {value!r}; it must be True or False")
+    info = _info(info, label)
     return StepResult(
-        observation=_observation(observation, where),
-        reward=_number(reward, f"{where}: the reward"),
+        observation=_observation(observation, label),
+        reward=_number(reward, f"{label}: the reward"),
         is_terminated=bool(terminated),
         is_truncated=bool(truncated),
         info=info,
-        metrics=_metrics(info.get("metrics", {}), where, reductions),
+        metrics=_metrics(info.get("metrics", {}), label, reductions),
     )
 
 
 def read_state_key(env: Env) -> Hashable:
     """`state_key()` of an environment; None if it has no such method."""
-    return ask_state_key(env) if isinstance(env, HasStateKey) else None
+    if not isinstance(env, HasStateKey):
+        return None
+    return ask_state_key(env)
 
 
 def ask_state_key(env: HasStateKey) -> Hashable:
@@ -114,17 +120,18 @@ def is_picture(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,)
 
 
-def check_numbers(trajectory: Trajectory, where: str) -> None:
+def check_numbers(trajectory: Trajectory, label: str) -> None:
     """Turns a trajectory's rewards and metrics into floats. Raises EnvironmentFault unless all are numbers up
     to ±`MAX_ABS`."""
     for number, turn in enumerate(trajectory.turns, start=1):
-        turn.reward = _number(turn.reward, f"{where}, turn {number}: the reward")
+        turn.reward = _number(turn.reward, f"{label}, turn {number}: the reward")
         turn.metrics = {
-            name: _number(value, f"{where}, turn {number}: metric {name!r}")
+            name: _number(value, f"{label}, turn {number}: metric {name!r}")
             for name, value in turn.metrics.items()
         }
-    for part in (trajectory.outcome_rewards, trajectory.metrics):
-        part.update({name: _number(value, f"{where}: {name!r}") for name, value in part.items()})
+    for values in (trajectory.outcome_rewards, trajectory.metrics):
+        for name, value in values.items():
+            values[name] = _number(value, f"{label}: {name!r}")
 
 
 def reduce_metric(values: list[float], reduction: Reduction) -> float:
@@ -136,74 +143,78 @@ def reduce_metric(values: list[float], reduction: Reduction) -> float:
     return _REDUCTIONS[reduction](values)
 
 
-def _observation(value: Any, where: str) -> Observation:
+def _observation(value: Any, label: str) -> Observation:
     if isinstance(value, str):
         value = Observation(value)
     if not isinstance(value, Observation):
         raise EnvironmentFault(
-            f"{where}: the observation is {_shape(value)}; it must be a str or a turnwise.types.Observation"
+            f"{label}: the observation is {_shape(value)}; it must be a str or a turnwise.types.Observation"
         )
-    _check_text(value.text, f"{where}: the observation's text")
+    _check_text(value.text, f"{label}: the observation's text")
     for media in value.media:
-        if not isinstance(media, Media) or not is_picture(media.data):
+        data: Any = media.data if isinstance(media, Media) else media
+        if not isinstance(media, Media) or not is_picture(data):
             raise EnvironmentFault(
-                f"{where}: the observation's media hold "
-                f"{_shape(media.data if isinstance(media, Media) else media)}; "
+                f"{label}: the observation's media hold {_shape(data)}; "
                 "each must be a turnwise.types.Media with a uint8 array [H, W, 3]"
             )
     return value
 
 
-def _info(value: Any, where: str) -> Mapping[str, Any]:
+def _info(value: Any, label: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise EnvironmentFault(f"{where}: info is {_shape(value)}; it must be a dict")
+        raise EnvironmentFault(f"{label}: info is {_shape(value)}; it must be a dict")
     for key in PROMPT_KEYS:
         if key in value:
-            _check_text(value[key], f"{where}: info[{key!r}]")
+            _check_text(value[key], f"{label}: info[{key!r}]")
     return value
 
 
-def _check_text(value: Any, what: str) -> None:
+def _check_text(value: Any, label: str) -> None:
     if not isinstance(value, str):
-        raise EnvironmentFault(f"{what} is {_shape(value)}; it must be a str")
+        raise EnvironmentFault(f"{label} is {_shape(value)}; it must be a str")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise EnvironmentFault(
-            f"{what} has {value[error.start]!a} at character {error.start}, half of a character, which no "
-            f"tokenizer reads; "
-            "decode bytes with errors='replace'"
+            f"{label} has {value[error.start]!a} at character {error.start}, half of a character, which no "
+            "tokenizer reads; decode bytes with errors='replace'"
         ) from error
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, label: str) -> float:
+    size: Any = float("nan")
+    if isinstance(value, (numbers.Real, np.bool_)):
+        size = abs(value)
     # Unlike math.isfinite, a comparison takes integers of any length. It is false for NaN.
-    size: Any = abs(value) if isinstance(value, (numbers.Real, np.bool_)) else float("nan")
     if not size <= MAX_ABS:
         raise EnvironmentFault(
-            f"{what} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most "
+            f"{label} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most "
             f"{MAX_ABS:g} in size"
         )
     return float(value)
 
 
-def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> dict[str, float]:
+def _metrics(
+    values: Any,
+    label: str,
+    reductions: Mapping[str, Reduction],
+) -> dict[str, float]:
     if not isinstance(values, Mapping):
-        raise EnvironmentFault(f"{where}: info['metrics'] is {_shape(values)}; it must be a dict of numbers")
+        raise EnvironmentFault(f"{label}: info['metrics'] is {_shape(values)}; it must be a dict of numbers")
     for name in values:
         if name not in reductions:
             raise EnvironmentFault(
-                f"{where}: metric {name!r} isn't declared; metric_reductions has "
-                f"{', '.join(reductions) or 'none'}: "
-                f"add it there with mean, sum, max, min or last.{nearest(str(name), reductions)}"
+                f"{label}: metric {name!r} isn't declared; metric_reductions has "
+                f"{', '.join(reductions) or 'none'}: add it there with mean, sum, max, min or last."
+                f"{nearest(str(name), reductions)}"
             )
-    # The quick check comes first, since building the text of an error takes longer.
-    return {
-        name: value
-        if type(value) is float and -MAX_ABS <= value <= MAX_ABS
-        else _number(value, f"{where}: metric {name!r}")
-        for name, value in values.items()
-    }
+    metrics = {}
+    for name, value in values.items():
+        # The quick check comes first, since building the text of an error takes longer.
+        is_usual = type(value) is float and -MAX_ABS <= value <= MAX_ABS
+        metrics[name] = value if is_usual else _number(value, f"{label}: metric {name!r}")
+    return metrics
 
 
 def _shape(value: Any) -> str:

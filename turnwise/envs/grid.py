@@ -28,31 +28,37 @@ x: NDArray[np.float64]
 y, x = np.mgrid[0:TILE, 0:TILE] / (TILE - 1) - 0.5
 
 
-def disc(left: float, top: float, radius: float) -> NDArray[np.bool_]:
-    """The pixels of a tile that lie in a disc around (`left`, `top`): bool [TILE, TILE]. A tile has side 1,
-    middle (0, 0)."""
-    return (x - left) ** 2 + (y - top) ** 2 <= radius**2
+def disc(center_x: float, center_y: float, radius: float) -> NDArray[np.bool_]:
+    """The pixels of a tile that lie in a disc around (`center_x`, `center_y`): bool [TILE, TILE]. A tile has
+    side 1, middle (0, 0)."""
+    return (x - center_x) ** 2 + (y - center_y) ** 2 <= radius**2
 
 
-def box(left: float, top: float, right: float, bottom: float) -> NDArray[np.bool_]:
+def box(min_x: float, min_y: float, max_x: float, max_y: float) -> NDArray[np.bool_]:
     """The pixels of a tile that lie in a rectangle: bool [TILE, TILE]. The coordinates are those of
     `disc`."""
-    return (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
+    return (x >= min_x) & (x <= max_x) & (y >= min_y) & (y <= max_y)
 
 
 EDGE = ~box(-0.47, -0.47, 0.47, 0.47)
-PLAYER_COAT, PLAYER_FACE = disc(0, 0.36, 0.27) & (y <= 0.38), disc(0, -0.06, 0.17)
+PLAYER_COAT = disc(0, 0.36, 0.27) & (y <= 0.38)
+PLAYER_FACE = disc(0, -0.06, 0.17)
 
 
 def draw(
-    cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], int, Cell], None]
+    cells: Sequence[Cell],
+    width: int,
+    paint: Callable[[NDArray[np.uint8], int, Cell], None],
 ) -> NDArray[np.uint8]:
     """A picture, uint8 [TILE · rows, TILE · width, 3]. `paint(tile, index, cell)` fills each tile [TILE,
     TILE, 3]."""
     picture = np.empty((TILE * len(cells) // width, TILE * width, 3), np.uint8)
     for index, cell in enumerate(cells):
         row, column = divmod(index, width)
-        paint(picture[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE], index, cell)
+        top = row * TILE
+        start = column * TILE
+        tile = picture[top : top + TILE, start : start + TILE]
+        paint(tile, index, cell)
     return picture
 
 
@@ -65,15 +71,15 @@ def fewest_actions(
     """The shortest list of action numbers from `start` to a goal, by breadth-first search; among equals, the
     lexicographically first. `moves(state)` yields the next state of each action. None if no goal is found
     within `max_states` states."""
-    seen = {start}
+    visited = {start}
     queue: deque[tuple[StateT, list[int]]] = deque([(start, [])])
-    while queue and len(seen) <= max_states:
+    while queue and len(visited) <= max_states:
         here, actions = queue.popleft()
         if is_goal(here):
             return actions
         for action, there in enumerate(moves(here)):
-            if there not in seen:
-                seen.add(there)
+            if there not in visited:
+                visited.add(there)
                 queue.append((there, [*actions, action]))
     return None
 
@@ -108,11 +114,13 @@ class GridEnv(TextEnv):
         check_choice(self.name, "observation", observation, get_args(ObservationKind))
         check_choice(self.name, "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
-        lookup = self.words if action_lookup is None else action_lookup
-        self.actions = words_by_number("action_lookup", lookup, tuple(self.words))
+        if action_lookup is None:
+            action_lookup = self.words
+        self.actions = words_by_number("action_lookup", action_lookup, tuple(self.words))
         self.shows_pictures = render_mode == "rgb_array"
         self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
-        self._observation_kind, self._split = observation, split
+        self._observation_kind = observation
+        self._split = split
         self._format_penalty = float(format_penalty)
         self._seed = 0
 
@@ -125,35 +133,55 @@ class GridEnv(TextEnv):
 
     def _observe(self) -> str | Observation:
         if self.shows_pictures:
-            return Observation(f"The picture shows the {self.scene}.", (Media("image", self.render()),))
+            picture = Media("image", self.render())
+            return Observation(f"The picture shows the {self.scene}.", (picture,))
         if self._observation_kind == "coordinates":
             return self._coordinates()
         cells, width = self._cells()
         grid = "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
-        return grid if self._observation_kind == "grid" else f"{grid}\n{self._coordinates()}"
+        if self._observation_kind == "grid":
+            return grid
+        return f"{grid}\n{self._coordinates()}"
 
     def _step(
-        self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool
+        self,
+        number: int | None,
+        reward: float,
+        *,
+        is_success: bool,
+        is_effective: bool,
+        is_over: bool,
     ) -> Step:
         """The result of `step`. `number` is the action's index in `actions`; None if the text was no
         action."""
-        penalty = self._format_penalty if number is None else 0.0
+        action: str | None = None
+        penalty = self._format_penalty
+        if number is not None:
+            action = self.actions[number]
+            penalty = 0.0
         metrics = {
             "success": float(is_success),
             "action_is_valid": float(number is not None),
             "action_is_effective": float(is_effective),
             "format_penalty": penalty,
         }
-        info = {"metrics": metrics, "action": None if number is None else self.actions[number]}
+        info = {"metrics": metrics, "action": action}
         return self._observe(), reward + penalty, is_over, False, info
 
-    def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
+    def _rules(
+        self,
+        goal: str,
+        symbols: Iterable[tuple[str, str]],
+        unnamed: str,
+        moves: str,
+    ) -> str:
         """The rules that open the first prompt. `unnamed` follows the sentence on coordinates: it says what
         is in the cells that an observation doesn't list. `moves` follows the sentence on actions. Both texts
         include their punctuation."""
         lines = [goal]
         if not self.shows_pictures:
-            lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")
+            legend = ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols)
+            lines.append(f"Symbols: {legend}.")
             if self._observation_kind != "grid":
                 lines.append(
                     f"A symbol with row,column stands at that place, counted from 0 at the top left{unnamed}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.envs.base import TextEnv
+from turnwise.envs.base import TextEnv, episode_seed
 from turnwise.types import Split, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,20 @@ class HeldOutEnv(TextEnv):
     found."""
     _seed = 0
 
-    def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
+    def _start(
+        self,
+        name: str,
+        seed: int | None,
+        split: Split | None,
+        begin: Callable[[int], str],
+    ) -> None:
         """Calls `begin(seed)`, which starts an episode and returns its content, with new seeds until the
         content is in `split`. The first seed is `seed`; None derives it from the last episode's. If none of
         `MAX_DRAWS` fits, the first is played."""
-        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        self._seed = episode_seed(seed, self._seed)
         for draw in range(MAX_DRAWS):
-            content = begin(derive_seed(self._seed, draw) if draw else self._seed)
+            draw_seed = derive_seed(self._seed, draw) if draw else self._seed
+            content = begin(draw_seed)
             if in_split(int(fingerprint(content), 16), split):
                 self.plays_all = False
                 return
@@ -79,11 +86,8 @@ def _canonical(value: Any) -> str:
         case np.ndarray() | np.generic():
             return _canonical(value.tolist())
         case Mapping():
-            return (
-                "{"
-                + ",".join(sorted(f"{_canonical(key)}:{_canonical(item)}" for key, item in value.items()))
-                + "}"
-            )
+            items = sorted(f"{_canonical(key)}:{_canonical(item)}" for key, item in value.items())
+            return "{" + ",".join(items) + "}"
         case Set():
             return "<" + ",".join(sorted(map(_canonical, value))) + ">"
         case list() | tuple():
@@ -92,6 +96,8 @@ def _canonical(value: Any) -> str:
             return repr(value)
         case _:
             text = repr(value)
+            if " at 0x" not in text:
+                return text
             # The default `repr` holds the object's address; pickle's reduction holds its class, and its
             # attributes or slots.
-            return _canonical(value.__reduce_ex__(2)[1:3]) if " at 0x" in text else text
+            return _canonical(value.__reduce_ex__(2)[1:3])

@@ -36,12 +36,13 @@ def alone() -> Iterator[None]:
     """Like `silenced`, for a package that draws from the global generators of `random` and numpy: restores
     them afterwards."""
     with silenced():
-        python, numpy = random.getstate(), np.random.get_state()
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 @contextmanager
@@ -49,11 +50,11 @@ def needs(package: str, extra: str) -> Iterator[None]:
     """Surrounds the import of an optional package. If the package is missing, the error names the extra to
     install.
 
-    >>> with needs("nosuch", "gym"):
+    >>> with needs("nosuch", "gym"):  # doctest: +ELLIPSIS
     ...     import nosuch
     Traceback (most recent call last):
-    ... turnwise.errors.NotAvailableError: this environment needs the package nosuch: pip install -e '.[gym]'
-    in turnwise's checkout
+    ...
+    turnwise.errors.NotAvailableError: this environment needs the package nosuch: pip install -e '.[gym]' ...
     """
     try:
         yield

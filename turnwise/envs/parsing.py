@@ -35,7 +35,8 @@ def without_thoughts(text: str) -> str | None:
     if "think>" not in text.lower():
         return text
     spoken: list[str] = []
-    position, is_inside = 0, False
+    position = 0
+    is_inside = False
     # One pass, since searching each block's end would take quadratic time for a text of unclosed blocks.
     for tag in _THINKING_TAG.finditer(text):
         closes = bool(tag.group(1))
@@ -45,7 +46,9 @@ def without_thoughts(text: str) -> str | None:
             spoken.append(text[position : tag.start()])
         is_inside = not closes
         position = tag.end()
-    return None if is_inside else "".join([*spoken, text[position:]])
+    if is_inside:
+        return None
+    return "".join([*spoken, text[position:]])
 
 
 def parse_action(text: str, pattern: str | None) -> str | None:
@@ -89,5 +92,8 @@ def as_answer(action: str, pattern: str | None) -> str | None:
     """
     if pattern is not None and parse_action(action, pattern) is not None:
         return action
-    answers = (answer.replace("{action}", action) for answer in ANSWERS)
-    return next((text for text in answers if parse_action(text, pattern) == action.strip()), None)
+    for template in ANSWERS:
+        text = template.replace("{action}", action)
+        if parse_action(text, pattern) == action.strip():
+            return text
+    return None

@@ -18,14 +18,16 @@ def groups_of(match: re.Match[str] | None) -> list[str | None] | None:
     return list(match.groups() or (match.group(),))
 
 
-def answer(asked: dict[str, Any]) -> list[str | None] | None:
-    signal.setitimer(signal.ITIMER_VIRTUAL, asked["cpu_s"])
+def answer(request: dict[str, Any]) -> list[str | None] | None:
+    signal.setitimer(signal.ITIMER_VIRTUAL, request["cpu_s"])
     try:
-        return groups_of(re.compile(asked["pattern"], FLAGS).search(asked["text"]))
+        pattern = re.compile(request["pattern"], FLAGS)
+        return groups_of(pattern.search(request["text"]))
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        groups = answer(json.loads(line))
+        print(json.dumps(groups), flush=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from re import _constants as op, _parser  # type: ignore[attr-defined]  # there is no public way to a pattern's parts
 from threading import Lock
@@ -32,6 +33,7 @@ _CATEGORIES = {
     (op.CATEGORY, op.CATEGORY_DIGIT): re.compile(r"\d+"),
     (op.CATEGORY, op.CATEGORY_WORD): re.compile(r"\w+"),
 }
+_ANCHORS = ((op.AT, op.AT_BEGINNING), (op.AT, op.AT_BEGINNING_STRING))
 _ONE_CHARACTER = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN)
 
 
@@ -77,18 +79,19 @@ def _num_steps(parts: Sequence[tuple[Any, Any]], text: str) -> float:
     """The largest number of steps of a search. Each repeat looks at up to all of the text on each of the
     paths that led to it, and goes on wherever the literal text after it stands."""
     length = len(text) + 1
-    is_anchored = bool(parts) and parts[0] in ((op.AT, op.AT_BEGINNING), (op.AT, op.AT_BEGINNING_STRING))
-    paths = 1.0 if is_anchored else float(_num_places(parts, text))
+    paths = 1.0
+    if not parts or parts[0] not in _ANCHORS:
+        paths = float(_num_places(parts, text))
     steps = length + paths * len(parts)
     for index, (kind, value) in enumerate(parts):
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
-            least, most, repeated = value
+            min_repeats, max_repeats, repeated = value
             inner = _inlined(repeated)
             if any(part not in _ONE_CHARACTER for part, _ in inner):
                 return math.inf
-            if most <= _FEW:
-                paths *= most - least + 1
-                steps += paths * most * len(inner)
+            if max_repeats <= _FEW:
+                paths *= max_repeats - min_repeats + 1
+                steps += paths * max_repeats * len(inner)
             elif len(inner) == 1:
                 run = min(length, _longest_run(inner[0], text))
                 steps += paths * run
@@ -97,7 +100,8 @@ def _num_steps(parts: Sequence[tuple[Any, Any]], text: str) -> float:
                 return math.inf
         elif kind is op.BRANCH:
             branches = [_inlined(branch) for branch in value[1]]
-            if any(part not in (*_ONE_CHARACTER, op.AT) for branch in branches for part, _ in branch):
+            branch_parts = {part for part, _ in chain.from_iterable(branches)}
+            if not branch_parts <= {*_ONE_CHARACTER, op.AT}:
                 return math.inf
             paths *= len(branches)
             steps += paths * max(map(len, branches))
@@ -125,7 +129,8 @@ def _longest_run(part: tuple[Any, Any], text: str) -> float:
     kind, value = part
     if kind is not op.IN or len(value) != 1 or value[0] not in _CATEGORIES:
         return math.inf
-    return 1 + max(map(len, _CATEGORIES[value[0]].findall(text)), default=0)
+    runs = _CATEGORIES[value[0]].findall(text)
+    return 1 + max(map(len, runs), default=0)
 
 
 class _Searcher:
@@ -143,14 +148,16 @@ class _Searcher:
             if self._process is None:
                 command = [sys.executable, "-I", "-S", str(_PROGRAM)]
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
                 )
             process = self._process
             assert process.stdin is not None and process.stdout is not None
             # JSON escapes all that isn't ASCII, lone surrogates too.
-            print(
-                json.dumps({"pattern": pattern, "text": text, "cpu_s": CPU_S}), file=process.stdin, flush=True
-            )
+            request = json.dumps({"pattern": pattern, "text": text, "cpu_s": CPU_S})
+            print(request, file=process.stdin, flush=True)
             line = process.stdout.readline()
             if not line:
                 self._end()
@@ -175,8 +182,7 @@ def _searcher(process: int) -> _Searcher:
 def _warn_once(pattern: str) -> None:
     logger.warning(
         "action_pattern %r: searches of more than %g s of computing are ended, and the response counts as "
-        "having no action; "
-        "write the pattern without repeats inside repeats, or lower max_tokens_per_step",
+        "having no action; write the pattern without repeats inside repeats, or lower max_tokens_per_step",
         pattern,
         CPU_S,
     )

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from turnwise.envs.arguments import is_list_of_str
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import HasExpert
 
@@ -29,15 +30,13 @@ class Player(Acting, Protocol):
     actions: tuple[str, ...]
 
 
-def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
-    """The words of the actions: `given`, else `env.actions`, else none. Raises EnvironmentFault unless all
+def actions_of(env: Any, words: Sequence[str] = ()) -> tuple[str, ...]:
+    """The words of the actions: `words`, else `env.actions`, else none. Raises EnvironmentFault unless all
     are str."""
-    actions: Any = given or (env.actions if isinstance(env, HasActions) else ())
-    if (
-        isinstance(actions, str)
-        or not isinstance(actions, Sequence)
-        or not all(isinstance(word, str) for word in actions)
-    ):
+    actions: Any = words
+    if not words and isinstance(env, HasActions):
+        actions = env.actions
+    if not is_list_of_str(actions):
         raise EnvironmentFault(
             f"{type(env).__name__}.actions is {repr(actions)[:60]}; a random player needs a sequence of str"
         )
@@ -102,11 +101,9 @@ class ErringPlayer:
 
     def act(self) -> str | None:
         intended = self._player.act()
-        return (
-            self._rng.choice(self.actions)
-            if intended is not None and self._rng.random() < self._error_rate
-            else intended
-        )
+        if intended is not None and self._rng.random() < self._error_rate:
+            return self._rng.choice(self.actions)
+        return intended
 
 
 class GivingUpPlayer:
@@ -119,4 +116,6 @@ class GivingUpPlayer:
         self._is_lost = is_lost
 
     def act(self) -> str | None:
-        return None if self._is_lost() else self._player.act()
+        if self._is_lost():
+            return None
+        return self._player.act()

@@ -35,11 +35,14 @@ class ReasoningGymEnv(HeldOutEnv):
     `runs_answers`, or refuses `dataset_config`; NotAvailableError without reasoning-gym.
 
     Args:
-        dataset: a name of `reasoning_gym.factory.DATASETS`. dataset_config: arguments of the dataset's own
-        config; `size` is the number of its tasks. num_attempts: number of answers that may be given.
-        format_penalty: reward of an answer that couldn't be parsed. runs_answers: allows the datasets of
-        `RUNS_ANSWERS`. env_instruction: opens the first prompt; "" leaves it out. split: `train` or `val`:
-        asks only questions whose text hashes into this split, unless none is found. None: asks all.
+        dataset: a name of `reasoning_gym.factory.DATASETS`.
+        dataset_config: arguments of the dataset's own config; `size` is the number of its tasks.
+        num_attempts: number of answers that may be given.
+        format_penalty: reward of an answer that couldn't be parsed.
+        runs_answers: allows the datasets of `RUNS_ANSWERS`.
+        env_instruction: opens the first prompt; "" leaves it out.
+        split: `train` or `val`: asks only questions whose text hashes into this split, unless none is found.
+            None: asks all.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -72,18 +75,20 @@ class ReasoningGymEnv(HeldOutEnv):
         _check_dataset(dataset, runs_answers)
         self._name = dataset
         # Some datasets take half a second to load, and every episode makes an environment.
-        self._dataset = _load_dataset(
-            dataset, json.dumps(dict(dataset_config or {}), sort_keys=True, default=str)
-        )
-        self._num_attempts, self._format_penalty = num_attempts, float(format_penalty)
-        self._instruction, self._split = env_instruction, split
+        config_json = json.dumps(dict(dataset_config or {}), sort_keys=True, default=str)
+        self._dataset = _load_dataset(dataset, config_json)
+        self._num_attempts = num_attempts
+        self._format_penalty = float(format_penalty)
+        self._instruction = env_instruction
+        self._split = split
         self._task: dict[str, Any] = {}
         self._num_answers = 0
         self._best = 0.0
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         self._start(f"reasoning_gym's {self._name}", seed, self._split, self._ask)
-        self._num_answers, self._best = 0, 0.0
+        self._num_answers = 0
+        self._best = 0.0
         return self._task["question"], {"env_instruction": self._instruction}
 
     def _ask(self, seed: int) -> str:
@@ -95,8 +100,11 @@ class ReasoningGymEnv(HeldOutEnv):
     def step(self, action: str) -> Step:
         if not self._task:
             raise EnvironmentFault("ReasoningGymEnv.step came before reset; call reset(seed=…) first")
-        score = self._score(action) if action else 0.0
-        penalty = 0.0 if action else self._format_penalty
+        score = 0.0
+        penalty = self._format_penalty
+        if action:
+            score = self._score(action)
+            penalty = 0.0
         gain = max(score - self._best, 0.0)
         self._best = max(score, self._best)
         self._num_answers += 1
@@ -128,13 +136,13 @@ def _check_dataset(name: str, runs_answers: bool) -> None:
     if name in UNREPEATABLE:
         raise EnvironmentFault(
             f"dataset {name!r}: in reasoning-gym its tasks don't follow from their seed, so no episode "
-            f"could be played again"
+            "could be played again"
         )
     if name in RUNS_ANSWERS and not runs_answers:
         raise EnvironmentFault(
             f"dataset {name!r}: reasoning-gym's scorer runs the model's answer as Python code, with all "
-            f"that this process may "
-            "do. Where that is acceptable, in a sandbox, set runs_answers: true in env_config"
+            "that this process may do. Where that is acceptable, in a sandbox, set runs_answers: true in "
+            "env_config"
         )
 
 

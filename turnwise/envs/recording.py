@@ -28,10 +28,12 @@ class View:
         rendered: NDArray[np.uint8] | str = self.rendered
         if isinstance(rendered, str) or is_picture(rendered):
             return rendered
-        observation = (
-            self.result[0] if isinstance(self.result[0], Observation) else Observation(self.result[0])
-        )
-        return observation.media[0].data if observation.media else observation.text
+        observation = self.result[0]
+        if not isinstance(observation, Observation):
+            observation = Observation(observation)
+        if observation.media:
+            return observation.media[0].data
+        return observation.text
 
 
 class Views(SilentObserver):
@@ -58,10 +60,12 @@ class ObservedEnv:
         return getattr(self._env, name)
 
     def reset(self, *, seed: int | None = None) -> Any:
-        return _told(self._env.reset(seed=seed), partial(self._observer.reset, self._env))
+        result = self._env.reset(seed=seed)
+        return _told(result, partial(self._observer.reset, self._env))
 
     def step(self, action: str) -> Any:
-        return _told(self._env.step(action), partial(self._observer.stepped, self._env, action))
+        result = self._env.step(action)
+        return _told(result, partial(self._observer.stepped, self._env, action))
 
 
 def _told(result: Any, tell: Callable[[Any], None]) -> Any:
@@ -81,5 +85,6 @@ def _look(env: Env) -> Any:
         rendered = env.render()
     except NotImplementedError:
         return None
-    # Some environments draw the next picture into the same array.
-    return rendered.copy() if isinstance(rendered, np.ndarray) else rendered
+    if isinstance(rendered, np.ndarray):
+        return rendered.copy()  # some environments draw the next picture into the same array
+    return rendered

@@ -13,9 +13,8 @@ from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ENVS
 from turnwise.types import Split
 
-_entry_points = ChainMap[str, str](
-    {}, ENVS
-)  # `register` writes into the first map, which lies over `spec.ENVS`
+# `register` writes into the first map, which lies over `spec.ENVS`.
+_entry_points = ChainMap[str, str]({}, ENVS)
 # Looking a constructor's signature up takes as long as making many environments.
 _signature = lru_cache(inspect.signature)
 
@@ -25,10 +24,11 @@ def register(env_type: str, entry_point: str) -> None:
     has this name."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
-    known = _entry_points.get(env_type, entry_point)
-    if known != entry_point:
+    registered = _entry_points.get(env_type, entry_point)
+    if registered != entry_point:
         raise EnvironmentFault(
-            f"env_type {env_type!r} is {known or 'reserved'} already; register {entry_point} by another name"
+            f"env_type {env_type!r} is {registered or 'reserved'} already; register {entry_point} by another "
+            "name"
         )
     _entry_points[env_type] = entry_point
 
@@ -36,14 +36,16 @@ def register(env_type: str, entry_point: str) -> None:
 def env_class(env_type: str) -> type:
     """The class of a name or `module:Class`. Raises EnvironmentFault if it is unknown, NotAvailableError if
     it is reserved."""
+    names = sorted(name for name, entry_point in _entry_points.items() if entry_point)
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
         if not entry_point:
-            raise NotAvailableError(f"env_type {env_type!r} isn't in this version")
+            raise NotAvailableError(
+                f"env_type {env_type!r} isn't supported yet; available: {', '.join(names)}"
+            )
     elif ":" in env_type:
         entry_point = env_type
     else:
-        names = sorted(name for name, entry_point in _entry_points.items() if entry_point)
         raise EnvironmentFault(
             f"unknown env_type {env_type!r}; known are {', '.join(names)}, and any class as 'module:Class'."
             + nearest(env_type, names)
@@ -63,9 +65,8 @@ def _takes_split(cls: type) -> bool:
     for signature in (_signature(cls), *map(inspect.signature, constructors[1:])):
         if "split" in signature.parameters:
             return True
-        if all(
-            parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values()
-        ):
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
             return False
     return False
 
@@ -80,14 +81,15 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
     """Makes an environment with the arguments of `env_config`, plus `split` if the class has this parameter
     and the config doesn't set it. Raises EnvironmentFault if the class doesn't accept the arguments."""
     cls = env_class(env_type)
-    arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
+    arguments = dict(env_config)
+    if takes_split(env_type):
+        arguments = {"split": split, **env_config}
     signature = _signature(cls)
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        allowed = [
-            name for name, p in signature.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
+        parameters = signature.parameters.values()
+        allowed = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
         unknown = next((name for name in arguments if name not in allowed), "")
         raise EnvironmentFault(
             f"env_config of {env_type!r}: {error}; {cls.__name__} takes "

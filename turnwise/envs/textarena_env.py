@@ -29,10 +29,12 @@ class TextArenaEnv(HeldOutEnv):
     among `GAMES`, or it doesn't take `kwargs`; NotAvailableError if textarena isn't installed.
 
     Args:
-        id: the game with its version and variant, such as `GuessTheNumber-v0-hardcore`. kwargs: arguments of
-        the game's own constructor. format_penalty: reward of an empty action. env_instruction: replaces the
-        game's rules, which open the first prompt; "" leaves them out. split: `train` or `val`: plays only
-        starts that hash into this split, unless none is found. None: plays all starts.
+        id: the game with its version and variant, such as `GuessTheNumber-v0-hardcore`.
+        kwargs: arguments of the game's own constructor.
+        format_penalty: reward of an empty action.
+        env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
+        split: `train` or `val`: plays only starts that hash into this split, unless none is found. None:
+            plays all starts.
     """
 
     relays_foreign_text: ClassVar[bool] = True
@@ -56,19 +58,21 @@ class TextArenaEnv(HeldOutEnv):
             import textarena
             from textarena.envs.registration import ENV_REGISTRY
         _check_game(id, ENV_REGISTRY)
-        self._id, self._kwargs = id, dict(kwargs or {})
+        self._id = id
+        self._kwargs = dict(kwargs or {})
         self._random = random.getstate()
         with self._alone(), _start_errors(id, self._kwargs):
-            made = textarena.make(id, **self._kwargs)
-        is_wrapped = isinstance(made, textarena.Wrapper)
-        self._wants_brackets = is_wrapped and made.is_wrapped_with(textarena.wrappers.ActionFormattingWrapper)
+            game = textarena.make(id, **self._kwargs)
+        is_wrapped = isinstance(game, textarena.Wrapper)
+        self._wants_brackets = is_wrapped and game.is_wrapped_with(textarena.wrappers.ActionFormattingWrapper)
         # The wrappers repeat the whole history at every turn; here a turn shows only its new part.
-        while isinstance(made, textarena.Wrapper):
-            made = made.env
-        self._game = made
+        while isinstance(game, textarena.Wrapper):
+            game = game.env
+        self._game = game
         self._kinds = textarena.ObservationType
         self._format_penalty = float(format_penalty)
-        self._instruction, self._split = env_instruction, split
+        self._instruction = env_instruction
+        self._split = split
         self._path: list[str] | None = None
         self._shown = ""
 
@@ -76,7 +80,9 @@ class TextArenaEnv(HeldOutEnv):
         self._start(f"textarena's {self._id}", seed, self._split, self._begin)
         rules, news = self._news()
         self._shown = news or "The game begins."
-        return self._shown, {"env_instruction": rules if self._instruction is None else self._instruction}
+        if self._instruction is not None:
+            rules = self._instruction
+        return self._shown, {"env_instruction": rules}
 
     def _begin(self, seed: int) -> str:
         with self._alone(), _start_errors(self._id, self._kwargs):
@@ -90,18 +96,23 @@ class TextArenaEnv(HeldOutEnv):
         if not action:
             metrics = {"success": 0.0, "action_is_valid": 0.0, "format_penalty": self._format_penalty}
             return self._shown, self._format_penalty, False, False, {"metrics": metrics}
-        is_bare = self._wants_brackets and "[" not in action and "]" not in action
+        move = action
+        if self._wants_brackets and "[" not in action and "]" not in action:
+            move = f"[{action}]"
         with self._alone():
-            is_over, _ = self._game.step(f"[{action}]" if is_bare else action)
+            is_over, _ = self._game.step(move)
         self._path.append(action)
         state = self._game.state
         _, news = self._news()
-        ending = state.game_info[0]
+        reward = 0.0
+        is_valid = not state.error_count
         if is_over:
-            news = f"{news}\n{ending.get('reason') or 'The game is over.'}".strip()
+            ending = state.game_info[0]
+            reason = ending.get("reason") or "The game is over."
+            news = f"{news}\n{reason}".strip()
+            reward = float(state.rewards[0])
+            is_valid = not ending["invalid_move"]
         self._shown = news
-        reward = float(state.rewards[0]) if is_over else 0.0
-        is_valid = not (ending["invalid_move"] if is_over else state.error_count)
         metrics = {
             "success": float(is_over and reward >= 1.0),
             "action_is_valid": float(is_valid),
@@ -117,9 +128,8 @@ class TextArenaEnv(HeldOutEnv):
         """The rules and the game's other messages since the last call, without the player's actions."""
         _, messages = self._game.get_observation()
         rules = [text for _, text, kind in messages if kind is self._kinds.PROMPT]
-        news = [
-            text for _, text, kind in messages if kind not in (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)
-        ]
+        repeated = (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)
+        news = [text for _, text, kind in messages if kind not in repeated]
         return "\n".join(rules).strip(), "\n".join(news).strip()
 
     @contextmanager
@@ -151,12 +161,12 @@ def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:
     if env_id in registry and game in GAMES:
         return
     if game in REFUSED:
-        why = f"textarena's {game} can't be played: it {REFUSED[game]}"
+        reason = f"textarena's {game} can't be played: it {REFUSED[game]}"
     elif env_id in registry:
-        why = f"textarena's {env_id} has several players, and an agent plays alone"
+        reason = f"textarena's {env_id} has several players, and an agent plays alone"
     else:
         ids = [name for name in registry if name.partition("-v")[0] in GAMES]
-        why = f"textarena has no game {env_id!r}.{nearest(env_id, ids)}"
-    raise EnvironmentFault(
-        f"{why}{'' if why.endswith('?') else '.'} Games that can be: {', '.join(GAMES)}, each with -v0"
-    )
+        reason = f"textarena has no game {env_id!r}.{nearest(env_id, ids)}"
+    if not reason.endswith("?"):
+        reason += "."
+    raise EnvironmentFault(f"{reason} Games that can be: {', '.join(GAMES)}, each with -v0")

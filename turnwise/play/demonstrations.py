@@ -50,21 +50,28 @@ data set."""
 
 
 def demonstrations(
-    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
+    make_env: MakeEnv,
+    settings: EnvAgentSettings,
+    make_player: MakePlayer,
+    tasks: Iterable[Task],
 ) -> Iterator[list[Message]]:
     """Plays one episode per task and yields one list of messages per context: one per episode or, in mode
     `step`, one per turn. If the player gives up, the episode ends before that turn. A context without an
     answer is left out."""
-    for episode in episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks):
+    converse = scripted(make_player, settings.action_pattern)
+    for episode in episodes(make_env, settings, converse, tasks):
         yield from episode.conversations
 
 
 def play(
-    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task]
+    make_env: MakeEnv,
+    settings: EnvAgentSettings,
+    make_player: MakePlayer,
+    tasks: Iterable[Task],
 ) -> list[DemonstrationResult]:
     """Plays one episode per task, under the limits of `settings`, and returns how each ended."""
-    played = episodes(make_env, settings, scripted(make_player, settings.action_pattern), tasks)
-    return [episode.outcome for episode in played]
+    converse = scripted(make_player, settings.action_pattern)
+    return [episode.outcome for episode in episodes(make_env, settings, converse, tasks)]
 
 
 def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
@@ -75,10 +82,14 @@ def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
         player = make_player(env, task)
 
         async def complete(
-            messages: Sequence[Message], sampling: SamplingParams, tools: Tools
+            messages: Sequence[Message],
+            sampling: SamplingParams,
+            tools: Tools,
         ) -> TextAnswer | None:
             action = player.act()
-            return None if action is None else TextAnswer(_answer(action, action_pattern), "stop")
+            if action is None:
+                return None
+            return TextAnswer(_answer(action, action_pattern), "stop")
 
         return lambda sampling, tools: TextConversation(complete, sampling)
 
@@ -106,7 +117,8 @@ def episodes(
     """Plays one episode per task, `num_at_once` at a time, and yields them in the order of the tasks."""
     calls = settings.calls
     with WatchedRunner(calls.watchdog, calls.place_timeout_s) as runner:
-        yield from played_by(runner, partial(_episode, make_env, settings, converse), tasks, num_at_once)
+        play_one = partial(_episode, make_env, settings, converse)
+        yield from played_by(runner, play_one, tasks, num_at_once)
 
 
 def played_by(
@@ -119,9 +131,13 @@ def played_by(
     tasks. Each run of the event loop plays batches for 0.1 s, at most `_NUM_AHEAD` episodes (or `num_at_once`
     if more): a run per episode would cost a short one a fifth of its time. If an episode fails, yields the
     batches before it, then raises its error."""
+    num_ahead = max(_NUM_AHEAD, num_at_once)
     remaining = iter(tasks)
     waiting: list[Task] = []
-    while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
+    while True:
+        waiting += islice(remaining, num_ahead - len(waiting))
+        if not waiting:
+            return
         played: list[Episode] = []
         try:
             runner.run(_play_some(play_one, waiting, num_at_once, played))
@@ -134,16 +150,15 @@ def played_by(
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
     """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed.
     Raises ConfigError if `path` is there already and holds anything else."""
-    lines = [
-        json.dumps({"messages": list(messages)}, ensure_ascii=False) + "\n" for messages in demonstrations
-    ]
+    records = [{"messages": list(messages)} for messages in demonstrations]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     write_new_or_same(path, "".join(lines), "--out")
     return len(lines)
 
 
 def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
-    is_success = trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5
-    return DemonstrationResult(is_success, trajectory.score)
+    success = trajectory.metrics.get("success", float(trajectory.score > 0))
+    return DemonstrationResult(success > 0.5, trajectory.score)
 
 
 async def _play_some(
@@ -156,8 +171,9 @@ async def _play_some(
     `played`."""
     end = time.monotonic() + 0.1
     while waiting and time.monotonic() < end:
-        some, waiting[:num_at_once] = waiting[:num_at_once], []
-        played += await _gathered(map(play_one, some))
+        tasks = waiting[:num_at_once]
+        del waiting[:num_at_once]
+        played += await _gathered(map(play_one, tasks))
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
@@ -172,13 +188,18 @@ async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
     return [episode for episode in played if isinstance(episode, Episode)]
 
 
-async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, task: Task) -> Episode:
+async def _episode(
+    make_env: MakeEnv,
+    settings: EnvAgentSettings,
+    converse: Converse,
+    task: Task,
+) -> Episode:
     with settings.calls.limit(settings.tag, "the environment's constructor"):
         env = make_env(task)
     contexts = OpenedContexts(converse(env, task))
     sampling = SamplingParams(max_new_tokens=settings.max_tokens_per_step)
     [trajectory] = await EnvAgent(lambda _: env, settings).run(task, 0, contexts, sampling)
-    return Episode(contexts.said, outcome_of(trajectory))
+    return Episode(contexts.conversations, outcome_of(trajectory))
 
 
 class OpenedContexts:
@@ -189,12 +210,18 @@ class OpenedContexts:
         self._opened: list[TextConversation] = []
         self._open = open_one
 
-    def __call__(self, sampling: SamplingParams, tools: Tools = (), **_: Any) -> TextConversation:
+    def __call__(
+        self,
+        sampling: SamplingParams,
+        tools: Tools = (),
+        **_: Any,
+    ) -> TextConversation:
         self.tools = tools
-        self._opened.append(self._open(sampling, tools))
-        return self._opened[-1]
+        conversation = self._open(sampling, tools)
+        self._opened.append(conversation)
+        return conversation
 
     @property
-    def said(self) -> list[list[Message]]:
+    def conversations(self) -> list[list[Message]]:
         """The messages of each conversation that has a response."""
         return [conversation.messages for conversation in self._opened if conversation.messages]

@@ -112,7 +112,7 @@ def _of_rows(
             failed = await score(Group(task, trajectories)) if score else []
             if failed:
                 raise RolloutError(f"{task.id}: {failed[0].error}")
-            return Episode(contexts.said, outcome_of(trajectories[0]), contexts.tools)
+            return Episode(contexts.conversations, outcome_of(trajectories[0]), contexts.tools)
 
         yield from played_by(runner, answered, tasks, NUM_ASKED_AT_ONCE)
 

@@ -19,8 +19,8 @@ class GroupBuffer:
     `async_generation_ratio`. The last step of a group admitted in step s is s + ratio: no later step may
     train on it. At most `num_tasks` groups are admitted (None = no limit).
 
-    >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8,
-    async_generation_ratio=1))
+    >>> settings = SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1)
+    >>> buffer = GroupBuffer(settings)
     >>> buffer.begin(num_groups=2)
     >>> list(iter(buffer.admit, None))
     [0, 1, 2, 3]
@@ -50,12 +50,10 @@ class GroupBuffer:
         self._interrupted: list[int] = []  # playing groups that must be started again, before any new one
         self.selected: list[int] = []
         """Finished groups selected for this step, in selection order."""
-        self._unselected: dict[
-            int, int
-        ] = {}  # finished groups that aren't selected yet, and the last step of each
-        self._num_due: Counter[int] = (
-            Counter()
-        )  # last step → number of groups, playing or finished, that aren't selected yet
+        # Finished groups that aren't selected yet, and the last step of each.
+        self._unselected: dict[int, int] = {}
+        # Last step → number of groups, playing or finished, that aren't selected yet.
+        self._num_due: Counter[int] = Counter()
 
     def begin(self, num_groups: int) -> None:
         """Begins the next step, which collects `num_groups` groups."""
@@ -93,32 +91,43 @@ class GroupBuffer:
         selected, so they may be trained on before the others end. Groups are selected in order of finishing,
         unless another group would then miss its last step. With `is_ordered`, the lowest indices are
         selected, with `drops_stale` the earliest last steps."""
-        num_wanted, candidates = self._num_wanted, list(self._unselected)
+        num_required = self._num_required
+        candidates = list(self._unselected)
         if self.settings.is_ordered:
-            lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
+            # A quicker group of a higher index waits, though it has finished: the batch must not depend on
+            # which group was quickest. A playing group holds its place by being among the lowest.
+            indices = sorted((*self._playing, *self._finished))
+            lowest = set(indices[:num_required])
             candidates = [index for index in candidates if index in lowest]
         elif self.settings.drops_stale:
             candidates.sort(key=self._unselected.__getitem__)
+        # Only the order of finishing can give a place to a group while one that is due earlier needs it. With
+        # `is_ordered` the lowest indices are those with the earliest last steps, and with `drops_stale` the
+        # earliest last steps come first; what still misses its last step is dropped on purpose.
         is_free = self.settings.is_ordered or self.settings.drops_stale
-        refused: set[int] = set()
+        refused: set[int] = set()  # last steps
         for index in candidates:
             last_step = self._unselected[index]
-            if len(self.selected) == num_wanted:
+            if len(self.selected) == num_required:
                 break
             if last_step in refused:
-                continue  # the answer is the same for all groups with this last step
-            if is_free or self._are_in_time(num_wanted - len(self.selected) - 1, last_step):
+                # The answer is the same for all groups with this last step, and stays the same: each
+                # selection since then took one place, and at most one of the groups that are due.
+                continue
+            num_places_after = num_required - len(self.selected) - 1
+            if is_free or self._are_in_time(num_places_after, last_step):
                 self._select(index)
             else:
                 refused.add(last_step)
-        return len(self.selected) >= num_wanted
+        return len(self.selected) >= num_required
 
-    def select_recorded(self, wanted: Sequence[int]) -> bool:
-        """Selects the `wanted` groups if all of them have finished; returns whether they have."""
-        have_finished = self._finished.keys() >= set(wanted)
-        for index in wanted if have_finished else ():
+    def select_recorded(self, indices: Sequence[int]) -> bool:
+        """Selects the groups of `indices` if all of them have finished; returns whether they have."""
+        if not self._finished.keys() >= set(indices):
+            return False
+        for index in indices:
             self._select(index)
-        return have_finished
+        return True
 
     def _select(self, index: int) -> None:
         self._num_due[self._unselected.pop(index)] -= 1
@@ -127,10 +136,15 @@ class GroupBuffer:
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
         """Whether no group would miss its last step if this step selects a group with `last_step`, then
         `num_places` others."""
+        # The groups whose last step is `due` or earlier, playing ones too, fit into the places up to then:
+        # what this step has left, and whole later steps. If that holds for each `due`, they can all be
+        # trained on in the order of their last steps. From `last_step` on it holds as before: the selected
+        # group is due there itself, so there is one place less and one group less that needs a place.
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]
-            if num_due > num_places + max(0, due - self.step) * self.num_groups:
+            num_later_steps = max(0, due - self.step)
+            if num_due > num_places + num_later_steps * self.num_groups:
                 return False
         return True
 
@@ -140,11 +154,8 @@ class GroupBuffer:
         smaller batches has any."""
         for index in self.selected:
             del self._finished[index]
-        stale = [
-            index
-            for index, last_step in (*self._playing.items(), *self._finished.items())
-            if last_step <= self.step
-        ]
+        last_steps = self._playing | self._finished
+        stale = [index for index, last_step in last_steps.items() if last_step <= self.step]
         for index in stale:
             self._playing.pop(index, None)
             self._finished.pop(index, None)
@@ -160,7 +171,7 @@ class GroupBuffer:
     @property
     def num_missing(self) -> int:
         """Number of groups that the step still lacks."""
-        return max(0, self._num_wanted - len(self.selected))
+        return max(0, self._num_required - len(self.selected))
 
     @property
     def num_running(self) -> int:
@@ -200,16 +211,14 @@ class GroupBuffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state. Groups that were playing at the time of saving start again, with the same last
         steps."""
-        self.step, self.next_index, self._num_filtered = (
-            state["step"],
-            state["next_index"],
-            state["num_filtered"],
-        )
-        self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
-        self._unselected, self._num_due = (
-            dict(self._finished),
-            Counter([*self._playing.values(), *self._finished.values()]),
-        )
+        self.step = state["step"]
+        self.next_index = state["next_index"]
+        self._num_filtered = state["num_filtered"]
+        self._playing = dict(state["playing"])
+        self._finished = dict(state["finished"])
+        self._unselected = dict(self._finished)
+        last_steps = self._playing | self._finished
+        self._num_due = Counter(last_steps.values())
         self.selected = []
         self._interrupted = sorted(self._playing)
 
@@ -223,16 +232,19 @@ class GroupBuffer:
         return max(0, self._num_tasks - self.next_index)
 
     @property
-    def _num_wanted(self) -> int:
+    def _num_required(self) -> int:
         """`num_groups`, or fewer if the tasks or the allowed refills run out."""
-        return int(min(self.num_groups, self._room, len(self) + self._num_tasks_left))
+        num_available = len(self) + self._num_tasks_left
+        return int(min(self.num_groups, self._room, num_available))
 
     @property
     def _room(self) -> int:
-        settings, size = self.settings, self.num_groups
+        settings = self.settings
         num_ahead = settings.async_generation_ratio
         if settings.num_batches is not None:
-            num_ahead = max(0, min(num_ahead, settings.num_batches - 1 - self.step))
+            num_left = settings.num_batches - 1 - self.step
+            num_ahead = max(0, min(num_ahead, num_left))
         # Rounded first, since 0.29 × 100 is a little less than 29 in binary.
-        num_refills = int(round(settings.max_refill_factor * size, 6))
-        return max(0, (self._is_collecting + num_ahead) * size - max(0, self._num_filtered - num_refills))
+        num_refills = int(round(settings.max_refill_factor * self.num_groups, 6))
+        num_unreplaced = max(0, self._num_filtered - num_refills)
+        return max(0, (self._is_collecting + num_ahead) * self.num_groups - num_unreplaced)

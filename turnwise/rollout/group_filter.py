@@ -30,19 +30,17 @@ class GroupFilter:
         try:
             is_kept = self.keep(group)
         except Exception as fault:  # boundary: a user's function may raise anything
-            where = traceback.extract_tb(fault.__traceback__)[-1]
+            frame = traceback.extract_tb(fault.__traceback__)[-1]
             raise RolloutError(
-                f"group_filter {self.name} raised {type(fault).__name__}: {fault} ({where.filename}, line "
-                f"{where.lineno}) on "
-                f"{group.task.id}; fix it, or leave group_filter out"
+                f"group_filter {self.name} raised {type(fault).__name__}: {fault} ({frame.filename}, line "
+                f"{frame.lineno}) on {group.task.id}; fix it, or remove group_filter"
             ) from fault
         # Without this check, a function that forgets to return drops every group, and a coroutine function
         # keeps every group.
         if not isinstance(is_kept, bool | np.bool_):
             raise RolloutError(
                 f"group_filter {self.name} returned {is_kept!r} on {group.task.id}; a filter returns True "
-                f"to keep the group, "
-                "else False"
+                f"to keep the group, else False"
             )
         return bool(is_kept)
 

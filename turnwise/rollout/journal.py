@@ -3,7 +3,7 @@ media."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -14,7 +14,7 @@ from turnwise.rollout.source import played_of
 from turnwise.runtime.disk import naming
 from turnwise.types import Group, Trajectory
 
-_MAX_NAMED = 3  # number of lines or groups that a message lists one by one
+_MAX_LISTED = 3  # number of lines or groups that a message lists one by one
 
 
 class Journal:
@@ -39,12 +39,19 @@ class Journal:
 
 def write_group(step: int, group: Group) -> list[str]:
     """The lines of one group, its greedy trajectory last."""
-    played, keys = played_of(group), StateKeyWriter()
-    places = (
-        RecordKey(step, group.index, len(played), group.rejected, trajectory is group.greedy)
-        for trajectory in played
-    )
-    return [write_record(place, trajectory, keys) for place, trajectory in zip(places, played, strict=True)]
+    played = played_of(group)
+    state_keys = StateKeyWriter()
+    lines = []
+    for trajectory in played:
+        key = RecordKey(
+            step,
+            group.index,
+            group_length=len(played),
+            rejected=group.rejected,
+            is_baseline=trajectory is group.greedy,
+        )
+        lines.append(write_record(key, trajectory, state_keys))
+    return lines
 
 
 def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
@@ -58,15 +65,15 @@ def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
 def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
     """`(step, trajectory)` of every line. Raises DataError if a line can't be read; `read_groups` leaves such
     lines out."""
-    rows = []
+    steps = []
     for number, content, fault in _lines(path):
         if content is None:
             raise DataError(
                 f"{path}, line {number}: not a trajectory ({fault}); was the file cut in the middle?"
             )
-        place, trajectory = content
-        rows.append((place.step, trajectory))
-    return rows
+        key, trajectory = content
+        steps.append((key.step, trajectory))
+    return steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,46 +83,51 @@ class Recording:
     groups: list[Group]
     """The complete groups in the order of the file, with their samples. Rejected groups are included."""
     lost: list[str]
-    """Sentences that name the unreadable lines and incomplete groups, which were left out."""
+    """Sentences that name the unreadable lines and incomplete groups, which aren't in `groups`."""
 
 
 def read_groups(path: Path, temperature: float | None = None) -> Recording:
     """Reads a file's groups, with samples for a trainer whose temperature is `temperature`. Raises DataError
     if the file has no complete group, or a trajectory can't be trained on."""
     lines = list(_lines(path))
-    groups, broken = list[Group](), []
-    for _, rows in groupby(
-        (line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)
-    ):
-        members = list(rows)
-        place, first = members[0]
-        if len(members) == place.group_length:
-            groups.append(_group(members))
+    groups: list[Group] = []
+    incomplete: list[str] = []
+    readable = [line.content for line in lines if line.content is not None]
+    for _, members in groupby(readable, _group_of):
+        group_lines = list(members)
+        key, first = group_lines[0]
+        if len(group_lines) == key.group_length:
+            groups.append(_group(group_lines))
         else:
-            broken.append(f"{first.task.id} ({len(members)} of {place.group_length} trajectories)")
-    unreadable, lost = [line for line in lines if line.content is None], list[str]()
+            incomplete.append(f"{first.task.id} ({len(group_lines)} of {key.group_length} trajectories)")
+    unreadable = [line for line in lines if line.content is None]
+    lost: list[str] = []
     if unreadable:
-        numbers = _named([str(line.number) for line in unreadable], "lines")
+        numbers = _listed([str(line.number) for line in unreadable], "lines")
         lost.append(
             f"{len(unreadable)} of {len(lines)} lines can't be read ({unreadable[0].fault}): {numbers}"
         )
-    if broken:
-        lost.append(f"left out as incomplete: {_named(broken, 'groups')}")
+    if incomplete:
+        lost.append(f"left out as incomplete: {_listed(incomplete, 'groups')}")
     if not groups:
-        found = "; ".join(lost) or "it is empty"
+        reason = "; ".join(lost) or "it is empty"
         raise DataError(
-            f"{path} holds no complete group of trajectories: {found}; `turnwise rollout CONFIG` writes "
+            f"{path} holds no complete group of trajectories: {reason}; `turnwise rollout CONFIG` writes "
             f"such files"
         )
-    for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
+    for trajectory in chain.from_iterable(map(played_of, groups)):
         try:
-            # The run that trains counts its own policy versions.
-            trajectory.samples = [
-                replace(sample, versions=()) for sample in build_samples(trajectory, temperature)
-            ]
+            samples = build_samples(trajectory, temperature)
         except RolloutError as fault:
             raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
+        # The run that trains counts its own policy versions.
+        trajectory.samples = [replace(sample, versions=()) for sample in samples]
     return Recording(groups, lost)
+
+
+def _group_of(content: tuple[RecordKey, Trajectory]) -> tuple[int, int, str]:
+    key, trajectory = content
+    return key.step, key.group, trajectory.task.id
 
 
 class _JournalLine(NamedTuple):
@@ -125,9 +137,10 @@ class _JournalLine(NamedTuple):
 
 
 def _lines(path: Path) -> Iterator[_JournalLine]:
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name the rollouts.jsonl in it")
     if not path.is_file():
-        found = "is a folder; name the rollouts.jsonl in it" if path.is_dir() else "there is no such file"
-        raise DataError(f"{path}: {found}")
+        raise DataError(f"{path}: there is no such file")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -137,12 +150,16 @@ def _lines(path: Path) -> Iterator[_JournalLine]:
 
 
 def _group(members: Sequence[tuple[RecordKey, Trajectory]]) -> Group:
-    place, first = members[0]
-    siblings = [trajectory for own, trajectory in members if not own.is_baseline]
-    greedy = next((trajectory for own, trajectory in members if own.is_baseline), None)
-    return Group(first.task, siblings, place.group, greedy, place.rejected)
+    first_key, first = members[0]
+    siblings = [trajectory for key, trajectory in members if not key.is_baseline]
+    baselines = [trajectory for key, trajectory in members if key.is_baseline]
+    greedy = baselines[0] if baselines else None
+    return Group(first.task, siblings, first_key.group, greedy, first_key.rejected)
 
 
-def _named(names: Sequence[str], noun: str) -> str:
-    left_out = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {left_out} more {noun}" if left_out > 0 else "")
+def _listed(names: Sequence[str], noun: str) -> str:
+    text = ", ".join(names[:_MAX_LISTED])
+    num_more = len(names) - _MAX_LISTED
+    if num_more > 0:
+        text += f" and {num_more} more {noun}"
+    return text

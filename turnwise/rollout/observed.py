@@ -30,12 +30,18 @@ class ObservedLoop:
     environments."""
 
     async def run(
-        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+        self,
+        task: Task,
+        sibling: int,
+        open_conversation: OpenConversation,
+        sampling: SamplingParams,
     ) -> list[Trajectory]:
         observer = self.observe(task, sibling)
         if observer is None:
             return await self.loop.run(task, sibling, open_conversation, sampling)
-        loop = self.loop if self.heard_loop is None else self.heard_loop(observer)
+        loop = self.loop
+        if self.heard_loop is not None:
+            loop = self.heard_loop(observer)
         contexts = ObservedContexts(open_conversation, observer)
         with _Faults(observer):
             trajectories = await loop.run(task, sibling, contexts, sampling)
@@ -53,7 +59,10 @@ class _Faults:
     def __enter__(self) -> None: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if fault is not None:
             self.observer.ended([], fault)
@@ -88,7 +97,13 @@ class ObservedContexts:
         self._places.append(place)
         self._observer.sampled(place, turn, reply)
 
-    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None:
+    def called(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        result: str,
+        seconds: float,
+    ) -> None:
         self._observer.called(name, arguments, result, seconds)
         if self._outer is not None:
             self._outer.called(name, arguments, result, seconds)
@@ -97,12 +112,17 @@ class ObservedContexts:
         """Tells the rewards of the turns since the last call. The agent must have written them."""
         first = self._num_rewarded
         self._num_rewarded = len(self.turns)
-        for place, turn in zip(self._places[first:], self.turns[first:], strict=True):
-            self._observer.rewarded(place, turn)
+        for number in range(first, self._num_rewarded):
+            self._observer.rewarded(self._places[number], self.turns[number])
 
 
 class _ObservedConversation:
-    def __init__(self, conversation: Conversation, contexts: ObservedContexts, context: int) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        contexts: ObservedContexts,
+        context: int,
+    ) -> None:
         self.turns = conversation.turns
         self.close = conversation.close
         self.remaining_tokens = conversation.remaining_tokens
@@ -111,7 +131,9 @@ class _ObservedConversation:
         self._context = context
 
     async def generate(
-        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+        self,
+        new_messages: Sequence[Message],
+        options: CallOptions = AS_OPENED,
     ) -> Message | None:
         self._contexts.asked(self._context, new_messages)
         reply = await self._conversation.generate(new_messages, options)

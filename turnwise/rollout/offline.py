@@ -36,9 +36,9 @@ class OfflineRollouts:
         return f"read from {self.name}, which has {len(self.groups)} groups"
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        groups = list(
-            self.groups[self.num_episodes // self.group_size :][: num_trajectories // self.group_size]
-        )
+        start = self.num_episodes // self.group_size
+        num_groups = num_trajectories // self.group_size
+        groups = list(self.groups[start : start + num_groups])
         if len(groups) * self.group_size < num_trajectories:
             raise RolloutError(
                 f"{self.name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}"
@@ -62,8 +62,7 @@ class OfflineRollouts:
         if state.get("replayed_sha256") != self._digest(num_episodes):
             raise CheckpointError(
                 f"this checkpoint wasn't saved by a run that trained from {self.name} as it is now, so its "
-                f"position means "
-                "nothing; restore the file, or start a new run from the weights with pretrain"
+                "position means nothing; restore the file, or start a new run from the weights with pretrain"
             )
         self.num_episodes = num_episodes
 

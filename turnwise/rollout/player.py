@@ -7,6 +7,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from numbers import Real
 from typing import Any, Protocol
 
@@ -60,12 +61,19 @@ class GroupPlayer:
     watchdog: Watchdog
     on_end: Callable[[int], None]
 
-    async def play(self, task: Task, index: int, note_failure: Callable[[list[Trajectory]], None]) -> Group:
+    async def play(
+        self,
+        task: Task,
+        index: int,
+        note_failure: Callable[[list[Trajectory]], None],
+    ) -> Group:
         """Plays the task as group `index`. If cancelled, ends all episodes first. If an episode fails after
         its retries and no redundant sibling can replace it, calls `note_failure` at once, which may raise an
         error to end the run."""
-        size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
-        samplings = [self.sampling] * (size + redundancy)
+        size = self.settings.group_size
+        redundancy = self.settings.group_size_redundancy
+        num_sampled = size + redundancy
+        samplings = [self.sampling] * num_sampled
         if self.settings.has_greedy_sibling:
             samplings.append(replace(self.sampling, do_sample=False))
         num_spare = redundancy
@@ -75,7 +83,7 @@ class GroupPlayer:
             trajectories = await self._episode(task, sibling, sibling_sampling(sampling, task, sibling))
             self.on_end(index)
             if _has_failed(trajectories):
-                if sibling >= size + redundancy or not num_spare:
+                if sibling >= num_sampled or not num_spare:
                     note_failure(trajectories)
                 else:
                     num_spare -= 1
@@ -87,51 +95,47 @@ class GroupPlayer:
         ]
         try:
             if redundancy:
-                await _quickest(episodes[: size + redundancy], size)
-                await cancel(episodes[: size + redundancy])
-            played = await asyncio.gather(*(episode for episode in episodes if not episode.cancelled()))
+                await _quickest(episodes[:num_sampled], size)
+                await cancel(episodes[:num_sampled])
+            uncancelled = [episode for episode in episodes if not episode.cancelled()]
+            played = await asyncio.gather(*uncancelled)
         finally:
             # A failed episode raises nothing: episodes still play here only if the group is cancelled or an
             # error ends the run.
             await cancel(episodes)
         # All trajectories of one episode have the episode's score, so any of them can be the baseline.
-        greedy = next(iter(played.pop()), None) if self.settings.has_greedy_sibling else None
-        best = sorted(sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))[:size])
-        group = Group(task, [trajectory for sibling in best for trajectory in played[sibling]], index, greedy)
+        greedy = None
+        if self.settings.has_greedy_sibling:
+            greedy = next(iter(played.pop()), None)
+        failed_last = sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))
+        siblings = sorted(failed_last[:size])
+        trajectories = chain.from_iterable(played[sibling] for sibling in siblings)
+        group = Group(task, list(trajectories), index, greedy)
         _check_same_start(group)
         return group
 
-    async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
+    async def _episode(
+        self,
+        task: Task,
+        sibling: int,
+        sampling: SamplingParams,
+    ) -> list[Trajectory]:
         """Plays one episode with its retries. Exceptions become a failed trajectory, except for those that
         end the run and those raised while a cancelled episode is cleaned up."""
-        error, awaited, timeout_s = "", f"an episode of {task.tag} to end", self.settings.episode_timeout_s
+        error = ""
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
-            limit = self.watchdog.waiting(
-                "the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault
-            )
             try:
-                async with limit:
-                    agent = self.agents(task)
-                    with Foreign(f"the agent of {task.tag}"):
-                        trajectories = await agent.run(task, sibling, contexts, sampling)
-                contexts.verify()
-                if not trajectories:
-                    raise EnvironmentFault(
-                        f"the agent of {task.tag} returned no trajectory; its `run` returns at least one"
-                    )
-                check_weights(trajectories, f"the agent {type(agent).__name__} of {task.tag}")
-                for trajectory in trajectories:
-                    check_numbers(trajectory, f"the agent of {task.tag}")
-                    trajectory.samples = build_samples(trajectory, self.sampling.temperature)
-                return trajectories
+                return await self._attempt(task, sibling, contexts, sampling)
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
             except Exception as fault:
                 if is_cancelled():  # the fault of a clean-up has taken the place of the cancellation
                     raise asyncio.CancelledError from fault
-                is_told = isinstance(fault, TurnwiseError)
-                error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
+                if isinstance(fault, TurnwiseError):
+                    error = str(fault)
+                else:
+                    error = "".join(traceback.format_exception(fault)).rstrip()
                 logger.warning(
                     "episode %s, sibling %d, attempt %d failed: %s",
                     task.id,
@@ -147,14 +151,45 @@ class GroupPlayer:
                 await contexts.close()
         return [Trajectory(task=task, sibling=sibling, status="failed", error=error)]
 
+    async def _attempt(
+        self,
+        task: Task,
+        sibling: int,
+        contexts: EpisodeContexts,
+        sampling: SamplingParams,
+    ) -> list[Trajectory]:
+        """Plays one episode once, and returns its checked trajectories with their samples."""
+        limit = self.watchdog.waiting(
+            "the rollouts",
+            f"an episode of {task.tag} to end",
+            self.settings.episode_timeout_s,
+            "episode_timeout_s",
+            EnvironmentFault,
+        )
+        async with limit:
+            agent = self.agents(task)
+            with Foreign(f"the agent of {task.tag}"):
+                trajectories = await agent.run(task, sibling, contexts, sampling)
+        contexts.verify()
+        if not trajectories:
+            raise EnvironmentFault(
+                f"the agent of {task.tag} returned no trajectory; its `run` returns at least one"
+            )
+        check_weights(trajectories, f"the agent {type(agent).__name__} of {task.tag}")
+        for trajectory in trajectories:
+            check_numbers(trajectory, f"the agent of {task.tag}")
+            trajectory.samples = build_samples(trajectory, self.sampling.temperature)
+        return trajectories
 
-async def _quickest(episodes: Sequence[EpisodeTask], num_wanted: int) -> None:
-    """Waits until `num_wanted` episodes have ended without failure, or all have ended. Raises an episode's
+
+async def _quickest(episodes: Sequence[EpisodeTask], num_required: int) -> None:
+    """Waits until `num_required` episodes have ended without failure, or all have ended. Raises an episode's
     exception."""
-    num_well, pending = 0, set(episodes)
-    while pending and num_well < num_wanted:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        num_well += sum(not _has_failed(episode.result()) for episode in done)
+    num_well = 0
+    pending = set(episodes)
+    while pending and num_well < num_required:
+        ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        num_well += sum(not _has_failed(episode.result()) for episode in ended)
 
 
 def check_weights(trajectories: Sequence[Trajectory], agent: str) -> None:
@@ -173,8 +208,7 @@ def check_weights(trajectories: Sequence[Trajectory], agent: str) -> None:
             advice = f"give each of the {len(weights)} its share, such as weight={1 / len(weights):.3g}"
         raise EnvironmentFault(
             f"{agent} returned {counted(len(weights), 'trajectory')} for one episode, whose weights add up "
-            f"to {total:g}; they "
-            f"must add up to 1: {advice}"
+            f"to {total:g}; they must add up to 1: {advice}"
         )
 
 
@@ -186,13 +220,13 @@ def _check_same_start(group: Group) -> None:
     # Only the first trajectory of a sibling is compared: the others may be of sub-agents, which start later
     # in the episode.
     first_of = {trajectory.sibling: trajectory for trajectory in reversed(played_of(group))}
-    starts = {t.turns[0].observation for t in first_of.values() if t.turns}
+    first_turns = [trajectory.turns[0] for trajectory in first_of.values() if trajectory.turns]
+    starts = {turn.observation for turn in first_turns}
     if len(starts) > 1:
         first, second, *_ = sorted(starts)
         raise EnvironmentFault(
             f"the siblings of {group.task.id} were all reset with seed {group.task.seed} but start "
-            f"differently:\n"
-            f"{first}\n-- and --\n{second}\n"
+            f"differently:\n{first}\n-- and --\n{second}\n"
             "reset(seed=...) must determine the whole start state; group statistics mean nothing otherwise"
         )
 

@@ -34,11 +34,9 @@ from turnwise.types import (
 from turnwise.types.completion import SamplingParams
 
 _MAX_SHOWN = 40
-_USUAL = {
-    f.name: 0 if f.name == "max_new_tokens" else f.default
-    for f in fields(SamplingParams)
-    if f.name not in ("seed", "stop_token_ids")
-}
+_UNWRITTEN = ("seed", "stop_token_ids")
+_USUAL = {f.name: f.default for f in fields(SamplingParams) if f.name not in _UNWRITTEN}
+_USUAL |= {"max_new_tokens": 0}
 """A record leaves out sampling parameters with these values, except the temperature. `max_new_tokens` is
 never 0."""
 # Fields that are written as they are.
@@ -75,46 +73,59 @@ class StateKeyWriter:
     `repr` for readers.
 
     >>> keys = StateKeyWriter()
-    >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1,
-    b"door"))["object"] (7, {'object': 0, 'text': "(1, b'door')"}, {'object': 1, 'text': 'frozenset({3})'}, 0)
+    >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3}))
+    (7, {'object': 0, 'text': "(1, b'door')"}, {'object': 1, 'text': 'frozenset({3})'})
+    >>> keys.encode((1, b"door"))["object"]
+    0
     """
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
 
     def encode(self, key: Hashable) -> Any:
-        key = key.item() if isinstance(key, np.generic) else key
+        if isinstance(key, np.generic):
+            key = key.item()
         if key is None or isinstance(key, str | int | float):
             return key
-        return {"object": self._numbers.setdefault(key, len(self._numbers)), "text": repr(key)}
+        number = self._numbers.setdefault(key, len(self._numbers))
+        return {"object": number, "text": repr(key)}
 
 
 def _read_state_key(value: Any) -> Hashable:
     if isinstance(value, dict) and "object" in value:
         return "object", value["object"]
-    return json.dumps(value) if isinstance(value, list | dict) else value
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return value
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
     """The JSON line of a trajectory, without media. `read_record` ignores the advantages. A group's lines
     share one `keys`."""
     advantages = trajectory.advantages_by_turn
+    turns = [written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)]
     record = {
         **key._asdict(),
         "task": written_task(trajectory.task),
         **{name: getattr(trajectory, name) for name in _OF_TRAJECTORY},
-        "turns": [written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
+        "turns": turns,
     }
+    line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
     # An environment's text may have lone surrogates, which UTF-8 can't encode.
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
+    return line.encode(errors="replace").decode()
 
 
 def written_task(task: Task) -> dict[str, Any]:
     """A task as a JSON object."""
-    return {f.name: getattr(task, f.name) for f in fields(task)} | {"payload": dict(task.payload)}
+    values = {f.name: getattr(task, f.name) for f in fields(task)}
+    return values | {"payload": dict(task.payload)}
 
 
-def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter) -> dict[str, Any]:
+def written_turn(
+    turn: Turn,
+    advantages: FloatArray | None,
+    keys: StateKeyWriter,
+) -> dict[str, Any]:
     """A turn as a JSON object, which `TurnRecord` reads."""
     record: dict[str, Any] = {
         **{name: getattr(turn, name) for name in _OF_TURN},
@@ -128,9 +139,8 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
         "step_s": round(turn.step_s, 6),
     }
     if turn.kept_ids is not None and turn.kept_offsets is not None:
-        record["kept_ids"] = [
-            turn.kept_ids[start:stop].tolist() for start, stop in pairwise(turn.kept_offsets)
-        ]
+        spans = pairwise(turn.kept_offsets)
+        record["kept_ids"] = [turn.kept_ids[start:stop].tolist() for start, stop in spans]
     if turn.sampling is not None:
         record["sampling"] = _written_sampling(turn.sampling)
     if turn.tool_results is not None:
@@ -139,14 +149,21 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
         # Estimators on trajectories or turns give all tokens of a turn the same advantage, which is written
         # once.
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
-        record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
+        if is_constant:
+            record["advantage"] = float(advantages[0])
+        else:
+            record["advantage"] = [float(advantage) for advantage in advantages]
     return record
 
 
 def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
     """The temperature, and those parameters of `_USUAL` that differ from their defaults."""
-    values = {name: getattr(sampling, name) for name in _USUAL}
-    return {name: value for name, value in values.items() if name == "temperature" or value != _USUAL[name]}
+    values: dict[str, Any] = {}
+    for name, usual in _USUAL.items():
+        value = getattr(sampling, name)
+        if name == "temperature" or value != usual:
+            values[name] = value
+    return values
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
@@ -159,13 +176,19 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
     values = dict(record)
     del values["score"]
     key = RecordKey(*(values.pop(name) for name in RecordKey._fields))
-    return key, Trajectory(**values | {"turns": [turn.made() for turn in record.turns]})
+    values["turns"] = [turn.made() for turn in record.turns]
+    return key, Trajectory(**values)
 
 
 class Record(BaseModel):
     """Base class of JSON objects whose fields have strict types. Unknown fields are ignored."""
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        extra="ignore",
+    )
 
 
 def _bounded(value: float) -> float:
@@ -205,34 +228,29 @@ class TurnRecord(Record):
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
-        num_sampled, num_versions = len(self.response_ids), sum(run.num_tokens for run in self.versions)
+        num_sampled = len(self.response_ids)
+        num_versions = sum(run.num_tokens for run in self.versions)
         if not num_sampled == len(self.logprobs) == num_versions:
             raise ValueError(
                 f"{num_sampled} sampled tokens, but {len(self.logprobs)} log-probs and versions of "
                 f"{num_versions}"
             )
-        if self.kept_ids is not None and (
-            len(self.kept_ids) != num_sampled
-            or any(
-                ids and token not in ids for ids, token in zip(self.kept_ids, self.response_ids, strict=True)
-            )
-        ):
+        if self.kept_ids is not None and not _hold_tokens(self.kept_ids, self.response_ids):
             raise ValueError("kept_ids: each sampled token needs a list that is empty or holds the token")
-        if (
-            self.sampling is not None
-            and num_sampled
-            and not self.is_greedy
-            and not 0 < self.sampling.temperature < math.inf
-        ):
-            raise ValueError(
-                f"sampling.temperature: it is {self.sampling.temperature:g}, and a sampled turn's is above 0"
-            )
+        if self.sampling is not None and num_sampled and not self.is_greedy:
+            temperature = self.sampling.temperature
+            if not 0 < temperature < math.inf:
+                raise ValueError(
+                    f"sampling.temperature: it is {temperature:g}, and a sampled turn's is above 0"
+                )
         return self
 
     def made(self) -> Turn:
-        ids, offsets = join_kept_ids(
-            (np.array(row, np.int32), np.array([0, len(row)]), 1) for row in self.kept_ids or ()
-        )
+        kept = []
+        for token_ids in self.kept_ids or ():
+            span = np.array([0, len(token_ids)])
+            kept.append((np.array(token_ids, np.int32), span, 1))
+        ids, offsets = join_kept_ids(kept)
         arrays = {
             "kept_ids": ids,
             "kept_offsets": offsets,
@@ -241,6 +259,14 @@ class TurnRecord(Record):
             "logprobs": np.array(self.logprobs, dtype=np.float32),
         }
         return Turn(**dict(self) | arrays)
+
+
+def _hold_tokens(kept_ids: list[list[int]], token_ids: list[int]) -> bool:
+    """Whether there is a list for each token, and each list is empty or holds its token."""
+    if len(kept_ids) != len(token_ids):
+        return False
+    pairs = zip(kept_ids, token_ids, strict=True)
+    return all(not ids or token in ids for ids, token in pairs)
 
 
 class _TrajectoryRecord(Record):
@@ -268,7 +294,8 @@ class _TrajectoryRecord(Record):
             raise ValueError(
                 f"turns: it has none, and its status is {self.status}; only a failed episode has no turn"
             )
-        total = sum(turn.reward for turn in self.turns) + sum(self.outcome_rewards.values())
+        turn_rewards = sum(turn.reward for turn in self.turns)
+        total = turn_rewards + sum(self.outcome_rewards.values())
         if not math.isclose(self.score, total, rel_tol=1e-6, abs_tol=1e-6):
             raise ValueError(
                 f"score: it is {self.score:g}, and the rewards add up to {total:g}; change the rewards"
@@ -287,12 +314,15 @@ def first_fault(error: ValidationError) -> str:
     'invalid JSON: EOF while parsing an object at line 1 column 1'
     """
     fault = error.errors(include_url=False)[0]
-    where = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]
-    ).removeprefix(".")
+    field = ""
+    for part in fault["loc"]:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}"
+    field = field.removeprefix(".")
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] not in ("missing", "json_invalid", "value_error"):
-        got = repr(fault["input"])
-        message += f" (got {got if len(got) <= _MAX_SHOWN else got[: _MAX_SHOWN - 1] + '…'})"
+        value = repr(fault["input"])
+        if len(value) > _MAX_SHOWN:
+            value = value[: _MAX_SHOWN - 1] + "…"
+        message += f" (got {value})"
     message = message[:1].lower() + message[1:]
-    return f"{where}: {message}" if where else message
+    return f"{field}: {message}" if field else message

@@ -51,41 +51,57 @@ class RecordedServer:
         request_id: str,
         media: Sequence[Media] = (),
     ) -> Completion:
-        number, turns = self.num_turns, self._trajectory.turns
+        number = self.num_turns
+        turns = self._trajectory.turns
         if number == len(turns):
             if not self._is_whole:
                 raise RecordEnd
             raise difference(
-                self._trajectory, number, "the loop asks for another turn, and the record has none"
+                self._trajectory,
+                number,
+                "the loop asks for another turn, and the record has none",
             )
         turn = turns[number]
-        prompt = Prompt(self._before(turn, number), array("q", turn.prompt_ids.tolist()))
+        new_ids = array("q", turn.prompt_ids.tolist())
+        prompt = Prompt(self._prefix_of(turn, number), new_ids)
         expected_ids = np.array(prompt.token_ids(), np.int64)
         self._check(number, expected_ids, np.asarray(prompt_ids, np.int64))
         self._prefixes.append(prompt.answered(turn.response_ids.tolist()))
         self.num_turns += 1
-        candidates = (turn.kept_ids, turn.kept_offsets)
         return Completion(
-            turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *candidates
+            turn.response_ids,
+            turn.logprobs,
+            turn.finish_reason,
+            turn.versions,
+            0.0,
+            turn.kept_ids,
+            turn.kept_offsets,
         )
 
     async def release(self, request_id: str) -> None: ...
 
-    def _before(self, turn: Turn, number: int) -> Prefix:
+    def _prefix_of(self, turn: Turn, number: int) -> Prefix:
         if turn.starts_context or number == 0:
             return EMPTY
-        return self._prefixes[number - 1 if turn.parent is None else turn.parent]
+        parent = number - 1 if turn.parent is None else turn.parent
+        return self._prefixes[parent]
 
     def _check(self, number: int, expected: IntArray, got: IntArray) -> None:
         """Raises RolloutError unless the prompt of turn `number` is the recorded one."""
         if np.array_equal(expected, got):
             return
         length = min(len(expected), len(got))
-        differing = np.flatnonzero(expected[:length] != got[:length]).tolist()
+        is_different = expected[:length] != got[:length]
+        differing = np.flatnonzero(is_different).tolist()
         position = differing[0] if differing else length
-        shown = [f"{ids[position : position + 5].tolist()}… of {len(ids)} ids" for ids in (expected, got)]
+        shown = []
+        for ids in (expected, got):
+            excerpt = ids[position : position + 5].tolist()
+            shown.append(f"{excerpt}… of {len(ids)} ids")
         raise difference(
-            self._trajectory, number, f"position {position}: expected {shown[0]}, got {shown[1]}"
+            self._trajectory,
+            number,
+            f"position {position}: expected {shown[0]}, got {shown[1]}",
         )
 
 
@@ -93,7 +109,12 @@ class _RecordedConversation:
     """Wraps a conversation over a `RecordedServer`, and adds the recorded results of tool calls to its
     replies."""
 
-    def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        server: RecordedServer,
+        recorded: list[Turn],
+    ) -> None:
         self.turns = conversation.turns
         self.close = conversation.close
         self.remaining_tokens = conversation.remaining_tokens
@@ -102,7 +123,9 @@ class _RecordedConversation:
         self._recorded = recorded
 
     async def generate(
-        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
+        self,
+        new_messages: Sequence[Message],
+        options: CallOptions = AS_OPENED,
     ) -> Message | None:
         reply = await self._conversation.generate(new_messages, options)
         if reply is None:
@@ -125,16 +148,17 @@ async def replay(
     `is_whole` is False, only the beginning of the episode was recorded, without what an agent notes after
     sampling (observations, actions, rewards, outcome); then a failure after the last recorded turn isn't
     raised but returned as text. In all other cases, returns ""."""
-    task, server = trajectory.task, RecordedServer(trajectory, is_whole)
+    task = trajectory.task
+    server = RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
-    own_sampling = sibling_sampling(sampling, task, trajectory.sibling)
+    seeded_sampling = sibling_sampling(sampling, task, trajectory.sibling)
 
     def open_recorded(sampling: SamplingParams, **options: Any) -> Conversation:
         return _RecordedConversation(opened(sampling, **options), server, trajectory.turns)
 
     try:
         with Foreign(f"the agent of {task.id}", are_faults=True):
-            played = await agents(task).run(task, trajectory.sibling, open_recorded, own_sampling)
+            played = await agents(task).run(task, trajectory.sibling, open_recorded, seeded_sampling)
     except RecordEnd:
         return ""
     except EnvironmentFault as fault:
@@ -147,7 +171,11 @@ async def replay(
     return ""
 
 
-def _compare(trajectory: Trajectory, played: Sequence[Trajectory], is_whole: bool) -> None:
+def _compare(
+    trajectory: Trajectory,
+    played: Sequence[Trajectory],
+    is_whole: bool,
+) -> None:
     """Raises RolloutError if the played episode is shorter than the recorded one or, if all was recorded, if
     what the agent noted differs."""
     turns = [turn for part in played for turn in part.turns]
@@ -158,11 +186,18 @@ def _compare(trajectory: Trajectory, played: Sequence[Trajectory], is_whole: boo
             _compare_turns(trajectory, number, turn, turns[number])
     if is_whole and played[0].status != trajectory.status:
         raise difference(
-            trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}"
+            trajectory,
+            len(turns) - 1,
+            f"status: expected {trajectory.status}, got {played[0].status}",
         )
 
 
-def _compare_turns(trajectory: Trajectory, number: int, recorded: Turn, played: Turn) -> None:
+def _compare_turns(
+    trajectory: Trajectory,
+    number: int,
+    recorded: Turn,
+    played: Turn,
+) -> None:
     for name in ("observation", "action", "reward"):
         expected = getattr(recorded, name)
         got = getattr(played, name)
@@ -170,9 +205,9 @@ def _compare_turns(trajectory: Trajectory, number: int, recorded: Turn, played: 
             raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")
 
 
-def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:
+def difference(trajectory: Trajectory, number: int, details: str) -> RolloutError:
     """The error for a difference in turn `number` (from 0)."""
     return RolloutError(
         f"the replay differs from the record: {trajectory.task.id}, sibling {trajectory.sibling}, turn "
-        f"{number + 1}, {what}"
+        f"{number + 1}, {details}"
     )

@@ -47,7 +47,8 @@ class SchedulerSettings:
             parts.append(
                 f"the first {self.group_size} of {self.group_size + self.group_size_redundancy} to end"
             )
-        parts += ["one of each group greedy"] if self.has_greedy_sibling else []
+        if self.has_greedy_sibling:
+            parts.append("one of each group greedy")
         if group_filter:
             parts.append(
                 f"groups filtered by {group_filter}, at most {self.max_refill_factor:g} × the batch refilled"

@@ -57,4 +57,6 @@ class RolloutSource(Protocol):
 
 def played_of(group: Group) -> list[Trajectory]:
     """All trajectories of a group, the greedy one last."""
-    return group.trajectories if group.greedy is None else [*group.trajectories, group.greedy]
+    if group.greedy is None:
+        return group.trajectories
+    return [*group.trajectories, group.greedy]

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import CheckpointError
-from turnwise.types import Group, SamplingParams, Split, Task, derive_seed
+from turnwise.types import Group, SamplingParams, Split, Task, Trajectory, derive_seed
+
+_Sums = tuple[float, float]  # (s, n) of `CurriculumTasks`
+_Limits = NDArray[np.float64]
 
 
 class TaskSource(Protocol):
@@ -91,20 +94,22 @@ class RowTasks(FixedTasks):
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     def task(self, index: int, version: int | None = None) -> Task:
-        epoch, place = divmod(index, len(self.rows))
-        return self.of_row(int(self._order(epoch)[place]) if self._shuffle else place, index, epoch)
+        epoch, row = divmod(index, len(self.rows))
+        if self._shuffle:
+            row = int(self._order(epoch)[row])
+        return self.of_row(row, index, epoch)
 
     def of_row(self, row: int, index: int, epoch: int) -> Task:
         """The task of group `index` if the group plays row number `row`."""
-        tag, split = self.rows[row].tag, self._split
+        data_row = self.rows[row]
         return Task(
-            id=f"{split}/{tag}/{index}",
-            tag=tag,
-            split=split,
-            seed=derive_seed(self._run_seed, split, "row", row, index),
+            id=f"{self._split}/{data_row.tag}/{index}",
+            tag=data_row.tag,
+            split=self._split,
+            seed=derive_seed(self._run_seed, self._split, "row", row, index),
             epoch=epoch,
-            payload=self.rows[row].payload,
-            agent=self.rows[row].agent,
+            payload=data_row.payload,
+            agent=data_row.agent,
             row=row,
         )
 
@@ -115,17 +120,16 @@ class RowTasks(FixedTasks):
         if state.get("rows_sha256") != self._digest:
             raise CheckpointError(
                 "the rows of data.train_files, or how they are chosen and ordered (max_prompt_length, "
-                "shuffle), have changed "
-                "since the checkpoint was saved, so its position is meaningless; restore them, or start a "
-                "new run from "
-                "the weights with pretrain"
+                "shuffle), have changed since the checkpoint was saved, so its position is meaningless; "
+                "restore them, or start a new run from the weights with pretrain"
             )
 
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256(str(self._shuffle).encode())
         for row in self.rows:
-            digest.update(json.dumps([row.tag, row.agent, row.payload], sort_keys=True).encode())
+            text = json.dumps([row.tag, row.agent, row.payload], sort_keys=True)
+            digest.update(text.encode())
         return digest.hexdigest()
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
@@ -161,29 +165,34 @@ class SeededTasks(FixedTasks):
     @property
     def num_tasks(self) -> int | None:  # type: ignore[override]
         """Number of groups until no row is left; None = no end."""
-        num_rows = None if self.rows is None else self.rows.num_tasks
-        places = [slot for slot, tag in enumerate(self._tags_of_round) if tag == self.rows_tag]
-        if num_rows is None or not places:
+        if self.rows is None or self.rows.num_tasks is None:
             return None
-        rounds, rest = divmod(num_rows, len(places))
-        return rounds * len(self._tags_of_round) + places[rest]
+        slots = [slot for slot, tag in enumerate(self._tags_of_round) if tag == self.rows_tag]
+        if not slots:
+            return None
+        num_rounds, num_remaining = divmod(self.rows.num_tasks, len(slots))
+        return num_rounds * len(self._tags_of_round) + slots[num_remaining]
 
     @cached_property
     def _tags_of_round(self) -> list[str]:
         """The tag of each slot. If a tag has n groups per round, its groups k = 0, 1, … get the sort keys (k
         + ½)/n, by which all groups of the round are sorted. If two groups have the same key, the earlier tag
         comes first."""
-        places = [((k + 0.5) / count, i) for i, count in enumerate(self.partition) for k in range(count)]
-        return [self.tags[i] for _, i in sorted(places)]
+        sort_keys = []
+        for i, count in enumerate(self.partition):
+            sort_keys += [((k + 0.5) / count, i) for k in range(count)]
+        return [self.tags[i] for _, i in sorted(sort_keys)]
 
     def task(self, index: int, version: int | None = None) -> Task:
         tags = self._tags_of_round
         round_number, slot = divmod(index, len(tags))
-        if self.rows is not None and tags[slot] == self.rows_tag:
-            number = round_number * tags.count(self.rows_tag) + tags[:slot].count(self.rows_tag)
-            return replace(self.rows.task(number), id=f"{self.split}/{self.rows_tag}/{index}")
-        seed = derive_seed(self.run_seed, self.split, tags[slot], slot, round_number, 0)
-        return _of_environment(self.split, tags[slot], index, seed, self.agents)
+        tag = tags[slot]
+        if self.rows is not None and tag == self.rows_tag:
+            num_in_earlier_rounds = round_number * tags.count(tag)
+            task = self.rows.task(num_in_earlier_rounds + tags[:slot].count(tag))
+            return replace(task, id=f"{self.split}/{tag}/{index}")
+        seed = derive_seed(self.run_seed, self.split, tag, slot, round_number, 0)
+        return _of_environment(self.split, tag, index, seed, self.agents)
 
     def state_dict(self) -> dict[str, Any]:
         return self.rows.state_dict() if self.rows else {}
@@ -193,8 +202,20 @@ class SeededTasks(FixedTasks):
             self.rows.load_state_dict(state)
 
 
-def _of_environment(split: Split, tag: str, index: int, seed: int, agents: Mapping[str, str]) -> Task:
-    return Task(id=f"{split}/{tag}/{index}", tag=tag, split=split, seed=seed, agent=agents.get(tag, ""))
+def _of_environment(
+    split: Split,
+    tag: str,
+    index: int,
+    seed: int,
+    agents: Mapping[str, str],
+) -> Task:
+    return Task(
+        id=f"{split}/{tag}/{index}",
+        tag=tag,
+        split=split,
+        seed=seed,
+        agent=agents.get(tag, ""),
+    )
 
 
 @dataclass
@@ -218,34 +239,43 @@ class CurriculumTasks:
     these."""
     version: int = field(init=False, default=0)
 
-    _FLOOR, _DECAY = 0.1, 0.9
+    _FLOOR = 0.1
+    _DECAY = 0.9
 
     def __post_init__(self) -> None:
         self.num_tasks = None if self.rows is None else self.rows.num_tasks
-        self._history: dict[int, dict[str, tuple[float, float]]] = {
-            0: {}
-        }  # version → tag, or `row N`, → (s, n)
+        # Version → tag, or `row N`, → (s, n).
+        self._history: dict[int, dict[str, _Sums]] = {0: {}}
         self._limits = lru_cache(maxsize=self.num_versions)(self._limits_of)
 
     def task(self, index: int, version: int | None = None) -> Task:
-        of_tags, of_rows = self._limits(self.version if version is None else version)
-        draws = np.random.default_rng(derive_seed(self.run_seed, self.split, "curriculum", index)).random(2)
-        tag = self.tags[_draw(of_tags, draws[0])]
+        if version is None:
+            version = self.version
+        limits_of_tags, limits_of_rows = self._limits(version)
+        draw_seed = derive_seed(self.run_seed, self.split, "curriculum", index)
+        generator = np.random.default_rng(draw_seed)
+        tag_draw, row_draw = generator.random(2)
+        tag = self.tags[_draw(limits_of_tags, tag_draw)]
         if self.rows is not None and tag == self.rows_tag:
-            return self.rows.of_row(_draw(of_rows, draws[1]), index, epoch=index // len(self.rows.rows))
+            row = _draw(limits_of_rows, row_draw)
+            epoch = index // len(self.rows.rows)
+            return self.rows.of_row(row, index, epoch)
         seed = derive_seed(self.run_seed, self.split, tag, "curriculum", index)
         return _of_environment(self.split, tag, index, seed, self.agents)
 
     def observe(self, groups: Sequence[Group]) -> None:
         successes = dict(self._history[self.version])
         for group in groups:
-            task = group.task
-            ended = [trajectory for trajectory in group.trajectories if trajectory.status != "failed"]
-            shares = [min(1.0, max(0.0, t.metrics.get("success", float(t.score > 0)))) for t in ended]
-            keys = [task.tag] if task.row is None else [self.rows_tag, f"row {task.row}"]
-            for key in keys if shares else ():
+            shares = [_success(t) for t in group.trajectories if t.status != "failed"]
+            if not shares:
+                continue
+            row = group.task.row
+            keys = [group.task.tag] if row is None else [self.rows_tag, f"row {row}"]
+            for key in keys:
                 s, n = successes.get(key, (0.0, 0.0))
-                successes[key] = (self._DECAY * s + sum(shares) / len(shares), self._DECAY * n + 1.0)
+                s = self._DECAY * s + sum(shares) / len(shares)
+                n = self._DECAY * n + 1.0
+                successes[key] = (s, n)
         self.version += 1
         self._history[self.version] = successes
         self._history.pop(self.version - self.num_versions, None)
@@ -253,42 +283,64 @@ class CurriculumTasks:
     def weight(self, key: str, version: int | None = None) -> float:
         """The weight of a tag, or of row N for the key `row N`, given a version of the state (None = the
         newest)."""
-        s, n = self._history[self.version if version is None else version].get(key, (0.0, 0.0))
+        if version is None:
+            version = self.version
+        s, n = self._history[version].get(key, (0.0, 0.0))
         p = (s + 1.0) / (n + 2.0)
         return self._FLOOR + (1.0 - self._FLOOR) * 4.0 * p * (1.0 - p)
 
     def state_dict(self) -> dict[str, Any]:
-        history = [[version, successes] for version, successes in self._history.items()]
-        return {"history": history, **(self.rows.state_dict() if self.rows else {})}
+        state: dict[str, Any] = {
+            "history": [[version, successes] for version, successes in self._history.items()]
+        }
+        if self.rows:
+            state |= self.rows.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "history" not in state:
             raise CheckpointError(
-                "the checkpoint was saved without data.curriculum; leave it out, or start a new run from "
+                "the checkpoint was saved without data.curriculum; remove it, or start a new run from "
                 "the weights"
             )
         if self.rows:
             self.rows.load_state_dict(state)
-        self._history = {
-            version: {key: (s, n) for key, (s, n) in of.items()} for version, of in state["history"]
-        }
+        self._history = {}
+        for version, successes in state["history"]:
+            self._history[version] = {key: (s, n) for key, (s, n) in successes.items()}
         self.version = max(self._history)
         self._limits.cache_clear()
 
-    def _limits_of(self, version: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        of_rows = np.ones(len(self.rows.rows) if self.rows else 0)
+    def _limits_of(self, version: int) -> tuple[_Limits, _Limits]:
+        """The cumulative weights of the tags and of the rows."""
+        num_rows = 0 if self.rows is None else len(self.rows.rows)
+        row_weights = np.ones(num_rows)
         for key in self._history[version]:
             if key.startswith("row "):
-                of_rows[int(key.removeprefix("row "))] = self.weight(key, version)
-        return np.cumsum([self.weight(tag, version) for tag in self.tags]), np.cumsum(of_rows)
+                row = int(key.removeprefix("row "))
+                row_weights[row] = self.weight(key, version)
+        tag_weights = [self.weight(tag, version) for tag in self.tags]
+        return np.cumsum(tag_weights), np.cumsum(row_weights)
 
 
-def _draw(limits: NDArray[np.float64], draw: float) -> int:
+def _success(trajectory: Trajectory) -> float:
+    """The share of success, from 0 to 1: the metric of that name, or whether the score is positive."""
+    success = trajectory.metrics.get("success", float(trajectory.score > 0))
+    return min(1.0, max(0.0, success))
+
+
+def _draw(limits: _Limits, draw: float) -> int:
     """The index that a draw in [0, 1) falls on, given cumulative weights."""
-    return min(int(np.searchsorted(limits, draw * limits[-1], side="right")), len(limits) - 1)
+    position = draw * limits[-1]
+    index = int(np.searchsorted(limits, position, side="right"))
+    return min(index, len(limits) - 1)
 
 
-def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:
+def sibling_sampling(
+    sampling: SamplingParams,
+    task: Task,
+    sibling: int,
+) -> SamplingParams:
     """The sampling parameters with the sibling's own seed, from which the conversation derives the seed of
     each turn. A retry of a failed episode uses the same seed, so it samples the same tokens as long as the
     observations are the same."""

@@ -29,6 +29,9 @@ from turnwise.types import Message, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
+_Agents = Callable[[Task], AgentLoop]
+_MakeLine = Callable[[], Mapping[str, Any]]
+
 _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
@@ -48,12 +51,12 @@ class TurnJournal:
         if self._size:
             self._thread.start(self._write, b"\n")  # a kill may have cut the last line
 
-    def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
+    def noted(self, agents: _Agents) -> _Agents:
         """Wraps `agents`, which returns a task's agent, so that all turns of the agents are written to the
         journal."""
         return lambda task: ObservedLoop(agents(task), partial(_EpisodeLines, self))
 
-    def append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
+    def append(self, make_line: _MakeLine) -> None:
         """Appends a line; the thread calls `make_line`."""
         self._thread.start(self._append, make_line)
 
@@ -63,10 +66,13 @@ class TurnJournal:
         self._thread.end()
         self._thread.join(_CLOSE_S)
 
-    def _append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
+    def _append(self, make_line: _MakeLine) -> None:
         if self._file is not None:
             line = json.dumps(
-                make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda it: type(it).__name__
+                make_line(),
+                ensure_ascii=False,
+                separators=(",", ":"),
+                default=lambda it: type(it).__name__,
             )
             self._write(line.encode(errors="replace") + b"\n")
 
@@ -80,7 +86,8 @@ class TurnJournal:
             if self._size + len(line) > self._max_bytes:
                 self._file.close()
                 os.replace(self._path, earlier_part(self._path))
-                self._file, self._size = self._path.open("ab", buffering=0), 0
+                self._file = self._path.open("ab", buffering=0)
+                self._size = 0
             self._file.write(line)
             self._size += len(line)
         except OSError as fault:
@@ -196,7 +203,6 @@ class _Reading:
         elif line.sampled:
             episode.turns.append(line.sampled.made())
         elif episode.turns:
-            results = tuple(
-                message.get("content", "") for message in line.messages if message.get("role") == "tool"
-            )
+            answers = [message for message in line.messages if message.get("role") == "tool"]
+            results = tuple(message.get("content", "") for message in answers)
             episode.turns[-1].tool_results = results or None

@@ -15,9 +15,8 @@ from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 CHATML_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% "
-    "endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -43,7 +42,8 @@ def byte_tokenizer(
     3
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    vocab = {symbol: index for index, symbol in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     texts = list(training_texts)
@@ -56,9 +56,11 @@ def byte_tokenizer(
     if bos_token is not None:
         bos = (bos_token, backend.token_to_id(bos_token))
         backend.post_processor = processors.TemplateProcessing(single=f"{bos_token} $A", special_tokens=[bos])
+    if not eos_token and special_tokens:
+        eos_token = special_tokens[-1]
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        eos_token=eos_token or (special_tokens[-1] if special_tokens else None),
+        eos_token=eos_token or None,
         bos_token=bos_token,
         chat_template=chat_template,
         clean_up_tokenization_spaces=False,
@@ -136,11 +138,12 @@ class ScriptedServer:
 
     def _completion(self, token_ids: list[int], finish_reason: FinishReason) -> Completion:
         num_tokens = len(token_ids)
+        runs = [VersionRun(self.version, num_tokens)] if num_tokens else []
         return Completion(
             token_ids=np.array(token_ids, dtype=np.int64),
             logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
             finish_reason=finish_reason,
-            versions=(VersionRun(self.version, num_tokens),) if num_tokens else (),
+            versions=tuple(runs),
         )
 
     async def abort(self, request_id: str) -> None:
@@ -173,7 +176,11 @@ class ScriptedServer:
 
     def info(self) -> ServerInfo:
         return ServerInfo(
-            LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0, needs_weights=False
+            LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)),
+            "a script",
+            0,
+            0,
+            needs_weights=False,
         )
 
 

@@ -87,7 +87,7 @@ def test_an_episode_of_several_trajectories_is_one_episode(tmp_path):
     assert list(evaluation.overall.pass_at) == [1, 2]
     assert {m.name: m.value for m in validation_metrics([whole, failed])}["val/num_episodes"] == 2
     failures = Failures()
-    failures.allowed = 1
+    failures.begin(num_episodes=2, max_fraction=0.5, needs_success=False)
     failures.add(failed.trajectories)
     lost, filtered = replace(failed, rejected="failed"), replace(whole, rejected="filtered")
     measured = {m.name: m.value for m in rollout_metrics([], [lost, filtered])}

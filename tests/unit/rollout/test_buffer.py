@@ -102,7 +102,7 @@ class Player:
 
     def can_be_whole(self):
         """Whether some of those that have finished can be the step, so that all others can be in time."""
-        wanted = self.buffer._num_wanted
+        wanted = self.buffer._num_required
         here = [index for index in self.admitted_in if index in self.buffer]
         finished = [index for index in here if self.buffer.has_finished(index)]
         if self.settings.is_ordered:

@@ -50,7 +50,9 @@ class CallResult(NamedTuple):
     @property
     def state(self) -> Hashable:
         """Identifies a start: the state key or, if there is none, everything shown."""
-        return self.content if self.state_key is None else self.state_key
+        if self.state_key is None:
+            return self.content
+        return self.state_key
 
 
 def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> tuple[str, str] | None:
@@ -60,27 +62,40 @@ def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) 
     >>> first_difference([CallResult("P _", (), ())], [CallResult("_ P", (), ())])
     ('text', "at the start: text 'P _' and '_ P'")
     """
-    for turn, (one, other) in enumerate(zip_longest(expected, got)):
-        where = f"at turn {turn}" if turn else "at the start"
-        if one is None or other is None:
-            return "end", f"{where}: one episode is over and the other continues"
-        for name, first, second in zip(CallResult._fields, one, other, strict=True):
-            if first != second:
-                shown = ["the pictures differ"] if name == "images" else _shown(first, second)
-                return name, f"{where}: {name} {' and '.join(shown)}"
+    for turn, (first, second) in enumerate(zip_longest(expected, got)):
+        place = f"at turn {turn}" if turn else "at the start"
+        if first is None or second is None:
+            return "end", f"{place}: one episode is over and the other continues"
+        for name in CallResult._fields:
+            value = getattr(first, name)
+            second_value = getattr(second, name)
+            if value == second_value:
+                continue
+            if name == "images":
+                return name, f"{place}: images the pictures differ"
+            return name, f"{place}: {name} {_shown(value, second_value)}"
     return None
 
 
-def _shown(first: object, second: object) -> list[str]:
-    """The `repr` of each value. If one is longer than `_MAX_SHOWN`, both are cut to the part around their
+def _shown(first: object, second: object) -> str:
+    """The `repr` of both values. If one is longer than `_MAX_SHOWN`, both are cut to the part around their
     first difference."""
     texts = [repr(first), repr(second)]
-    num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
-    start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
-    return [
-        f"{'…' if start else ''}{t[start : start + _MAX_SHOWN]}{'…' if len(t) > start + _MAX_SHOWN else ''}"
-        for t in texts
-    ]
+    start = 0
+    if max(map(len, texts)) > _MAX_SHOWN:
+        pairs = enumerate(zip(*texts, strict=False))
+        num_same = next((i for i, (a, b) in pairs if a != b), 0)
+        start = max(num_same - _MAX_SHOWN // 2, 0)
+    end = start + _MAX_SHOWN
+    excerpts = []
+    for text in texts:
+        excerpt = text[start:end]
+        if start:
+            excerpt = f"…{excerpt}"
+        if len(text) > end:
+            excerpt = f"{excerpt}…"
+        excerpts.append(excerpt)
+    return " and ".join(excerpts)
 
 
 class BrokenCall(EnvironmentFault):
@@ -120,7 +135,12 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
     """An environment in its own thread, so that a call that never returns can be abandoned. A failed call
     raises BrokenCall; a TurnwiseError of the environment's constructor passes unchanged."""
 
-    def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        timeout_s: float,
+        clock: CallTimes,
+    ) -> None:
         self._thread = DaemonThread("check-env")
         self._timeout_s = timeout_s
         self._clock = clock
@@ -144,7 +164,9 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
     def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
         observation, info = self.call(
-            "reset", lambda: self.env.reset(seed=seed), partial(read_reset, env_name=self.name)
+            "reset",
+            lambda: self.env.reset(seed=seed),
+            partial(read_reset, env_name=self.name),
         )
         return self._result(observation, info)
 
@@ -152,7 +174,8 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self._num_steps += 1
         read = partial(read_step, env_name=self.name, turn=self._num_steps, reductions=self.reductions)
         step: StepResult = self.call("step", lambda: self.env.step(action), read)
-        return self._result(step.observation, step.info)._replace(
+        call_result = self._result(step.observation, step.info)
+        return call_result._replace(
             reward=step.reward,
             is_terminated=step.is_terminated,
             is_truncated=step.is_truncated,
@@ -175,7 +198,10 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         self._thread.end()
 
     def call(
-        self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result
+        self,
+        method: str,
+        function: Callable[[], Any],
+        read: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
         """Calls `function` in the thread, awaits the result if it is a coroutine, and returns
         `read(result)`."""
@@ -184,9 +210,8 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
         try:
             error = call.exception(self._timeout_s)
         except CallTimeout:
-            raise BrokenCall(
-                method, f"hangs in {method}: no answer within {self._timeout_s:g} s", hangs=True
-            ) from None
+            problem = f"hangs in {method}: no answer within {self._timeout_s:g} s"
+            raise BrokenCall(method, problem, hangs=True) from None
         finally:
             CALLS.end(line)
         if error is None:
@@ -198,12 +223,15 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
             raise error
         if isinstance(error, EnvironmentFault):
             raise BrokenCall(method, str(error)) from error
-        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = type(error).__name__
+        if str(error):
+            message += f": {error}"
         trace = tuple(call for call in describe_calls(error) if not call.startswith(__file__))
-        raise BrokenCall(method, f"{method} raises {told}", trace, is_raised=True) from error
+        raise BrokenCall(method, f"{method} raises {message}", trace, is_raised=True) from error
 
     def _timed(self, timings: Timings, function: Callable[[], Any]) -> Any:
-        started, cpu_started = time.perf_counter(), time.thread_time()
+        started = time.perf_counter()
+        cpu_started = time.thread_time()
         result = function()
         if inspect.isawaitable(result):
             timings.is_async = True
@@ -218,7 +246,11 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def play(envs: Sequence[CheckedEnv], seed: int, actions: Iterable[str]) -> list[list[CallResult]]:
+def play(
+    envs: Sequence[CheckedEnv],
+    seed: int,
+    actions: Iterable[str],
+) -> list[list[CallResult]]:
     """Plays the same actions in all environments, each action everywhere before the next. Returns results by
     environment."""
     episodes = [[env.reset(seed)] for env in envs]

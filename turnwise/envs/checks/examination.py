@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
-from turnwise.envs.checks import findings
+from turnwise.envs.checks import faults, findings
 from turnwise.envs.checks.checked_env import (
     BrokenCall,
     CallResult,
@@ -21,7 +19,6 @@ from turnwise.envs.checks.checked_env import (
     play,
 )
 from turnwise.envs.checks.findings import CheckedEpisode, Finding, Verdict
-from turnwise.envs.contract import is_picture
 from turnwise.envs.hold_out import HeldOutEnv
 from turnwise.envs.players import ExpertPlayer, RandomPlayer
 from turnwise.protocols import Env, HasExpert
@@ -77,13 +74,23 @@ class Report:
             return "error"
         if not self.is_played:
             return "skipped"
-        return "warning" if "warning" in verdicts else "ok"
+        if "warning" in verdicts:
+            return "warning"
+        return "ok"
 
     def to_json(self) -> dict[str, Any]:
-        return {"env": self.env, "verdict": self.verdict, "findings": list(map(asdict, self.findings))}
+        return {
+            "env": self.env,
+            "verdict": self.verdict,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
 
 
-def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
+def check_env(
+    make_env: Callable[[Split], Env],
+    takes_split: bool,
+    settings: CheckSettings,
+) -> Report:
     """Plays an environment and returns the findings. A call that hangs, or any fault in the first check, ends
     the examination; other faults end their check. `takes_split` says whether the constructor takes a split.
 
@@ -99,32 +106,25 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
             rows += check()  # keeps the findings before a broken call
         except BrokenCall as broken:
             if not any(row.result == broken.problem for row in rows):
-                rows.append(_of_broken(broken))
+                rows.append(faults.broken_call(broken))
             if broken.hangs or check == examination.checks[0]:
                 break
     if not any(row.verdict == "error" for row in rows):
         num_calls = sum(len(examination.clock[method].wall_s) for method in ("reset", "step"))
-        rows.insert(
-            0, Finding("returns", "ok", f"{num_calls:,} calls of reset and step return what they should")
-        )
+        result = f"{num_calls:,} calls of reset and step return what they should"
+        rows.insert(0, Finding("returns", "ok", result))
     return Report(examination.name, tuple(rows), bool(examination.played))
-
-
-def _of_broken(broken: BrokenCall) -> Finding:
-    advice = ""
-    if broken.hangs:
-        advice = "give it its own time limit, or allow more with --timeout (env_step_timeout_s in training)"
-    elif broken.is_raised and broken.method == "step":
-        advice = "an exception fails the episode: answer with an observation, or with terminated"
-    elif broken.is_raised:
-        advice = "an exception there fails every episode"
-    return Finding(broken.method, "error", broken.problem, advice, broken.trace)
 
 
 class _Examination:
     """The checks of one environment. Each yields its findings, and may keep episodes for later checks."""
 
-    def __init__(self, make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[Split], Env],
+        takes_split: bool,
+        settings: CheckSettings,
+    ) -> None:
         self.name = "the environment"
         self.checks = (
             self._starts,
@@ -164,21 +164,26 @@ class _Examination:
                 plays_all |= isinstance(env.env, HeldOutEnv) and env.env.plays_all
         yield findings.starts(starts["train"])
         yield findings.splits(
-            starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all
+            starts["train"],
+            starts["val"],
+            self._takes_split,
+            self._settings.is_split_given,
+            plays_all,
         )
 
     def _random_play(self) -> Iterator[Finding]:
         def choose(env: CheckedEnv, seed: int) -> Callable[[], str] | None:
-            make = partial(RandomPlayer, env.env, derive_seed(seed, "random player"), self._settings.actions)
+            player_seed = derive_seed(seed, "random player")
+            make = partial(RandomPlayer, env.env, player_seed, self._settings.actions)
             player: RandomPlayer = env.call("actions", make)
             return player.act if player.actions else None
 
-        advice = (
-            "name them with --actions a,b,c or --actions-file FILE, or give the environment an "
-            "attribute `actions`"
-        )
         unknown = Finding(
-            "random play", "skipped", "not examined: nobody says which actions there are", advice
+            "random play",
+            "skipped",
+            result="not examined: nobody says which actions there are",
+            advice="name them with --actions a,b,c or --actions-file FILE, or give the environment an "
+            "attribute `actions`",
         )
         return self._play("random play", choose, self._random, unknown)
 
@@ -186,7 +191,8 @@ class _Examination:
         def choose(env: CheckedEnv, seed: int) -> Callable[[], str] | None:
             if not isinstance(env.env, HasExpert):
                 return None
-            return partial(env.call, "expert_action", env.call("actions", partial(ExpertPlayer, env.env)).act)
+            player: ExpertPlayer = env.call("actions", partial(ExpertPlayer, env.env))
+            return partial(env.call, "expert_action", player.act)
 
         unknown = Finding("scripted play", "skipped", "the environment has no expert_action()")
         return self._play("scripted play", choose, self._scripted, unknown, beaten=self._random)
@@ -196,21 +202,20 @@ class _Examination:
         with self._opened() as used:
             for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
-                    for where, env in (("in a new environment", new), ("after a reset", used)):
-                        if found := first_difference(
-                            episode.call_results, play([env], episode.seed, episode.actions)[0]
-                        ):
-                            advice = (
-                                "draw everything from reset's seed, by a generator of the environment's own"
+                    for occasion, env in (("in a new environment", new), ("after a reset", used)):
+                        [replayed] = play([env], episode.seed, episode.actions)
+                        difference = first_difference(episode.call_results, replayed)
+                        if difference is not None:
+                            yield faults.different_episodes(
+                                "same seed",
+                                f"another episode {occasion}",
+                                difference,
+                                "draw everything from reset's seed, by a generator of the environment's own",
                             )
-                            yield _differs("same seed", f"another episode {where}", found, advice)
                             return
                 num_replayed += 1
-        yield Finding(
-            "same seed",
-            "ok",
-            f"{num_replayed} episodes come out the same, in new environments and after a reset",
-        )
+        result = f"{num_replayed} episodes come out the same, in new environments and after a reset"
+        yield Finding("same seed", "ok", result)
 
     def _side_by_side(self) -> Iterator[Finding]:
         num_groups = 0
@@ -218,21 +223,11 @@ class _Examination:
             with ExitStack() as opened:
                 envs = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
                 siblings = play(envs, episode.seed, episode.actions)
-                differences = (first_difference(episode.call_results, sibling) for sibling in siblings)
-                if found := next(filter(None, differences), None):
-                    if any(sibling[0] != episode.call_results[0] for sibling in siblings):
-                        what = "siblings start differently"
-                        advice = (
-                            "make reset's seed determine the whole start: group statistics mean "
-                            "nothing otherwise"
-                        )
-                    else:
-                        what = "siblings disturb each other"
-                        advice = (
-                            "keep generator and state in the instance: environments side by side can't "
-                            "share any"
-                        )
-                    yield _differs("siblings", what, found, advice)
+                differences = [first_difference(episode.call_results, sibling) for sibling in siblings]
+                difference = next(filter(None, differences), None)
+                if difference is not None:
+                    is_at_start = any(sibling[0] != episode.call_results[0] for sibling in siblings)
+                    yield _disturbed_siblings(difference, is_at_start)
                     return
             num_groups += 1
         result = f"{NUM_SIBLINGS} side by side start the same and stay the same, under {num_groups} seeds"
@@ -248,18 +243,20 @@ class _Examination:
                 except BrokenCall as broken:
                     if broken.hangs or not self.played:
                         raise
-                    advice = (
-                        "what can't be understood moves nothing, or costs a penalty; an exception "
-                        "fails the episode"
-                    )
                     yield Finding(
-                        "no action", "error", f"{broken.problem} (action {action!r})", advice, broken.trace
+                        "no action",
+                        "error",
+                        f"{broken.problem} (action {action!r})",
+                        "what can't be understood moves nothing, or costs a penalty; an exception fails the "
+                        "episode",
+                        broken.trace,
                     )
                     return
         yield findings.unreadable(answers, self.played)
 
     def _readings(self) -> Iterator[Finding]:
-        played, settings = self.played or self._replayable(), self._settings
+        played = self.played or self._replayable()
+        settings = self._settings
         if self.played:
             yield findings.rewards(played)
             yield findings.metrics(played, self._reductions)
@@ -267,24 +264,23 @@ class _Examination:
         else:
             for check in ("rewards", "metrics", "episodes"):
                 yield Finding(check, "skipped", "not examined: nobody played")
-        seen = findings.observations(played, settings.count_tokens, settings.token_budget)
-        if not self.played and seen.verdict == "ok":
-            seen = replace(
-                seen, verdict="skipped", result=f"{seen.result}; those after an action weren't examined"
-            )
-        yield seen
+        finding = findings.observations(played, settings.count_tokens, settings.token_budget)
+        if not self.played and finding.verdict == "ok":
+            result = f"{finding.result}; those after an action weren't examined"
+            finding = replace(finding, verdict="skipped", result=result)
+        yield finding
         yield findings.state_keys(played)
 
     def _render(self) -> Iterator[Finding]:
         with self._opened() as env:
             env.reset(_seed("train"))
             try:
-                yield _of_picture(env.call("render", lambda: env.env.render()))
+                yield faults.picture(env.call("render", lambda: env.env.render()))
             except BrokenCall as broken:
                 if broken.hangs:
                     raise
                 if isinstance(broken.__cause__, NotImplementedError):
-                    yield _of_picture(None)
+                    yield faults.picture(None)
                 else:
                     advice = "return None where there is nothing to draw"
                     yield Finding("render", "warning", broken.problem, advice, broken.trace)
@@ -319,12 +315,12 @@ class _Examination:
                         if not episodes:
                             yield unknown
                         return
-                    while (
-                        len(episode.actions) < self._settings.max_steps
-                        and not episode.call_results[-1].is_over
-                    ):
-                        episode.actions.append(act())
-                        episode.call_results.append(env.step(episode.actions[-1]))
+                    for _ in range(self._settings.max_steps):
+                        if episode.call_results[-1].is_over:
+                            break
+                        action = act()
+                        episode.actions.append(action)
+                        episode.call_results.append(env.step(action))
                     episodes.append(episode)
         finally:
             if episodes:
@@ -337,10 +333,12 @@ class _Examination:
             with self._opened() as env:
                 seeds = [_seed("train", index) for index in range(NUM_REPLAYED)]
                 return [CheckedEpisode(seed, [env.reset(seed), env.step("")], [""]) for seed in seeds]
-        return (self._random or self._scripted)[:NUM_REPLAYED]
+        episodes = self._random or self._scripted
+        return episodes[:NUM_REPLAYED]
 
     def _seeds(self, split: Split) -> Iterator[int]:
-        yield from self._in_time([_seed(split, index) for index in range(self._settings.num_episodes)])
+        seeds = [_seed(split, index) for index in range(self._settings.num_episodes)]
+        yield from self._in_time(seeds)
 
     def _in_time(self, items: Sequence[T]) -> Iterator[T]:
         """Yields items until `play_s` seconds are over, but at least two."""
@@ -353,8 +351,9 @@ class _Examination:
     @contextmanager
     def _opened(self, split: Split = "train", clock: CallTimes | None = None) -> Iterator[CheckedEnv]:
         """A new environment, which is closed at the end unless a call breaks."""
-        make = partial(self._make_env, split)
-        with CheckedEnv(make, self._settings.timeout_s, self.clock if clock is None else clock) as env:
+        if clock is None:
+            clock = self.clock
+        with CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, clock) as env:
             yield env
             env.close()
 
@@ -363,26 +362,11 @@ def _seed(split: Split, index: int = 0) -> int:
     return derive_seed("check-env", split, index)
 
 
-def _differs(check: str, what: str, found: tuple[str, str], advice: str) -> Finding:
-    name, where = found
-    if name == "state_key":
-        advice = (
-            "make the key of the state's content, not of an object or a counter: GiGPO compares turns "
-            "with equal keys"
-        )
-    return Finding(check, "error", f"{what}, {where}", advice)
-
-
-def _of_picture(rendered: Any) -> Finding:
-    if rendered is None:
-        return Finding("render", "ok", "draws nothing: pictures show the observation")
-    if isinstance(rendered, str):
-        return Finding("render", "ok", f"a string of {len(rendered.splitlines())} lines")
-    if is_picture(rendered):
-        return Finding("render", "ok", f"a picture of {rendered.shape[1]} × {rendered.shape[0]}")
-    shown = (
-        f"{rendered.dtype} {list(rendered.shape)}"
-        if isinstance(rendered, np.ndarray)
-        else type(rendered).__name__
-    )
-    return Finding("render", "warning", f"returns {shown}", "return uint8 [H, W, 3], a string, or None")
+def _disturbed_siblings(difference: tuple[str, str], is_at_start: bool) -> Finding:
+    if is_at_start:
+        problem = "siblings start differently"
+        advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
+    else:
+        problem = "siblings disturb each other"
+        advice = "keep generator and state in the instance: environments side by side can't share any"
+    return faults.different_episodes("siblings", problem, difference, advice)

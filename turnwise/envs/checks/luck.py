@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from turnwise.envs.checks.checked_env import CallTimes, CheckedEnv, Timings
+from turnwise.envs.checks.checked_env import CallResult, CallTimes, CheckedEnv, Timings
+from turnwise.envs.checks.findings import reported_successes
 from turnwise.envs.contract import reduce_metric
 from turnwise.envs.players import RandomPlayer
 from turnwise.errors import TurnwiseError
@@ -17,7 +18,10 @@ MIN_EPISODES = 50
 
 
 def random_outcomes(
-    make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float
+    make: Callable[[], Env],
+    seeds: Iterable[int],
+    max_steps: int,
+    budget_s: float,
 ) -> list[bool]:
     """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each
     succeeded by the environment's metric `success`. The player draws uniformly from the environment's
@@ -38,23 +42,26 @@ def random_outcomes(
         outcomes.append(outcome)
         if time.monotonic() > ends_at:
             break
-    return outcomes if len(outcomes) >= MIN_EPISODES else []
+    if len(outcomes) < MIN_EPISODES:
+        return []
+    return outcomes
 
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
     """Whether one episode succeeded; None if the environment has no `actions` or doesn't report `success`."""
     with CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings)) as env:
         env.reset(seed)
-        player: RandomPlayer = env.call(
-            "actions", partial(RandomPlayer, env.env, derive_seed(seed, "random player"))
-        )
+        make_player = partial(RandomPlayer, env.env, derive_seed(seed, "random player"))
+        player: RandomPlayer = env.call("actions", make_player)
         if not player.actions or "success" not in env.reductions:
             return None
-        told: list[float] = []
+        steps: list[CallResult] = []
         for _ in range(max_steps):
-            call_result = env.step(player.act())
-            told += [value for name, value in call_result.metrics if name == "success"]
-            if call_result.is_over:
+            steps.append(env.step(player.act()))
+            if steps[-1].is_over:
                 break
         env.close()
-        return reduce_metric(told, env.reductions["success"]) > 0.5 if told else None
+        successes = reported_successes(steps)
+        if not successes:
+            return None
+        return reduce_metric(successes, env.reductions["success"]) > 0.5

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.envs.arguments import check_type
-from turnwise.envs.base import Step
+from turnwise.envs.base import Step, episode_seed
 from turnwise.envs.frozen_lake.map import (
     Map,
     check_map_arguments,
@@ -26,7 +26,14 @@ from turnwise.errors import EnvironmentFault
 from turnwise.types import Observation, Split, derive_seed
 
 GRID_VOCAB = MappingProxyType(
-    {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player in a hole", "√": "player on the goal"}
+    {
+        "P": "player",
+        "_": "ice",
+        "O": "hole",
+        "G": "goal",
+        "X": "player in a hole",
+        "√": "player on the goal",
+    }
 )
 
 
@@ -38,16 +45,20 @@ class FrozenLakeEnv(GridEnv):
     (≤ 0); the episode continues. The environment has no step limit of its own; the agent has `max_steps`.
 
     Args:
-        size: cells of a side, at least 2. p: probability that a cell is ice and not a hole, in (0, 1]. A map
-        without a way to the goal is drawn again. is_slippery: a step goes in the chosen direction, to its
-        left or to its right, with probability 1/3 each. render_mode: what is observed, `text` or a picture
-        (`rgb_array`). `render()` draws in both modes. observation: the form of the text: a `grid` of symbols,
-        `coordinates` (`P0,0 G3,3 O1,2`), or `both`. format_penalty: reward of an invalid action. split:
-        `train` or `val`: draws only maps whose *content* belongs to this split. None: draws from all maps.
-        map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`. grid_vocab:
-        symbol → meaning, in the order of `GRID_VOCAB`. action_lookup: gymnasium's number → word, for each of
-        0 left, 1 down, 2 right, 3 up. env_instruction: replaces the rules that open the first prompt; ""
-        leaves them out.
+        size: cells of a side, at least 2.
+        p: probability that a cell is ice and not a hole, in (0, 1]. A map without a way to the goal is drawn
+            again.
+        is_slippery: a step goes in the chosen direction, to its left or to its right, with probability 1/3
+            each.
+        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both modes.
+        observation: the form of the text: a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
+        format_penalty: reward of an invalid action.
+        split: `train` or `val`: draws only maps whose *content* belongs to this split. None: draws from all
+            maps.
+        map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`.
+        grid_vocab: symbol → meaning, in the order of `GRID_VOCAB`.
+        action_lookup: gymnasium's number → word, for each of 0 left, 1 down, 2 right, 3 up.
+        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
 
     >>> lake = FrozenLakeEnv(map_rows=["SF", "HG"], is_slippery=False)
     >>> print(lake.reset(seed=0)[0])
@@ -57,7 +68,8 @@ class FrozenLakeEnv(GridEnv):
     (('_ P\\nO G', 0.0), ('_ _\\nO √', 1.0, True))
     """
 
-    name, scene = "FrozenLake", "lake"
+    name = "FrozenLake"
+    scene = "lake"
     words = MappingProxyType({0: "Left", 1: "Down", 2: "Right", 3: "Up"})
 
     def __init__(
@@ -77,14 +89,19 @@ class FrozenLakeEnv(GridEnv):
         super().__init__(render_mode, observation, format_penalty, split, action_lookup)
         check_map_arguments(size, p)
         check_type("FrozenLake", "is_slippery", is_slippery, bool, "true or false")
-        self._vocab = _checked_vocab(GRID_VOCAB if grid_vocab is None else grid_vocab)
+        if grid_vocab is None:
+            grid_vocab = GRID_VOCAB
+        self._vocab = _checked_vocab(grid_vocab)
         player, ice, hole, goal, player_in_hole, player_on_goal = self._vocab
-        self._alone = {"S": ice, "F": ice, "H": hole, "G": goal}
-        self._with_player = {"S": player, "F": player, "H": player_in_hole, "G": player_on_goal}
+        self._symbols = {"S": ice, "F": ice, "H": hole, "G": goal}
+        self._symbols_with_player = {"S": player, "F": player, "H": player_in_hole, "G": player_on_goal}
         self.is_slippery = is_slippery
-        self._size, self._p = size, p
+        self._size = size
+        self._p = p
         self._fixed_rows = None if map_rows is None else read_map(map_rows)
-        self._instruction = self._own_rules() if env_instruction is None else env_instruction
+        if env_instruction is None:
+            env_instruction = self._default_rules()
+        self._instruction = env_instruction
         self._slips: np.random.Generator | None = None
         self.rows: Map = ()
         """The map of the current episode."""
@@ -93,30 +110,41 @@ class FrozenLakeEnv(GridEnv):
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
         """Draws the map of `seed`. Without a seed, one is derived from the last episode's seed."""
-        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        self._seed = episode_seed(seed, self._seed)
         self.rows = self._fixed_rows or random_map(self._seed, self._size, self._p, self._split)
         self._letters = "".join(self.rows)
         self._map_id = f"{map_hash(self.rows):016x}"
         self._moves = neighbours(len(self.rows), len(self.rows[0]))
-        letters = [
-            (letter, place) for letter in "GH" for place, found in enumerate(self._letters) if found == letter
-        ]
-        self._marks = [self._alone[letter] + self._place(place) for letter, place in letters]
-        # Slips are drawn from a seed of their own: with the map's seed they would be correlated with the
-        # holes.
-        self._slips = np.random.default_rng(derive_seed(self._seed, "slips")) if self.is_slippery else None
+        self._marks: list[str] = []
+        for marked in "GH":
+            symbol = self._symbols[marked]
+            cells = [cell for cell, letter in enumerate(self._letters) if letter == marked]
+            self._marks += [symbol + self._place(cell) for cell in cells]
+        self._slips = None
+        if self.is_slippery:
+            # Slips are drawn from a seed of their own: with the map's seed they would be correlated with the
+            # holes.
+            self._slips = np.random.default_rng(derive_seed(self._seed, "slips"))
         self.position = self._letters.index("S")
         return self._observe(), {"env_instruction": self._instruction}
 
     def step(self, action: str) -> Step:
         if not self.rows:
             raise EnvironmentFault("FrozenLakeEnv.step came before reset; call reset(seed=…) first")
-        number, before = self._numbers.get(action.strip().lower()), self.position
-        if number is not None and self._letters[before] not in "GH":
-            self.position = self._moves[before][self._slipped(number)]
-        letter, is_new = self._letters[self.position], self.position != before
-        reward, is_success, is_over = float(is_new and letter == "G"), letter == "G", letter in "GH"
-        return self._step(number, reward, is_success=is_success, is_effective=is_new, is_over=is_over)
+        number = self._numbers.get(action.strip().lower())
+        start = self.position
+        if number is not None and self._letters[start] not in "GH":
+            self.position = self._moves[start][self._slipped(number)]
+        letter = self._letters[self.position]
+        is_new = self.position != start
+        is_success = letter == "G"
+        return self._step(
+            number,
+            reward=float(is_new and is_success),
+            is_success=is_success,
+            is_effective=is_new,
+            is_over=letter in "GH",
+        )
 
     def state_key(self) -> str:
         """The hash of the map, and the position: the full state, even if the observation shows less."""
@@ -125,7 +153,8 @@ class FrozenLakeEnv(GridEnv):
     def expert_action(self) -> str:
         """The first action of a shortest path to the goal, as if no step slipped; `actions[0]` if there is no
         path."""
-        return self.actions[(shortest_path(self.rows, self.position) or [0])[0]]
+        path = shortest_path(self.rows, self.position)
+        return self.actions[path[0] if path else 0]
 
     def render(self) -> NDArray[np.uint8]:
         return draw_lake(self.rows, self.position)
@@ -136,34 +165,41 @@ class FrozenLakeEnv(GridEnv):
         return (number - 1 + int(3 * self._slips.random())) % 4
 
     def _cells(self) -> tuple[list[str], int]:
-        cells = [self._alone[letter] for letter in self._letters]
-        cells[self.position] = self._with_player[self._letters[self.position]]
+        cells = [self._symbols[letter] for letter in self._letters]
+        cells[self.position] = self._player_symbol()
         return cells, len(self.rows[0])
 
     def _coordinates(self) -> str:
         """Player, goal and holes as `symbol row,column`, the player first. All other cells are ice."""
-        return " ".join(
-            [self._with_player[self._letters[self.position]] + self._place(self.position), *self._marks]
-        )
+        player = self._player_symbol() + self._place(self.position)
+        return " ".join([player, *self._marks])
+
+    def _player_symbol(self) -> str:
+        return self._symbols_with_player[self._letters[self.position]]
 
     def _place(self, position: int) -> str:
         row, column = divmod(position, len(self.rows[0]))
         return f"{row},{column}"
 
-    def _own_rules(self) -> str:
-        goal = "You are on a frozen lake. Walk to the goal and don't step into a hole."
+    def _default_rules(self) -> str:
         rules = self._rules(
-            goal, self._vocab.items(), "; the rest is ice.", "; the edge of the lake holds you."
+            "You are on a frozen lake. Walk to the goal and don't step into a hole.",
+            self._vocab.items(),
+            "; the rest is ice.",
+            "; the edge of the lake holds you.",
         )
-        slides = "\nThe ice is slippery: two times in three you slide to one side of where you wanted to go."
-        return rules + slides if self.is_slippery else rules
+        if self.is_slippery:
+            rules += (
+                "\nThe ice is slippery: two times in three you slide to one side of where you wanted to go."
+            )
+        return rules
 
 
 def _checked_vocab(vocab: Mapping[str, str]) -> dict[str, str]:
-    symbols = list(vocab) if isinstance(vocab, Mapping) else []
-    if len(symbols) != len(GRID_VOCAB) or not all(
-        isinstance(symbol, str) and symbol.strip() for symbol in symbols
-    ):
+    symbols = []
+    if isinstance(vocab, Mapping):
+        symbols = [symbol for symbol in vocab if isinstance(symbol, str) and symbol.strip()]
+    if len(symbols) != len(GRID_VOCAB) or len(vocab) != len(GRID_VOCAB):
         raise EnvironmentFault(
             f"grid_vocab {vocab!r} must have six symbols with their meanings, in this order: "
             f"{', '.join(GRID_VOCAB.values())}"

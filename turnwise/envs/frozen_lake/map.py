@@ -4,7 +4,7 @@ gymnasium's number: 0 left, 1 down, 2 right, 3 up."""
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, product
 from numbers import Real
 
 import numpy as np
@@ -30,16 +30,14 @@ def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]
     >>> neighbours(2, 2)[0]
     (0, 2, 1, 0)
     """
-    return tuple(
-        (
-            row * width + max(column - 1, 0),
-            min(row + 1, height - 1) * width + column,
-            row * width + min(column + 1, width - 1),
-            max(row - 1, 0) * width + column,
-        )
-        for row in range(height)
-        for column in range(width)
-    )
+    cells = []
+    for row, column in product(range(height), range(width)):
+        left = row * width + max(column - 1, 0)
+        down = min(row + 1, height - 1) * width + column
+        right = row * width + min(column + 1, width - 1)
+        up = max(row - 1, 0) * width + column
+        cells.append((left, down, right, up))
+    return tuple(cells)
 
 
 def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | None:
@@ -49,11 +47,15 @@ def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | 
     >>> shortest_path(("SH", "FG"))
     [1, 2]
     """
-    letters, moves = "".join(rows), neighbours(len(rows), len(rows[0]))
-    first = letters.index("S") if start is None else start
-    return fewest_actions(
-        first, lambda at: letters[at] == "G", lambda at: () if letters[at] == "H" else moves[at]
-    )
+    letters = "".join(rows)
+    cells = neighbours(len(rows), len(rows[0]))
+    if start is None:
+        start = letters.index("S")
+
+    def moves(cell: int) -> Sequence[int]:
+        return () if letters[cell] == "H" else cells[cell]
+
+    return fewest_actions(start, lambda cell: letters[cell] == "G", moves)
 
 
 def map_hash(rows: Sequence[str]) -> int:
@@ -62,7 +64,12 @@ def map_hash(rows: Sequence[str]) -> int:
 
 
 @lru_cache(maxsize=1024)  # all siblings of a group draw the same map
-def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Map:
+def random_map(
+    seed: int,
+    size: int = 4,
+    p: float = 0.8,
+    split: Split | None = None,
+) -> Map:
     """A solvable map with S at the top left and G at the bottom right; other cells are ice with probability
     `p`. It depends on the arguments alone. Without `split` it is gymnasium's `generate_random_map(size, p,
     seed)`; with `split`, it is the first solvable map of the same draws that belongs to the split. Raises
@@ -70,16 +77,16 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
     check_map_arguments(size, p)
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
-        cells = ["".join("FH"[not ice] for ice in row) for row in (rng.random((size, size)) < p).tolist()]
-        cells[0] = "S" + cells[0][1:]
-        cells[-1] = cells[-1][:-1] + "G"
-        rows = tuple(cells)
+        is_ice = rng.random((size, size)) < p
+        rows = ["".join("F" if ice else "H" for ice in row) for row in is_ice.tolist()]
+        rows[0] = "S" + rows[0][1:]
+        rows[-1] = rows[-1][:-1] + "G"
         if in_split(map_hash(rows), split) and shortest_path(rows) is not None:
-            return rows
+            return tuple(rows)
     raise EnvironmentFault(
         f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or "
-        f"for a tiny or "
-        f"hole-free lake, which has too few maps to split, set split: null or map_rows in env_config"
+        "for a tiny or hole-free lake, which has too few maps to split, set split: null or map_rows in "
+        "env_config"
     )
 
 
@@ -112,19 +119,27 @@ def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
     >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
     ([2, 1], 0.6666666666666666)
     """
-    height, width = len(maps[0]), len(maps[0][0])
+    height = len(maps[0])
+    width = len(maps[0][0])
     letters = ["".join(rows) for rows in maps]
     if any(len(cells) != height * width or cells[0] != "S" or cells[-1] != "G" for cells in letters):
         raise ValueError(
             "best_blind_path needs maps of one size with S at the top left and G at the bottom right"
         )
     is_hole = np.array([[letter == "H" for letter in cells] for cells in letters])
-    moves, num_steps = neighbours(height, width), height + width - 2
+    moves = neighbours(height, width)
+    num_steps = height + width - 2
+
+    def path_of(downs: Sequence[int]) -> list[int]:
+        path = [RIGHT] * num_steps
+        for index in downs:
+            path[index] = DOWN
+        return path
 
     def share(path: list[int]) -> float:
         cells = list(accumulate(path, lambda cell, action: moves[cell][action], initial=0))
         return float(np.mean(~is_hole[:, cells].any(axis=1)))
 
-    all_downs = combinations(range(num_steps), height - 1)
-    best = max(([DOWN if i in downs else RIGHT for i in range(num_steps)] for downs in all_downs), key=share)
+    paths = map(path_of, combinations(range(num_steps), height - 1))
+    best = max(paths, key=share)
     return best, share(best)

@@ -7,14 +7,18 @@ from turnwise.errors import EnvironmentFault, nearest
 
 
 def action_words(
-    env_id: str, names: Sequence[str] | Mapping[Any, str] | None, numbers: range, known: Sequence[str]
+    env_id: str,
+    names: Sequence[str] | Mapping[Any, str] | None,
+    numbers: range,
+    usual_words: Sequence[str],
 ) -> dict[int, str]:
     """Number → word of the actions that may be taken. `names` is the argument `action_names` of
-    `GymnasiumEnv`, `known` are the words that turnwise knows. Raises EnvironmentFault if `names` don't fit
+    `GymnasiumEnv`, `usual_words` are those that turnwise knows. Raises EnvironmentFault if `names` don't fit
     the environment.
 
-    >>> action_words("Taxi-v4", ["north", "Pickup"], range(6), ("south", "north", "east", "west", "pickup",
-    "dropoff")) {1: 'north', 4: 'Pickup'}
+    >>> taxi = ("south", "north", "east", "west", "pickup", "dropoff")
+    >>> action_words("Taxi-v4", ["north", "Pickup"], range(6), taxi)
+    {1: 'north', 4: 'Pickup'}
     """
     if isinstance(names, str) or not isinstance(names, Sequence | Mapping | None):
         raise EnvironmentFault(
@@ -22,29 +26,30 @@ def action_words(
         )
     # A subclass of a known class may have only the first of its actions, or more. With more, no names are
     # known.
-    known = known[: len(numbers)] if len(known) >= len(numbers) else ()
-    by_name = {name.lower(): number for name, number in zip(known, numbers, strict=False)}
+    usual_words = usual_words[: len(numbers)]
+    if len(usual_words) < len(numbers):
+        usual_words = ()
+    by_name = {word.lower(): number for word, number in zip(usual_words, numbers, strict=False)}
     if names is None:
-        words = dict(zip(numbers, known or map(str, numbers), strict=True))
+        words = dict(zip(numbers, usual_words or map(str, numbers), strict=True))
     elif isinstance(names, Mapping):
         words = {_number(env_id, number, numbers): str(word) for number, word in names.items()}
     elif any(str(name).strip().lower() in by_name for name in names):
-        words = {_known_number(env_id, str(name), by_name): str(name) for name in names}
+        words = {_number_of(env_id, str(name), by_name): str(name) for name in names}
     elif len(names) == len(numbers):
         words = dict(zip(numbers, map(str, names), strict=True))
     else:
+        actions = _shown(numbers)
+        if usual_words:
+            actions += f": {', '.join(usual_words)}"
         raise EnvironmentFault(
-            f"action_names {list(names)!r}: gymnasium's {env_id} has {len(numbers)} actions, "
-            f"{_shown(numbers)}"
-            f"{': ' if known else ''}{', '.join(known)}; give a word for each in their order, or {{number: "
-            f"word}} for some"
+            f"action_names {list(names)!r}: gymnasium's {env_id} has {len(numbers)} actions, {actions}; give "
+            f"a word for each in their order, or {{number: word}} for some"
         )
     words = {number: word.strip() for number, word in words.items()}
-    if (
-        not words
-        or len({word.lower() for word in words.values()} - {""}) != len(words)
-        or (names and len(names) != len(words))
-    ):
+    distinct = {word.lower() for word in words.values()} - {""}
+    is_ambiguous = names is not None and len(names) != len(words)
+    if not words or len(distinct) != len(words) or is_ambiguous:
         raise EnvironmentFault(f"action_names {names!r} must give each action its own word")
     return words
 
@@ -59,7 +64,7 @@ def _number(env_id: str, number: Any, numbers: range) -> int:
     return int(text)
 
 
-def _known_number(env_id: str, name: str, by_name: Mapping[str, int]) -> int:
+def _number_of(env_id: str, name: str, by_name: Mapping[str, int]) -> int:
     word = name.strip().lower()
     if word not in by_name:
         raise EnvironmentFault(

@@ -14,7 +14,7 @@ from turnwise.envs.arguments import check_choice, check_count, check_format_pena
 from turnwise.envs.base import Step
 from turnwise.envs.grid import RenderMode
 from turnwise.envs.gymnasium.actions import action_words
-from turnwise.envs.gymnasium.known import known_class
+from turnwise.envs.gymnasium.known import Known, known_class
 from turnwise.envs.hold_out import HeldOutEnv, fingerprint
 from turnwise.envs.packages import needs, silenced
 from turnwise.errors import EnvironmentFault, nearest
@@ -36,24 +36,25 @@ class GymnasiumEnv(HeldOutEnv):
 
     Args:
         id: a name in gymnasium's registry, with its version; `package:id` if another package registers the
-        environment. kwargs: arguments of the environment's own constructor. action_names: the words of
-        actions. A mapping number → word, or a list of names that turnwise knows for this
-            environment, allows these actions only. A list of other words names all actions in the order of
-            their numbers. None: the known names, else the numbers.
+            environment.
+        kwargs: arguments of the environment's own constructor.
+        action_names: the words of actions. A mapping number → word, or a list of names that turnwise knows
+            for this environment, allows these actions only. A list of other words names all actions in the
+            order of their numbers. None: the known names, else the numbers.
         renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the
-        environment's own
-            drawing in text, with coloured parts in brackets), a name that turnwise knows for this
-            environment, or `module:function` of `(observation, env)`. None: the first known name, else
-            `space`.
-        max_observation_chars: a longer text is cut at this length, and says so. render_mode: what is
-        observed: `text`, or a picture (`rgb_array`), with the text of the `renderer` if one is given.
+            environment's own drawing in text, with coloured parts in brackets), a name that turnwise knows
+            for this environment, or `module:function` of `(observation, env)`. None: the first known name,
+            else `space`.
+        max_observation_chars: a longer text is cut at this length, and says so.
+        render_mode: what is observed: `text`, or a picture (`rgb_array`), with the text of the `renderer` if
+            one is given.
         success: what counts as success: `reward` (the last reward is above 0), `terminated`, `truncated`, or
-        `info:KEY` (the
-            value of this key, which the last info must have, is true). None: what turnwise knows, else
-            `reward`.
-        format_penalty: reward of an invalid action. env_instruction: replaces the rules that open the first
-        prompt; "" leaves them out. split: `train` or `val`: plays only starts whose state hashes into this
-        split, unless none is found. None: plays all.
+            `info:KEY` (the value of this key, which the last info must have, is true). None: what turnwise
+            knows, else `reward`.
+        format_penalty: reward of an invalid action.
+        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
+        split: `train` or `val`: plays only starts whose state hashes into this split, unless none is found.
+            None: plays all.
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
@@ -73,70 +74,67 @@ class GymnasiumEnv(HeldOutEnv):
         env_instruction: str | None = None,
         split: Split | None = None,
     ) -> None:
-        check_choice("gymnasium", "render_mode", render_mode, get_args(RenderMode))
         check_choice("gymnasium", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
         check_count("gymnasium", "max_observation_chars", max_observation_chars)
         check_type("gymnasium", "id", id, str, "a string, such as Taxi-v4")
-        check_type("gymnasium", "kwargs", kwargs or {}, Mapping, "a mapping of the constructor's arguments")
-        check_type("gymnasium", "renderer", renderer or "", str, "a string, such as space")
         if not re.fullmatch("info:.+", str(success)):
             check_choice("gymnasium", "success", success, (*OUTCOMES, "info:KEY", None))
-        if renderer == "ansi" and render_mode == "rgb_array":
-            raise EnvironmentFault(
-                "gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture"
-            )
-        if "render_mode" in (kwargs or {}):
-            raise EnvironmentFault(
-                "render_mode is a key of env_config itself, text or rgb_array; take it out of kwargs"
-            )
+        _check_drawing(kwargs or {}, renderer, render_mode)
         with needs("gymnasium", "gym"):
             from turnwise.envs.gymnasium import make, spaces
 
         self._id = id
-        self._env, draws = make.make_gymnasium(
-            id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array"
-        )
-        known = known_class(self._env)
-        self._draw = make.draw if draws and renderer != "ansi" else None
-        if not draws and (renderer == "ansi" or render_mode == "rgb_array"):
-            modes = self._env.metadata.get("render_modes", [])
-            raise EnvironmentFault(
-                f"gymnasium's {id} can't draw as asked; its render modes are {', '.join(modes) or 'none'}"
-            )
-        if render_mode == "rgb_array":
-            make.check_pictures(self._env)
-        numbers = spaces.action_numbers(self._env.action_space, f"gymnasium's {id}")
-        self._words = action_words(id, action_names, numbers, known.actions)
-        self.actions = tuple(self._words.values())
-        """The words of the actions that may be taken."""
-        self._numbers = {word.lower(): number for number, word in self._words.items()}
+        self._name = f"gymnasium's {id}"
+        self._max_chars = max_observation_chars
+        self._format_penalty = float(format_penalty)
+        self._split = split
         self._shows_text = render_mode == "text" or renderer is not None
         self.shows_pictures = render_mode == "rgb_array"
-        render = _renderer(id, renderer, known.renderers)
-        if render is None and self._shows_text:
-            spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
-        self._text = render or (lambda observation, env: spaces.as_text(env.observation_space, observation))
-        self._max_chars = max_observation_chars
-        self._success = success or known.success
-        self._format_penalty = float(format_penalty)
-        rules = f"{known.rules}\n" if known.rules else ""
-        self._instruction = (
-            f"{rules}Actions: {', '.join(self.actions)}." if env_instruction is None else env_instruction
-        )
-        self._split = split
-        self._key = (
-            load_function(known.state_key, "state_key", EnvironmentFault, ["env"])
-            if known.state_key
-            else None
-        )
-        self._sees_number = spaces.is_number(self._env.observation_space)
-        self._quiet: Callable[[], AbstractContextManager[None]] = silenced if known.prints else nullcontext
         self._observation: Any = None
         self._shown: str | Observation | None = None
+        drawing: make.Drawing = "ansi" if renderer == "ansi" else "rgb_array"
+        self._env, draws = make.make_gymnasium(id, kwargs or {}, drawing)
+        self._draw = make.draw if draws and drawing == "rgb_array" else None
+        if not draws and (drawing == "ansi" or self.shows_pictures):
+            raise self._cannot_draw()
+        if self.shows_pictures:
+            make.check_pictures(self._env)
+        facts = known_class(self._env)
+        numbers = spaces.action_numbers(self._env.action_space, self._name)
+        self._words = action_words(id, action_names, numbers, facts.actions)
+        self._numbers = {word.lower(): number for number, word in self._words.items()}
+        self.actions = tuple(self._words.values())
+        """The words of the actions that may be taken."""
+        text = _renderer(id, renderer, facts.renderers)
+        if text is None and self._shows_text:
+            spaces.check_observations(self._env.observation_space, self._name)
+        self._text = text or (lambda observation, env: spaces.as_text(env.observation_space, observation))
+        self._sees_number = spaces.is_number(self._env.observation_space)
+        self._success = success or facts.success
+        self._use(facts)
+        if env_instruction is not None:
+            self._instruction = env_instruction
+
+    def _use(self, facts: Known) -> None:
+        self._instruction = f"Actions: {', '.join(self.actions)}."
+        if facts.rules:
+            self._instruction = f"{facts.rules}\n{self._instruction}"
+        self._key: Callable[[Any], Hashable] | None = None
+        if facts.state_key:
+            self._key = load_function(facts.state_key, "state_key", EnvironmentFault, ["env"])
+        self._quiet: Callable[[], AbstractContextManager[None]] = nullcontext
+        if facts.prints:
+            self._quiet = silenced
+
+    def _cannot_draw(self) -> EnvironmentFault:
+        modes = self._env.metadata.get("render_modes", [])
+        return EnvironmentFault(
+            f"{self._name} can't draw as asked; its render modes are {', '.join(modes) or 'none'}"
+        )
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        self._start(f"gymnasium's {self._id}", seed, self._split, self._begin)
+        self._start(self._name, seed, self._split, self._begin)
         self._shown = self._observe()
         return self._shown, {"env_instruction": self._instruction}
 
@@ -156,23 +154,33 @@ class GymnasiumEnv(HeldOutEnv):
         self._shown = self._observe()
         is_success = self._is_success(float(reward), bool(terminated), bool(truncated), info)
         metrics = {"success": float(is_success), "action_is_valid": 1.0, "format_penalty": 0.0}
-        told = {"metrics": metrics, "action": self._words[number]}
-        return self._shown, float(reward), bool(terminated), bool(truncated), told
+        step_info = {"metrics": metrics, "action": self._words[number]}
+        return self._shown, float(reward), bool(terminated), bool(truncated), step_info
 
     def state_key(self) -> Hashable:
         """The key from `Known.state_key`; if that is empty, the observation, hashed unless it is a whole
         number."""
         if self._key is not None:
             return self._key(self._env)
-        return int(self._observation) if self._sees_number else fingerprint(self._observation)
+        if self._sees_number:
+            return int(self._observation)
+        return fingerprint(self._observation)
 
     def render(self) -> NDArray[np.uint8] | None:
-        return self._draw(self._env) if self._draw else None
+        if self._draw is None:
+            return None
+        return self._draw(self._env)
 
     def close(self) -> None:
         self._env.close()
 
-    def _is_success(self, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+    def _is_success(
+        self,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        info: Mapping[str, Any],
+    ) -> bool:
         is_over = terminated or truncated
         match self._success:
             case "reward":
@@ -183,21 +191,18 @@ class GymnasiumEnv(HeldOutEnv):
                 return truncated
         name = self._success.removeprefix("info:")
         if is_over and name not in info:
-            found = [str(key) for key in info]
+            keys = [str(key) for key in info]
             raise EnvironmentFault(
-                f"gymnasium's {self._id}: success is info:{name}, and the info that ended the episode has "
-                f"no such key; it has "
-                f"{', '.join(found) or 'none at all'}. Set success to info:KEY of these, or to one of "
-                f"{', '.join(OUTCOMES)}." + nearest(name, found)
+                f"{self._name}: success is info:{name}, and the info that ended the episode has no such key; "
+                f"it has {', '.join(keys) or 'none at all'}. Set success to info:KEY of these, or to one of "
+                f"{', '.join(OUTCOMES)}.{nearest(name, keys)}"
             )
         return bool(info.get(name))
 
     def _observe(self) -> str | Observation:
-        text = (
-            self._text(self._observation, self._env)
-            if self._shows_text
-            else "The picture shows the environment."
-        )
+        text = "The picture shows the environment."
+        if self._shows_text:
+            text = self._text(self._observation, self._env)
         if len(text) > self._max_chars:
             text = f"{text[: self._max_chars]}… (cut at {self._max_chars} characters)"
         if not self.shows_pictures:
@@ -205,23 +210,42 @@ class GymnasiumEnv(HeldOutEnv):
         picture = self.render()
         if picture is None:
             raise EnvironmentFault(
-                f"gymnasium's {self._id} draws with a package that isn't installed; set render_mode: text"
+                f"{self._name} draws with a package that isn't installed; set render_mode: text"
             )
         return Observation(text, (Media("image", picture),))
 
 
-def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callable[[Any, Any], str] | None:
+def _check_drawing(kwargs: Mapping[str, Any], renderer: str | None, render_mode: RenderMode) -> None:
+    check_choice("gymnasium", "render_mode", render_mode, get_args(RenderMode))
+    check_type("gymnasium", "kwargs", kwargs, Mapping, "a mapping of the constructor's arguments")
+    check_type("gymnasium", "renderer", renderer or "", str, "a string, such as space")
+    if renderer == "ansi" and render_mode == "rgb_array":
+        raise EnvironmentFault(
+            "gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture"
+        )
+    if "render_mode" in kwargs:
+        raise EnvironmentFault(
+            "render_mode is a key of env_config itself, text or rgb_array; remove it from kwargs"
+        )
+
+
+def _renderer(
+    env_id: str,
+    name: str | None,
+    usual_renderers: Mapping[str, str],
+) -> Callable[[Any, Any], str] | None:
     """The function of `(observation, env)` that the argument `renderer` names; None for `space`."""
-    name = next(iter(known), "space") if name is None else name
+    if name is None:
+        name = next(iter(usual_renderers), "space")
     if name == "space":
         return None
     if name == "ansi":
         return lambda observation, env: _COLOURED.sub(r"[\1]", str(env.render())).strip("\n")
-    if ":" in (entry := known.get(name, name)):
+    entry = usual_renderers.get(name, name)
+    if ":" in entry:
         return load_function(entry, "renderer", EnvironmentFault, ["observation", "env"])
-    names = ("space", "ansi", *known)
+    names = ("space", "ansi", *usual_renderers)
     raise EnvironmentFault(
         f"unknown renderer {name!r} for gymnasium's {env_id}; it is one of {', '.join(names)}, or "
-        f"module:function."
-        f"{nearest(name, names)}"
+        f"module:function.{nearest(name, names)}"
     )

@@ -30,5 +30,8 @@ def known_class(env: Any) -> Known:
     """What is known about the environment's class (without wrappers), else about its first known base class,
     else defaults."""
     table: dict[str, dict[str, Any]] = known_of("gymnasium")
-    names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(env.unwrapped).__mro__)
-    return Known(**next((table[name] for name in names if name in table), {}))
+    for cls in type(env.unwrapped).__mro__:
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        if name in table:
+            return Known(**table[name])
+    return Known()

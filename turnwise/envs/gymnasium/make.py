@@ -28,7 +28,11 @@ class HasMetadata(Protocol):
     metadata: Mapping[str, Any]
 
 
-def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> tuple[Any, bool]:
+def make_gymnasium(
+    env_id: str,
+    kwargs: Mapping[str, Any],
+    drawing: Drawing,
+) -> tuple[Any, bool]:
     """The environment `env_id`, and whether it supports the render mode `drawing`. `package:id` imports the
     package. Raises EnvironmentFault if there is no such environment or it doesn't take `kwargs`;
     NotAvailableError if a package is missing."""
@@ -38,20 +42,18 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing) -> 
     if name not in gymnasium.registry:
         raise EnvironmentFault(
             f"gymnasium has no environment {env_id!r}.{nearest(name, gymnasium.registry)} Another package's "
-            f"are written "
-            "package:id, such as minigrid:MiniGrid-Empty-5x5-v0; `import gymnasium; "
-            "gymnasium.pprint_registry()` lists those "
-            "of gymnasium itself"
+            "are written package:id, such as minigrid:MiniGrid-Empty-5x5-v0; `import gymnasium; "
+            "gymnasium.pprint_registry()` lists those of gymnasium itself"
         )
     try:
         entry = gymnasium.registry[name].entry_point
         creator = load_env_creator(entry) if isinstance(entry, str) else entry
-        modes = creator.metadata.get("render_modes", ()) if isinstance(creator, HasMetadata) else ()
-        draws = drawing in modes
+        draws = isinstance(creator, HasMetadata) and drawing in creator.metadata.get("render_modes", ())
+        arguments = dict(kwargs)
+        if draws:
+            arguments["render_mode"] = drawing
         # Turnwise checks the results in every episode, so gymnasium's checker would only repeat the warnings.
-        env = gymnasium.make(
-            name, disable_env_checker=True, **({"render_mode": drawing} if draws else {}), **kwargs
-        )
+        env = gymnasium.make(name, disable_env_checker=True, **arguments)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise NotAvailableError(
             f"gymnasium's {env_id} needs a package that isn't installed: {error}"
@@ -86,5 +88,7 @@ def _import(package: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != package.split(".")[0]:
             raise
-        how = f": {install_hint(EXTRAS[package])}" if package in EXTRAS else " on Python's path"
-        raise NotAvailableError(f"the id names the package {package!r}, and there is none{how}") from error
+        hint = " on Python's path"
+        if package in EXTRAS:
+            hint = f": {install_hint(EXTRAS[package])}"
+        raise NotAvailableError(f"the id names the package {package!r}, and there is none{hint}") from error

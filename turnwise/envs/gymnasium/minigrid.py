@@ -39,12 +39,12 @@ def full_view(observation: Any, env: Any) -> str:
 def state_key(env: Any) -> Hashable:
     """The grid with the contents of its boxes, the agent with what it carries, and the mission."""
     state = env.unwrapped
-    hidden = [
-        (cell, _named(thing.contains))
-        for cell, thing in enumerate(state.grid.grid)
-        if thing and thing.contains
-    ]
-    agent = [int(state.agent_pos[0]), int(state.agent_pos[1]), int(state.agent_dir), _named(state.carrying)]
+    hidden = []
+    for cell, item in enumerate(state.grid.grid):
+        if item and item.contains:
+            hidden.append((cell, _described_item(item.contains)))
+    column, row = state.agent_pos
+    agent = [int(column), int(row), int(state.agent_dir), _described_item(state.carrying)]
     return fingerprint([state.grid.encode(), hidden, agent, state.mission])
 
 
@@ -57,18 +57,19 @@ def _rows(cells: NDArray[np.uint8]) -> list[list[str]]:
 def _symbol(kind: int, colour: int, state: int) -> str:
     if kind in PLAIN:
         return PLAIN[kind]
-    return (DOORS[state] if kind == DOOR else OBJECTS[kind]) + COLOURS[colour]
+    letter = DOORS[state] if kind == DOOR else OBJECTS[kind]
+    return letter + COLOURS[colour]
 
 
 def _described(rows: list[list[str]], observation: Any, env: Any) -> str:
     grid = "\n".join(" ".join(row) for row in rows)
-    carried = _named(env.unwrapped.carrying) or "nothing"
-    return (
-        f"{grid}\nfacing {DIRECTIONS[observation['direction']]}, carrying {carried}. Mission: "
-        f"{observation['mission']}"
-    )
+    direction = DIRECTIONS[observation["direction"]]
+    carried = _described_item(env.unwrapped.carrying) or "nothing"
+    return f"{grid}\nfacing {direction}, carrying {carried}. Mission: {observation['mission']}"
 
 
-def _named(thing: Any) -> str:
+def _described_item(item: Any) -> str:
     """An object as `yellow key`; "" for None."""
-    return f"{thing.color} {thing.type}" if thing else ""
+    if not item:
+        return ""
+    return f"{item.color} {item.type}"

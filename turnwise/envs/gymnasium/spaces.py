@@ -19,9 +19,8 @@ def action_numbers(space: Any, env_name: str) -> range:
     if not isinstance(space, spaces.Discrete):
         raise EnvironmentFault(
             f"{env_name}: its action space is {_shown(space)}; an agent of text chooses among words, so it "
-            f"must be Discrete: "
-            "choose an environment with discrete actions, or wrap this one and register the wrapped one "
-            "with gymnasium"
+            "must be Discrete: choose an environment with discrete actions, or wrap this one and register "
+            "the wrapped one with gymnasium"
         )
     if space.n > MAX_ACTIONS:
         raise EnvironmentFault(
@@ -33,8 +32,11 @@ def action_numbers(space: Any, env_name: str) -> range:
 def check_observations(space: Any, env_name: str) -> None:
     """Raises EnvironmentFault unless `as_text` can write the elements of an observation space."""
     match space:
-        case spaces.Dict() | spaces.Tuple():
-            for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+        case spaces.Dict():
+            for part in space.spaces.values():
+                check_observations(part, env_name)
+        case spaces.Tuple():
+            for part in space.spaces:
                 check_observations(part, env_name)
         case spaces.Discrete() | spaces.Text():
             pass
@@ -45,10 +47,8 @@ def check_observations(space: Any, env_name: str) -> None:
         case _:
             raise EnvironmentFault(
                 f"{env_name}: its observation space has {_shown(space)}, which has no text of its own. "
-                f"Those that have are "
-                f"Discrete, Text, arrays of at most {MAX_NUMBERS} numbers, and Dict and Tuple of them; for "
-                f"others set renderer "
-                "to module:function, or render_mode: rgb_array"
+                f"Those that have are Discrete, Text, arrays of at most {MAX_NUMBERS} numbers, and Dict and "
+                "Tuple of them; for others set renderer to module:function, or render_mode: rgb_array"
             )
 
 
@@ -61,8 +61,9 @@ def as_text(space: Any, value: Any) -> str:
     """An element of a space as text: floats with four significant digits, a line per row of an array, parts
     of a Dict by name.
 
-    >>> as_text(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1,
-    2.5]), "left": 2}) 'at: 1 2.5\\nleft: 2'
+    >>> space = spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)})
+    >>> as_text(space, {"at": np.array([1, 2.5]), "left": 2})
+    'at: 1 2.5\\nleft: 2'
     """
     match space:
         case spaces.Dict():
@@ -76,11 +77,17 @@ def as_text(space: Any, value: Any) -> str:
 
 
 def _numbers(value: float | Sequence[Any]) -> str:
-    if isinstance(value, (int, float)):
-        return f"{value:.4g}" if isinstance(value, float) else str(int(value))
-    return (" " if all(isinstance(item, (int, float)) for item in value) else "\n").join(map(_numbers, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return str(int(value))
+    is_row = all(isinstance(item, (int, float)) for item in value)
+    separator = " " if is_row else "\n"
+    return separator.join(map(_numbers, value))
 
 
 def _shown(space: Any) -> str:
     text = " ".join(repr(space).split())
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    if len(text) > 120:
+        text = f"{text[:117]}..."
+    return text

@@ -14,7 +14,9 @@ def taxi(observation: Any, env: Any) -> str:
         return f"{STOPS[number]} {row},{column}"
 
     row, column, passenger, destination = env.unwrapped.decode(int(observation))
-    rider = "in taxi" if passenger == len(STOPS) else stop(passenger)
+    rider = "in taxi"
+    if passenger != len(STOPS):
+        rider = stop(passenger)
     return f"taxi {row},{column} passenger {rider} destination {stop(destination)}"
 
 

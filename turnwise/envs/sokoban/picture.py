@@ -8,16 +8,23 @@ from numpy.typing import NDArray
 from turnwise.envs.grid import EDGE, FACE, PLAYER_COAT, PLAYER_FACE, box, disc, draw, x, y
 from turnwise.envs.sokoban.room import BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET, TARGET, WALL
 
-FLOOR_COLOR, SEAM = (226, 217, 200), (208, 197, 178)
-BRICK, MORTAR = (134, 96, 82), (94, 66, 58)
+FLOOR_COLOR = (226, 217, 200)
+SEAM = (208, 197, 178)
+BRICK = (134, 96, 82)
+MORTAR = (94, 66, 58)
 SPOT = (205, 62, 56)
-WOOD, BATTEN, WOOD_HOME, BATTEN_HOME = (196, 145, 76), (142, 98, 44), (112, 168, 88), (62, 112, 48)
+WOOD = (196, 145, 76)
+BATTEN = (142, 98, 44)
+WOOD_HOME = (112, 168, 88)
+BATTEN_HOME = (62, 112, 48)
 COAT = (47, 98, 168)
 
-_JOINTS = (np.abs(y % 0.25) < 0.04) | (np.abs((x + 0.25 * (np.floor(y * 4) % 2)) % 0.5) < 0.04)
+_ROW_OFFSET = 0.25 * (np.floor(y * 4) % 2)
+_JOINTS = (np.abs(y % 0.25) < 0.04) | (np.abs((x + _ROW_OFFSET) % 0.5) < 0.04)
 _RING = disc(0, 0, 0.24) & ~disc(0, 0, 0.14)
 _BOX = box(-0.38, -0.38, 0.38, 0.38)
-_BATTENS = _BOX & (~box(-0.30, -0.30, 0.30, 0.30) | (np.minimum(np.abs(x - y), np.abs(x + y)) <= 0.06))
+_DIAGONALS = np.minimum(np.abs(x - y), np.abs(x + y)) <= 0.06
+_BATTENS = _BOX & (~box(-0.30, -0.30, 0.30, 0.30) | _DIAGONALS)
 
 
 def draw_room(cells: Sequence[int], width: int) -> NDArray[np.uint8]:
@@ -28,14 +35,19 @@ def draw_room(cells: Sequence[int], width: int) -> NDArray[np.uint8]:
 
 def _paint(tile: NDArray[np.uint8], _: int, number: int) -> None:
     if number == WALL:
-        tile[:], tile[_JOINTS] = BRICK, MORTAR
+        tile[:] = BRICK
+        tile[_JOINTS] = MORTAR
         return
-    tile[:], tile[EDGE] = FLOOR_COLOR, SEAM
+    tile[:] = FLOOR_COLOR
+    tile[EDGE] = SEAM
     if number in (TARGET, PLAYER_ON_TARGET):
         tile[_RING] = SPOT
     if number == BOX:
-        tile[_BOX], tile[_BATTENS] = WOOD, BATTEN
+        tile[_BOX] = WOOD
+        tile[_BATTENS] = BATTEN
     if number == BOX_ON_TARGET:
-        tile[_BOX], tile[_BATTENS] = WOOD_HOME, BATTEN_HOME
+        tile[_BOX] = WOOD_HOME
+        tile[_BATTENS] = BATTEN_HOME
     if number in (PLAYER, PLAYER_ON_TARGET):
-        tile[PLAYER_COAT], tile[PLAYER_FACE] = COAT, FACE
+        tile[PLAYER_COAT] = COAT
+        tile[PLAYER_FACE] = FACE

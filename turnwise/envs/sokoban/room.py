@@ -3,6 +3,7 @@ action is 0 up, 1 down, 2 left, 3 right. A room has walls all around, so no acti
 
 import random
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 from turnwise.envs.arguments import check_count, check_rows
@@ -81,7 +82,8 @@ def inner_walls(layout: Layout) -> frozenset[int]:
 def layout_hash(layout: Layout) -> int:
     """The `content_hash` of walls and targets. It decides the split, so no state of a held-out room occurs in
     training."""
-    return content_hash(f"{layout.height},{layout.width}:{sorted(layout.walls)}:{sorted(layout.targets)}")
+    size = f"{layout.height},{layout.width}"
+    return content_hash(f"{size}:{sorted(layout.walls)}:{sorted(layout.targets)}")
 
 
 def random_room(
@@ -104,22 +106,30 @@ def random_room(
         if len(floor) < 2 * num_boxes + 1:
             continue
         targets = frozenset(_popped(rng, floor) for _ in range(num_boxes))
-        layout = Layout(height, width, frozenset(range(height * width)) - targets - frozenset(floor), targets)
-        if in_split(layout_hash(layout), split):
-            start = _played_backwards(rng, layout, State(_picked(rng, floor), targets), search_depth)
-            if start is not None:
-                return layout, start
+        walls = frozenset(range(height * width)) - targets - frozenset(floor)
+        layout = Layout(height, width, walls, targets)
+        if not in_split(layout_hash(layout), split):
+            continue
+        solved = State(_picked(rng, floor), targets)
+        start = _played_backwards(rng, layout, solved, search_depth)
+        if start is not None:
+            return layout, start
     raise EnvironmentFault(
         f"no {height}×{width} room with {num_boxes} boxes for split {split!r} in {MAX_DRAWS} draws; in "
-        f"env_config raise "
-        f"dim_room or search_depth, lower num_boxes, or, for tiny rooms, which are too few to split, set "
-        f"split: null"
+        "env_config raise dim_room or search_depth, lower num_boxes, or, for tiny rooms, which are too few "
+        "to split, set split: null"
     )
 
 
-def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: int) -> None:
-    sides = list(dim_room) if isinstance(dim_room, Sequence) else []
-    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
+def check_room_arguments(
+    dim_room: Sequence[int],
+    num_boxes: int,
+    search_depth: int,
+) -> None:
+    sides: list[int] = []
+    if isinstance(dim_room, Sequence):
+        sides = [side for side in dim_room if isinstance(side, int) and not isinstance(side, bool)]
+    if len(sides) != 2 or len(dim_room) != 2:
         raise EnvironmentFault(f"dim_room {dim_room!r} must be two whole numbers: [height, width]")
     check_count("Sokoban", "num_boxes", num_boxes)
     check_count("Sokoban", "search_depth", search_depth)
@@ -134,28 +144,34 @@ def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
     unsolved room."""
     check_rows("room_rows", rows, LETTERS)
     letters = "".join(rows)
-    border = rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)
+    sides = [row[0] + row[-1] for row in rows]
+    border = "".join([rows[0], rows[-1], *sides])
     if set(border) != {"#"}:
         raise EnvironmentFault(f"room_rows {list(rows)!r} must have walls (#) all around")
-    walls, targets, boxes, players = (
-        frozenset(cell for cell, letter in enumerate(letters) if letter in wanted)
-        for wanted in ("#", ".*+", "$*", "@+")
-    )
+    walls = _cells_of(letters, "#")
+    targets = _cells_of(letters, ".*+")
+    boxes = _cells_of(letters, "$*")
+    players = _cells_of(letters, "@+")
     if len(players) != 1 or not boxes or len(boxes) != len(targets):
         raise EnvironmentFault(
             f"room_rows {list(rows)!r} has {len(players)} players, {len(boxes)} boxes and {len(targets)} "
-            f"targets; "
-            f"it must have one player, and as many boxes as targets, at least one"
+            "targets; it must have one player, and as many boxes as targets, at least one"
         )
     if boxes == targets:
         raise EnvironmentFault(
             f"room_rows {list(rows)!r} is solved already; start with a box ($) off its target (.)"
         )
-    return Layout(len(rows), len(rows[0]), walls, targets), State(next(iter(players)), boxes)
+    [player] = players
+    return Layout(len(rows), len(rows[0]), walls, targets), State(player, boxes)
+
+
+def _cells_of(letters: str, kinds: str) -> frozenset[int]:
+    return frozenset(cell for cell, letter in enumerate(letters) if letter in kinds)
 
 
 def _inner_cells(height: int, width: int) -> list[int]:
-    return [row * width + column for row in range(1, height - 1) for column in range(1, width - 1)]
+    places = product(range(1, height - 1), range(1, width - 1))
+    return [row * width + column for row, column in places]
 
 
 def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
@@ -171,29 +187,33 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
         if is_free[cell]:
             is_free[cell] = False
             floor.append(cell)
-            edge += [
-                next_to
-                for next_to in (cell - width, cell + width, cell - 1, cell + 1)
-                if is_free.get(next_to)
-            ]
+            neighbours = (cell - width, cell + width, cell - 1, cell + 1)
+            edge += filter(is_free.get, neighbours)
     return floor
 
 
-def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
+def _played_backwards(
+    rng: random.Random,
+    layout: Layout,
+    state: State,
+    search_depth: int,
+) -> State | None:
     """The last new state of the backward game in which no box is on a target; None if there is none. `move`
     can undo each backward step, so every state of the game can be solved."""
-    seen: set[State] = set()
+    visited: set[State] = set()
     last = None
     for _ in range(search_depth):
         step = layout.steps[int(4 * rng.random())]
-        player, behind, boxes = state.player - step, state.player + step, state.boxes
+        player = state.player - step
+        behind = state.player + step
+        boxes = state.boxes
         if player in layout.walls or player in boxes:
             continue
         if behind in boxes:
             boxes = boxes - {behind} | {state.player}
         state = State(player, boxes)
-        if state not in seen and boxes.isdisjoint(layout.targets):
-            seen.add(state)
+        if state not in visited and boxes.isdisjoint(layout.targets):
+            visited.add(state)
             last = state
     return last
 

@@ -10,7 +10,11 @@ MAX_STATES = 200_000
 """Maximum states searched. Searching them takes about a second. An 8×8 room with two boxes has fewer."""
 
 
-def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES) -> list[int] | None:
+def shortest_solution(
+    layout: Layout,
+    state: State,
+    max_states: int = MAX_STATES,
+) -> list[int] | None:
     """The shortest list of actions that brings every box onto a target; among equals, the lexicographically
     first. None if no solution is found within `max_states` states.
 
@@ -44,7 +48,8 @@ def live_cells(layout: Layout) -> frozenset[int]:
     while queue:
         cell = queue.pop()
         for step in layout.steps:
-            box, player = cell - step, cell - 2 * step
+            box = cell - step
+            player = box - step
             if box not in live and box not in layout.walls and player not in layout.walls:
                 live.add(box)
                 queue.append(box)
