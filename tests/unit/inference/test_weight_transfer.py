@@ -23,6 +23,7 @@ from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun
 
@@ -35,7 +36,7 @@ def make_trainer(**config: bool) -> TorchStrategy:
     """Trains through fused projections, as the pipeline's does."""
     model = toy_model(**config)
     fuse_projections(model)
-    return TorchStrategy(model, optimizer=OptimizerSettings(0.02))
+    return TorchStrategy(model, StrategySettings(OptimizerSettings(0.02)))
 
 
 async def ask(server: EmbeddedServer, turn: int = 0) -> Completion:
