@@ -72,7 +72,10 @@ class RequestServer(ABC):
         self._max_length, self._decode = max_length, decode
         can_decode = decode is not None
         self._checked = partial(
-            check_request, vocab_size=vocab_size, max_length=max_length, can_decode=can_decode
+            check_request,
+            vocab_size=vocab_size,
+            max_length=max_length,
+            can_decode=can_decode,
         )
         self._numbers = itertools.count()
         self._running: dict[str, _Running] = {}
@@ -282,7 +285,12 @@ class EngineServer(RequestServer):
         return self._served
 
     def _describe(
-        self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: bool, sampling_mask: bool
+        self,
+        engine: str,
+        max_concurrency: int,
+        cache_bytes: int,
+        sleeps: bool,
+        sampling_mask: bool,
     ) -> None:
         self._sleeps = sleeps
         own: Any = {

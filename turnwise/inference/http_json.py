@@ -35,7 +35,11 @@ class HttpJson:
     ConfigError if `base_url` isn't http(s), or the key has other characters than printable ASCII."""
 
     def __init__(
-        self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = ""
+        self,
+        base_url: str,
+        timeout_s: float | None = None,
+        api_key: str = "",
+        key_name: str = "",
     ) -> None:
         try:
             parts = urlsplit(base_url)

@@ -39,7 +39,10 @@ class OpenAIChat:
             return
 
     async def complete(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        tools: Tools = (),
     ) -> TextAnswer:
         """Returns the model's answer, which may call `tools`. Raises ServerError for pictures, or if no valid
         answer comes."""

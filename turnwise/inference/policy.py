@@ -69,7 +69,11 @@ class HoldsModel:
         """The server's info; `fields` are further fields of `ServerInfo`."""
         can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
         return ServerInfo(
-            loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **fields
+            loaded_model(self.model),
+            engine,
+            needs_weights=not self.reads_trainer,
+            **can,
+            **fields,
         )
 
 

@@ -180,12 +180,19 @@ class LLMServerManager:
         return self.servers[0].info()
 
     async def _ask_all(
-        self, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]
+        self,
+        who: str,
+        task: str,
+        ask: Callable[[InferenceServer], Awaitable[T]],
     ) -> list[T | None]:
         return await asyncio.gather(*(self._ask(replica, who, task, ask) for replica in self._servers))
 
     async def _ask(
-        self, replica: int | None, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]
+        self,
+        replica: int | None,
+        who: str,
+        task: str,
+        ask: Callable[[InferenceServer], Awaitable[T]],
     ) -> T | None:
         """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a
         DeadlineError's message."""

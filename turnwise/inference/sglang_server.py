@@ -42,7 +42,11 @@ class SGLangServer(EngineServer):
     name = "SGLang"
 
     def __init__(
-        self, rank: RankContext, policy: PolicyInfo, http: HttpJson, process: _SGLangProcess | None = None
+        self,
+        rank: RankContext,
+        policy: PolicyInfo,
+        http: HttpJson,
+        process: _SGLangProcess | None = None,
     ) -> None:
         super().__init__(rank, policy)
         self._http = http

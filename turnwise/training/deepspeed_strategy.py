@@ -371,8 +371,8 @@ def _join(device: torch.device, context: RankContext) -> None:
     if context.world_size != dist.get_world_size():
         raise ConfigError(
             f"{context.role}: deepspeed_train shards over all {dist.get_world_size()} processes of a run, "
-            f"and {context.role} is on {context.world_size} of them; give it the device_mapping of all, or use "
-            "torch_train"
+            f"and {context.role} is on {context.world_size} of them; give it the device_mapping of all, "
+            "or use torch_train"
         )
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -32,4 +32,4 @@ class StrategySettings:
 
 
 FROZEN = StrategySettings()
-"""Those of a frozen model in fp32."""
+"""The settings of a frozen model in fp32."""

@@ -119,7 +119,11 @@ def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.
 
 
 def _attend_group(
-    queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: AttentionGroup,
+    scale: float,
 ) -> Tensor:
     num_heads, head_dim = queries.shape[1:]
     block = queries
@@ -136,7 +140,12 @@ def _attend_group(
     else:
         block = block.view(group.num_rows, group.width, num_heads, head_dim).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(
-            block, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+            block,
+            keys,
+            values,
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=True,
         )
         mixed = mixed.transpose(1, 2)
     mixed = mixed.reshape(group.num_rows * group.width, num_heads * head_dim)

@@ -31,7 +31,12 @@ class FusedRunner:
     one sequence of `max_length` tokens."""
 
     def __init__(
-        self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True
+        self,
+        model: PreTrainedModel,
+        *,
+        max_length: int,
+        kv_cache_bytes: int,
+        may_be_native: bool = True,
     ) -> None:
         self._model = model
         self._max_length = max_length

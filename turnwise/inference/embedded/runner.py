@@ -34,7 +34,12 @@ class PackedStep:
 
     @classmethod
     def pack(
-        cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray
+        cls,
+        ids: IntArray,
+        slots: IntArray,
+        starts: IntArray,
+        counts: IntArray,
+        lengths: IntArray,
     ) -> "PackedStep":
         """The step over `counts` [B] tokens of each slot in `slots` [B], from the positions `starts` [B] on.
         `ids` [S, L] holds the contexts of all slots; those of `slots` have `lengths` [B] tokens.

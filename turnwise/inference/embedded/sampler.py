@@ -65,7 +65,11 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
 
 
 def _processed(
-    logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept_ids: dict[int, KeptIds]
+    logits: Tensor,
+    rows: NDArray,
+    ids: IntArray,
+    slots: IntArray,
+    kept_ids: dict[int, KeptIds],
 ) -> Tensor:
     """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept_ids` the ids that
     are left in rows with `keeps_ids`."""

@@ -59,7 +59,10 @@ class EmbeddedServer(HoldsModel):
         self._max_length: int = max_length or model.config.max_position_embeddings
         size, can_decode = model.config.vocab_size, decode is not None
         self._checked = partial(
-            check_request, vocab_size=size, max_length=self._max_length, can_decode=can_decode
+            check_request,
+            vocab_size=size,
+            max_length=self._max_length,
+            can_decode=can_decode,
         )
         self._runner = make_runner(model, max_length=self._max_length, kv_cache_bytes=kv_cache_bytes)
         self._engine = Engine(
