@@ -135,7 +135,7 @@ def test_a_missing_log_prob_is_no_evidence(serve, model, monkeypatch):
 def test_what_the_server_refuses_or_answers_otherwise_fails_alone(serve, model, monkeypatch):
     async def main() -> None:
         server = serve(model)
-        with pytest.raises(ServerError, match="repetition_penalty leaves out the prompt"):
+        with pytest.raises(ServerError, match="repetition_penalty ignores the prompt"):
             await server.generate([1], SamplingParams(2, repetition_penalty=1.1), "penalty")
         monkeypatch.setattr(server.fake, "generate", lambda **_: {"text": "hello"})
         with pytest.raises(ServerError, match="answered something else than SGLang"):
@@ -154,7 +154,7 @@ def test_a_server_that_is_gone_is_a_dead_replica(serve, model):
 
 def test_another_version_a_url_with_options_and_a_port_in_use_are_refused(serve, model, policy, monkeypatch):
     url = serve(model).fake.url
-    with pytest.raises(ConfigError, match="has its options already; leave out tp_size"):
+    with pytest.raises(ConfigError, match="has its options already; remove tp_size"):
         SGLangServer.for_policy(RankContext(), policy, url=url, tp_size=2)
     for version in ("0.4.9.post2", "0.6.0rc1", "0.5.24"):
         monkeypatch.setattr("sglang_fake.VERSION", version)

@@ -120,7 +120,7 @@ def test_a_transfer_that_hangs_in_this_process_is_named() -> None:
 
 def test_a_transfer_that_a_server_never_lets_through_is_named() -> None:
     class Busy(ScriptedServer):
-        async def suspend(self, how: str = "finish") -> None:
+        async def suspend(self, suspension: str = "finish") -> None:
             await asyncio.Event().wait()
 
     transfer = transfer_of([Busy([])], list, timeout_s=0.05)

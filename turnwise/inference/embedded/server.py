@@ -122,14 +122,15 @@ class EmbeddedServer(HoldsModel):
         await self.abort(request_id)
         self._engine.release(request_id)
 
-    async def suspend(self, how: Suspension = "finish") -> None:
+    async def suspend(self, suspension: Suspension = "finish") -> None:
         if self._replay_log.is_followed:
             await self._update_is_due()
         else:
             self._engine.is_admitting = False
-        self._engine.is_frozen = how == "keep"
-        for finished in self._engine.abort_running() if how == "abort" else ():
-            self._deliver(finished)
+        self._engine.is_frozen = suspension == "keep"
+        if suspension == "abort":
+            for finished in self._engine.abort_running():
+                self._deliver(finished)
         if self._driver is not None:
             # The driver ends with the last running request, or at once if frozen. A cancelled wait mustn't
             # cancel the driver.
@@ -138,7 +139,8 @@ class EmbeddedServer(HoldsModel):
     async def resume(self, version: int) -> None:
         self._engine.update(version)
         self._replay_log.updated(version)
-        self._engine.is_admitting, self._engine.is_frozen = True, False
+        self._engine.is_admitting = True
+        self._engine.is_frozen = False
         self._drive_if_needed()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
