@@ -165,7 +165,7 @@ def test_another_version_a_url_with_options_and_a_port_in_use_are_refused(serve,
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match=r"port: \d+ is in use; name another, or leave it out"):
+        with pytest.raises(ConfigError, match=r"port: \d+ is in use; name another, or remove it"):
             SGLangServer.for_policy(RankContext(), policy, port=taken.getsockname()[1])
 
 

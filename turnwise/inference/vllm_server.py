@@ -104,8 +104,8 @@ class VLLMServer(EngineServer):
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(
                 f"vLLM didn't start: {error}; what it wrote above says more. If memory is short, lower "
-                "gpu_memory_utilization or kv_cache_memory_bytes (actor_infer.strategy_args.strategy_config), "
-                "or sequence_length"
+                "gpu_memory_utilization or kv_cache_memory_bytes "
+                "(actor_infer.strategy_args.strategy_config), or sequence_length"
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
