@@ -133,14 +133,19 @@ def _group(
         num_rows=num_rows,
         width=width,
         length=length,
-        tokens=None if len(tokens) == num_tokens else torch.from_numpy(tokens).to(device),
-        places=None if len(tokens) == num_rows * width else torch.from_numpy(places).to(device),
+        tokens=_index(tokens, num_tokens, device),
+        places=_index(places, num_rows * width, device),
         positions=torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1),
         stored_mask=None,
     )
     if num_rows * width * length > _STORED_MASK:
         return group
     return replace(group, stored_mask=group.mask(dtype))
+
+
+def _index(indices: IntArray, size: int, device: torch.device) -> Tensor | None:
+    """The indices on the device; None if they are all `size` of them, in order."""
+    return None if len(indices) == size else torch.from_numpy(indices).to(device)
 
 
 def _attend_group(
@@ -183,7 +188,7 @@ class TorchOps:
     are negated."""
 
     def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
-        device, dtype = rotary.device, rotary.dtype
+        device = rotary.device
         self._shape = shape
         self._cache = cache
         self._slots = torch.from_numpy(step.slots[step.rows]).to(device)
@@ -193,7 +198,7 @@ class TorchOps:
         first_tokens = np.cumsum(step.counts) - step.counts
         pieces = _Pieces(step.slots, first_tokens, step.starts, step.counts)
         groups = [pieces] if num_tokens == len(step.slots) else _grouped(pieces)
-        self._groups = [_group(group, num_tokens, device, dtype) for group in groups]
+        self._groups = [_group(group, num_tokens, device, rotary.dtype) for group in groups]
 
     def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
