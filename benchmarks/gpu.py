@@ -48,6 +48,7 @@ from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.runtime.rank import RankContext
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample, SamplingParams, TurnSpan
 
@@ -242,8 +243,7 @@ def train(size: Size, device: torch.device, card: str, rounds: int) -> dict[str,
     is known."""
     strategy = TorchStrategy(
         random_model(size, device, torch.float32),
-        optimizer=OptimizerSettings(1e-5),
-        dtype=torch.bfloat16,
+        StrategySettings(OptimizerSettings(1e-5), dtype=torch.bfloat16),
         rank=RankContext(device=str(device)),
     )
     per_batch = size.train_tokens // size.sample

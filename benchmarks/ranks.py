@@ -51,6 +51,7 @@ from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample
 
@@ -73,7 +74,7 @@ class Spans(Stopwatch):
 def strategy(vocab_size: int, rank: RankContext) -> TorchStrategy:
     model = make_model(vocab_size)
     model.set_attn_implementation(PACKED_ATTENTION)
-    return TorchStrategy(model, optimizer=OptimizerSettings(LEARNING_RATE), rank=rank)
+    return TorchStrategy(model, StrategySettings(OptimizerSettings(LEARNING_RATE)), rank=rank)
 
 
 def main() -> None:

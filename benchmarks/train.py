@@ -55,6 +55,7 @@ from turnwise.protocols import Loss
 from turnwise.rollout.journal import read_journal
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample, TurnSpan
 
@@ -168,7 +169,7 @@ def peer(
 def make_strategy(model: PreTrainedModel) -> TorchStrategy:
     model = copy.deepcopy(model)
     model.set_attn_implementation(PACKED_ATTENTION)
-    return TorchStrategy(model, optimizer=OptimizerSettings(LEARNING_RATE))
+    return TorchStrategy(model, StrategySettings(OptimizerSettings(LEARNING_RATE)))
 
 
 def train_step(strategy: TorchStrategy, samples: Sequence[Sample], loss: Loss) -> list[Any]:

@@ -135,7 +135,7 @@ def test_a_missing_log_prob_is_no_evidence(serve, model, monkeypatch):
 def test_what_the_server_refuses_or_answers_otherwise_fails_alone(serve, model, monkeypatch):
     async def main() -> None:
         server = serve(model)
-        with pytest.raises(ServerError, match="repetition_penalty leaves out the prompt"):
+        with pytest.raises(ServerError, match="repetition_penalty ignores the prompt"):
             await server.generate([1], SamplingParams(2, repetition_penalty=1.1), "penalty")
         monkeypatch.setattr(server.fake, "generate", lambda **_: {"text": "hello"})
         with pytest.raises(ServerError, match="answered something else than SGLang"):
@@ -165,7 +165,7 @@ def test_another_version_a_url_with_options_and_a_port_in_use_are_refused(serve,
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match=r"port: \d+ is in use; name another, or leave it out"):
+        with pytest.raises(ConfigError, match=r"port: \d+ is in use; name another, or remove it"):
             SGLangServer.for_policy(RankContext(), policy, port=taken.getsockname()[1])
 
 

@@ -15,6 +15,7 @@ from turnwise.protocols import TrainStrategy
 from turnwise.runtime.entry_points import load_class
 from turnwise.spec import STRATEGIES
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 
 
 def installed_strategies() -> list[str]:
@@ -37,11 +38,14 @@ class TestStrategy(StrategyContract):
     def make_strategy(self) -> TrainStrategy:
         model = (toy_value_model if self.outputs is VALUES else toy_model)(**self.model_settings)
         freeze(model, self.frozen)
-        return self.strategy_class(
-            model,
-            adapters=Adapters(model, self.adapters) if self.adapters else None,
+        settings = StrategySettings(
             optimizer=OptimizerSettings(3e-3, weight_decay=0.1, scheduler="linear", total_steps=50),
             is_gradient_checkpointing=self.is_gradient_checkpointing,
+        )
+        return self.strategy_class(
+            model,
+            settings,
+            adapters=Adapters(model, self.adapters) if self.adapters else None,
             **({"options": {}} if self.spec.has_options else {}),
         )
 

@@ -24,6 +24,7 @@ from turnwise.models.make import make_model
 from turnwise.runtime.rank import RankContext
 from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 
 SETTINGS = OptimizerSettings(1e-2, scheduler="linear", total_steps=20)
 EPS = 1e-4
@@ -49,7 +50,7 @@ class TestZero1(StrategyContract):
     def make_strategy(self):
         model = self.model()
         return DeepSpeedStrategy(
-            model, adapters=self.adapters(model), optimizer=SETTINGS, **options(self.stage)
+            model, StrategySettings(SETTINGS), adapters=self.adapters(model), **options(self.stage)
         )
 
     def model(self):
@@ -179,7 +180,7 @@ def test_a_checkpoint_of_plain_torch_goes_on(make_role, tmp_path):  # noqa: F811
 def test_computes_in_half_precision():
     batches, losses = toy_batches(toy_samples(4)), {}
     for dtype in (torch.float32, torch.bfloat16):
-        strategy = DeepSpeedStrategy(toy_model(), optimizer=SETTINGS, dtype=dtype, **options(3))
+        strategy = DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS, dtype=dtype), **options(3))
         metrics = strategy.train_step(batches, WeightedLoss())
         losses[dtype] = sum(float(metric.value) for metric in metrics if metric.name == "loss")
         assert all(tensor.dtype == torch.float32 for _, tensor in strategy.weights())
@@ -190,21 +191,21 @@ def test_computes_in_half_precision():
 @pytest.mark.parametrize("stage", [0, 4])
 def test_refuses_other_stages(stage):
     with pytest.raises(ConfigError, match="isn't 1, 2 or 3"):
-        DeepSpeedStrategy(toy_model(), optimizer=SETTINGS, **options(stage))
+        DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS), **options(stage))
 
 
 def test_says_what_deepspeed_refuses():
     zero = {"zero_optimization": {"stage": 2, "reduce_bucket_size": "large"}}
     with pytest.raises(ConfigError, match=r"DeepSpeed .* says: .*reduce_bucket_size"):
-        DeepSpeedStrategy(toy_model(), optimizer=SETTINGS, options=zero)
+        DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS), options=zero)
 
 
 def test_refuses_a_part_of_the_processes():
     context = RankContext("critic", world_size=2)
-    strategy = DeepSpeedStrategy(toy_model(), optimizer=SETTINGS, **options(1))
+    strategy = DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS), **options(1))
     assert "ZeRO 1 shards its state over 1 rank" in strategy.info().optimizer
     with pytest.raises(ConfigError, match="critic is on 2 of them"):
-        DeepSpeedStrategy(toy_model(), optimizer=SETTINGS, rank=context, **options(1))
+        DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS), rank=context, **options(1))
 
 
 def test_its_launcher_starts_a_training(tmp_path):

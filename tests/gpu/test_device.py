@@ -24,6 +24,7 @@ from turnwise.inference.hf_server import HFServer
 from turnwise.protocols import InferenceServer
 from turnwise.runtime.rank import RankContext
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams
 
@@ -32,7 +33,7 @@ BATCHES = toy_batches(toy_samples(6), [[0, 3, 5], [1, 2, 4]])
 
 def make_strategy(device, dtype=torch.float32, attention="turnwise_packed"):
     model, rank = toy_model(attn_implementation=attention), RankContext(device=str(device))
-    return TorchStrategy(model, optimizer=OptimizerSettings(1e-2), dtype=dtype, rank=rank)
+    return TorchStrategy(model, StrategySettings(OptimizerSettings(1e-2), dtype=dtype), rank=rank)
 
 
 def sampled(server: InferenceServer, sampling: SamplingParams, prompts: list[list[int]]) -> list[Completion]:

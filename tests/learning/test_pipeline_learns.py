@@ -14,6 +14,7 @@ from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 
 
@@ -57,7 +58,7 @@ def wavering_model(tiny_model, tmp_path_factory):
         [{"role": "user", "content": prompt}, {"role": "assistant", "content": word}] for prompt, word in told
     ]
     samples = [encode_demonstration(ChatTemplate(tokenizer), row) for row in rows]
-    strategy = TorchStrategy(model, optimizer=OptimizerSettings(1e-2))
+    strategy = TorchStrategy(model, StrategySettings(OptimizerSettings(1e-2)))
     for _ in range(60):
         strategy.train_step([pack(samples, denominators(samples, max_length=96))], CrossEntropy())
     save_model(model, tokenizer, folder)

@@ -29,6 +29,7 @@ from turnwise.play.demonstrations import demonstrations
 from turnwise.play.tokenizer_text import message_text
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Task
 
@@ -74,7 +75,7 @@ def walker(tmp_path_factory) -> Path:
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     samples = [encode_demonstration(ChatTemplate(tokenizer), messages) for messages in rows]
     optimizer = OptimizerSettings(learning_rate=1e-2, scheduler="cosine", total_steps=NUM_STEPS)
-    strategy = TorchStrategy(model, optimizer=optimizer)
+    strategy = TorchStrategy(model, StrategySettings(optimizer))
     for start in range(0, len(samples), BATCH):
         batch = samples[start : start + BATCH]
         strategy.train_step(

@@ -16,6 +16,7 @@ from turnwise.batching.plan import micro_batches
 from turnwise.models.forward import make_forward
 from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 
 SAMPLES = toy_samples(16, max_length=200)
@@ -108,7 +109,9 @@ def test_training_sees_the_very_log_probs_of_the_forward_pass() -> None:
 def test_computing_activations_twice_changes_no_bit() -> None:
     batches = toy_batches(SAMPLES, PLANS["4 sequences"])
     once, twice = (
-        TorchStrategy(toy_model(), optimizer=OptimizerSettings(1e-3), is_gradient_checkpointing=is_twice)
+        TorchStrategy(
+            toy_model(), StrategySettings(OptimizerSettings(1e-3), is_gradient_checkpointing=is_twice)
+        )
         for is_twice in (False, True)
     )
     for strategy in (once, twice):

@@ -23,6 +23,7 @@ from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS, OldLogProbs
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample, VersionRun
 
@@ -56,12 +57,14 @@ def credited_samples() -> list[Sample]:
 
 
 def full_strategy() -> TorchStrategy:
-    return TorchStrategy(toy_model(), optimizer=OPTIMIZER)
+    return TorchStrategy(toy_model(), StrategySettings(OPTIMIZER))
 
 
 def adapted_strategy() -> TorchStrategy:
     model = toy_model()
-    return TorchStrategy(model, adapters=Adapters(model, LoRASettings(rank=4, alpha=8)), optimizer=OPTIMIZER)
+    return TorchStrategy(
+        model, StrategySettings(OPTIMIZER), adapters=Adapters(model, LoRASettings(rank=4, alpha=8))
+    )
 
 
 def trained(

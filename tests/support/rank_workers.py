@@ -15,6 +15,7 @@ from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.protocols import Output
 from turnwise.runtime.rank import RankContext
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 
 RATE = 1e-3
@@ -62,17 +63,19 @@ class Kind:
         adapters = None
         if self.rank is not None:
             adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
-        settings: dict[str, Any] = {
-            "optimizer": OptimizerSettings(RATE, eps=self.eps),
-            "max_grad_norm": 1e9,
-            "rank": rank,
-        }
+        settings = StrategySettings(
+            OptimizerSettings(RATE, eps=self.eps), max_grad_norm=1e9, dtype=self.dtype
+        )
         if self.stage is None:
-            return Recorded(model, adapters=adapters, dtype=self.dtype, **settings)
+            return Recorded(model, settings, adapters=adapters, rank=rank)
         from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
 
         return DeepSpeedStrategy(
-            model, adapters=adapters, options={"zero_optimization": {"stage": self.stage}}, **settings
+            model,
+            settings,
+            options={"zero_optimization": {"stage": self.stage}},
+            adapters=adapters,
+            rank=rank,
         )
 
 

@@ -28,6 +28,7 @@ from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import RankContext
 from turnwise.spec import STRATEGIES
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Group, Message, Sample
 
@@ -82,7 +83,8 @@ def build_reward_model(config: AgenticConfig, placement: Placement, event_loop: 
         head = value_head(model)
         if head is None or not head.weight.any():
             raise ModelError(f"reward_pretrain {path}: {NO_HEAD}")
-        return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
+        settings = StrategySettings(dtype=parse_dtype(arguments.dtype))
+        return TorchStrategy(model, settings, rank=rank)
 
     stopwatch = event_loop.stopwatch
     workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, placement).spawn(

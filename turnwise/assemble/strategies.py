@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,8 +15,10 @@ from turnwise.protocols import TrainStrategy
 from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.rank import RankContext
 from turnwise.spec import STRATEGIES
+from turnwise.training.base import BaseStrategy
 from turnwise.training.model_source import ModelSource, NewAdapters
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 
 
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
@@ -52,10 +53,7 @@ def trained_strategy(
     the run's."""
     role = config if isinstance(config, SFTConfig) else config.roles[name]
     training = role.training_args
-    return _strategy_class(role.strategy_args).for_role(
-        _trained_model(config, name, role.model_args, tokenizer, folder),
-        rank,
-        role.strategy_args.strategy_config,
+    settings = StrategySettings(
         optimizer=OptimizerSettings(
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
@@ -70,18 +68,21 @@ def trained_strategy(
         dtype=parse_dtype(role.model_args.dtype),
         is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
     )
+    source = _trained_model(config, name, role.model_args, tokenizer, folder)
+    strategy = role.strategy_args
+    return _strategy_class(strategy).for_role(source, rank, strategy.strategy_config, settings)
 
 
 def reference_strategy(config: AgenticConfig, rank: RankContext) -> TrainStrategy:
     """The strategy that runs the frozen `reference`."""
     role = config.reference
-    return _strategy_class(role.strategy_args).for_role(
-        model_source(role.model_args),
-        rank,
-        role.strategy_args.strategy_config,
+    settings = StrategySettings(
         temperature=config.sampling("train").temperature,
         dtype=parse_dtype(role.model_args.dtype),
     )
+    source = model_source(role.model_args)
+    strategy = role.strategy_args
+    return _strategy_class(strategy).for_role(source, rank, strategy.strategy_config, settings)
 
 
 def model_source(arguments: ModelArgs) -> ModelSource:
@@ -89,9 +90,10 @@ def model_source(arguments: ModelArgs) -> ModelSource:
     return ModelSource(arguments.model_name_or_path, arguments.attn_implementation, arguments.trust)
 
 
-def _strategy_class(strategy: StrategyArgs) -> Any:
+def _strategy_class(strategy: StrategyArgs) -> type[BaseStrategy]:
     entry = STRATEGIES[strategy.strategy_name].entry
-    return load_class(entry, "strategy_args.strategy_name", ConfigError)
+    strategy_class: type[BaseStrategy] = load_class(entry, "strategy_args.strategy_name", ConfigError)
+    return strategy_class
 
 
 def _trained_model(

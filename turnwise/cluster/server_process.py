@@ -94,8 +94,8 @@ class ServerProcess:
     async def release(self, request_id: str) -> None:
         await self._call("release", request_id)
 
-    async def suspend(self, how: Suspension = "finish") -> None:
-        await self._call("suspend", how)
+    async def suspend(self, suspension: Suspension = "finish") -> None:
+        await self._call("suspend", suspension)
 
     async def begin_update(self, manifest: WeightManifest) -> None:
         await self._call("begin_update", manifest)

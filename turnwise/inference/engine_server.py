@@ -19,7 +19,7 @@ from turnwise.inference.policy import decoder
 from turnwise.inference.request import Decode, Request, append_run, check_request
 from turnwise.model_files.folder import base_of_adapter
 from turnwise.models.loaded_model import bare_model, loaded_model
-from turnwise.protocols import Suspension, WeightSource
+from turnwise.protocols import MemoryKind, Suspension, WeightSource
 from turnwise.runtime.info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.transfer.files import write_folder
@@ -29,8 +29,7 @@ from turnwise.types import Completion, FinishReason, Media, SamplingParams, Vers
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 """Maps the finish reasons of vLLM and SGLang to turnwise's."""
-# seconds after which an abort is repeated: an engine ignores an abort that arrives before its request
-_AGAIN_S = 0.1
+_REPEAT_ABORT_S = 0.1  # until an abort is repeated: an engine ignores one that arrives before its request
 _ABORT_S = 5.0  # maximum seconds for the abort of a cancelled request: a deadline may have cancelled it
 _MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
 
@@ -69,19 +68,22 @@ class RequestServer(ABC):
 
     def __init__(self, vocab_size: int, max_length: int, decode: Decode | None) -> None:
         self.version = 0
-        self._max_length, self._decode = max_length, decode
-        can_decode = decode is not None
+        self._max_length = max_length
+        self._decode = decode
         self._checked = partial(
-            check_request, vocab_size=vocab_size, max_length=max_length, can_decode=can_decode
+            check_request,
+            vocab_size=vocab_size,
+            max_length=max_length,
+            can_decode=decode is not None,
         )
         self._numbers = itertools.count()
         self._running: dict[str, _Running] = {}
-        self._waiting: dict[
-            str, bool
-        ] = {}  # request id → whether it was aborted while requests were held back
+        self._waiting: dict[str, bool] = {}
+        """Request id → whether it was aborted while requests were held back."""
         self._is_open = asyncio.Event()
         self._is_open.set()
-        self._is_closed = self._is_frozen = False
+        self._is_closed = False
+        self._is_frozen = False
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
@@ -124,7 +126,8 @@ class RequestServer(ABC):
             is_aborted = self._waiting.pop(request_id)
         if is_aborted:
             return request.completion("aborted", self.version, time.perf_counter() - started)
-        running = self._running[request_id] = _Running(f"{request_id}#{next(self._numbers)}", self.version)
+        running = _Running(f"{request_id}#{next(self._numbers)}", self.version)
+        self._running[request_id] = running
         try:
             sampled = await self._sample(running.engine_id, request)
         except asyncio.CancelledError:
@@ -150,12 +153,12 @@ class RequestServer(ABC):
         """Aborts the conversation's request. The engine drops caches by itself when it needs room."""
         await self.abort(request_id)
 
-    async def suspend(self, how: Suspension = "finish") -> None:
+    async def suspend(self, suspension: Suspension = "finish") -> None:
         self._is_open.clear()
-        if how == "keep":
+        if suspension == "keep":
             self._is_frozen = True
             await self._freeze()
-        elif how == "abort":
+        elif suspension == "abort":
             await self._abort_all(list(self._running))
         elif self._running:
             await asyncio.wait([running.ended for running in self._running.values()])
@@ -177,36 +180,39 @@ class RequestServer(ABC):
             raise ServerError(f"{self.name} is closed; conversation {request_id!r} can't be served")
 
     async def _abort_all(self, request_ids: Iterable[str]) -> None:
-        asked = [self._running[request_id] for request_id in request_ids if request_id in self._running]
-        while left := [running for running in asked if not running.ended.done()]:
-            for running in left:
+        unfinished = [self._running[request_id] for request_id in request_ids if request_id in self._running]
+        while unfinished := [running for running in unfinished if not running.ended.done()]:
+            for running in unfinished:
                 running.is_aborted = True
                 await self._abort(running.engine_id)
-            await asyncio.wait([running.ended for running in left], timeout=_AGAIN_S)
+            await asyncio.wait([running.ended for running in unfinished], timeout=_REPEAT_ABORT_S)
 
-    def _completion(self, request: Request, sampled: Sampled, version: int, generate_s: float) -> Completion:
-        token_ids, logprobs = np.array(sampled.token_ids, np.int64), np.array(sampled.logprobs, np.float32)
+    def _completion(
+        self,
+        request: Request,
+        sampled: Sampled,
+        version: int,
+        generate_s: float,
+    ) -> Completion:
+        token_ids = np.array(sampled.token_ids, np.int64)
+        logprobs = np.array(sampled.logprobs, np.float32)
         if request.sampling.is_greedy:
             logprobs = np.zeros(len(token_ids), np.float32)
+        has_logprob = np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)
         is_whole = len(logprobs) == len(token_ids) and len(sampled.kept_ids) in (0, len(token_ids))
-        if not is_whole or not (np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)).all():
+        if not is_whole or not has_logprob.all():
             raise ServerError(
                 f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not "
-                f"every one has a "
-                "log-prob; a policy can't be trained on them"
+                "every one has a log-prob; a policy can't be trained on them"
             )
-        stop = self._stop_across(request, token_ids)
-        length, reason = (len(token_ids), sampled.reason) if stop is None else (stop, "stop")
-        versions: tuple[VersionRun, ...] = ()
-        for label, count in sampled.versions:
-            num_tokens = min(count, length - sum(run.num_tokens for run in versions))
-            # Weights that an engine began with have no label of ours.
-            versions = append_run(versions, int(label) if label.isdigit() else version, num_tokens)
-        request.token_ids, request.logprobs, request.versions = (
-            token_ids[:length],
-            logprobs[:length],
-            versions,
-        )
+        length = self._stop_across(request, token_ids)
+        reason: FinishReason = "stop"
+        if length is None:
+            length = len(token_ids)
+            reason = sampled.reason
+        request.token_ids = token_ids[:length]
+        request.logprobs = logprobs[:length]
+        request.versions = _version_runs(sampled.versions, length, version)
         request.kept_ids = [np.array(ids, np.int32) for ids in sampled.kept_ids[:length]]
         return request.completion(reason, version, generate_s)
 
@@ -214,12 +220,29 @@ class RequestServer(ABC):
         """The number of `token_ids` up to the end of the response's first stop string. None without a stop
         string, or if the request has no partial tokens: the engine itself finds every stop string that
         doesn't begin in the partial tokens."""
-        start, ids = len(request.partial_ids), np.concatenate((request.partial_ids, token_ids))
-        lengths = range(1, len(token_ids) + 1) if start else ()
-        return next(
-            (length for length in lengths if request.hits_stop_string(ids[: start + length], self._decode)),
-            None,
-        )
+        num_partial = len(request.partial_ids)
+        if num_partial == 0:
+            return None
+        response_ids = np.concatenate((request.partial_ids, token_ids))
+        for length in range(1, len(token_ids) + 1):
+            if request.hits_stop_string(response_ids[: num_partial + length], self._decode):
+                return length
+        return None
+
+
+def _version_runs(
+    labelled: Sequence[tuple[str, int]],
+    length: int,
+    first_version: int,
+) -> tuple[VersionRun, ...]:
+    """The versions of the first `length` tokens. Weights that an engine began with have no label of ours;
+    they are `first_version`."""
+    runs: tuple[VersionRun, ...] = ()
+    for label, count in labelled:
+        version = int(label) if label.isdigit() else first_version
+        num_labelled = sum(run.num_tokens for run in runs)
+        runs = append_run(runs, version, min(count, length - num_labelled))
+    return runs
 
 
 class EngineServer(RequestServer):
@@ -282,29 +305,36 @@ class EngineServer(RequestServer):
         return self._served
 
     def _describe(
-        self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: bool, sampling_mask: bool
+        self,
+        engine: str,
+        max_concurrency: int,
+        cache_bytes: int,
+        sleeps: bool,
+        sampling_mask: bool,
     ) -> None:
         self._sleeps = sleeps
-        own: Any = {
-            "num_trainable": 0,
-            "dtype": self._policy.dtype,
-            "attention": engine,
-            "device": self._device,
-        }
+        model = replace(
+            loaded_model(self._model),
+            num_trainable=0,
+            dtype=self._policy.dtype,
+            attention=engine,
+            device=self._device,
+        )
+        kinds: set[MemoryKind] = {"kv_cache", "weights"} if sleeps else {"kv_cache"}
         self._served = ServerInfo(
-            model=replace(loaded_model(self._model), **own),
+            model=model,
             engine=engine,
             max_length=self._policy.max_context,
             max_concurrency=max_concurrency,
             cache_bytes=cache_bytes,
-            sleeps=frozenset({"kv_cache", "weights"} if sleeps else {"kv_cache"}),
+            sleeps=frozenset(kinds),
             suspensions=EVERY_SUSPENSION,
             weight_versions=True,
             sampling_mask=sampling_mask,
         )
 
 
-def own_folder(policy: PolicyInfo, name: str) -> str:
+def engine_folder(policy: PolicyInfo, name: str) -> str:
     """The folder from which the engine `name` loads the policy. Raises NotAvailableError if the policy is an
     adapter."""
     if base_of_adapter(policy.path) is not None:
@@ -315,11 +345,11 @@ def own_folder(policy: PolicyInfo, name: str) -> str:
     return str(policy.trust.folder(policy.path))
 
 
-def require_version(name: str, found: str, known: str) -> None:
-    """Raises NotAvailableError unless the engine's version `found` begins with the version `known`, as 0.32.1
-    with 0.32."""
-    if not re.match(rf"{re.escape(known)}(?!\d)", found):
+def require_version(name: str, installed: str, supported: str) -> None:
+    """Raises NotAvailableError unless the engine's version `installed` begins with the version `supported`,
+    as 0.32.1 with 0.32."""
+    if not re.match(rf"{re.escape(supported)}(?!\d)", installed):
         raise NotAvailableError(
-            f"{name} {found} is installed; turnwise works with {known}: install it, or sample with "
+            f"{name} {installed} is installed; turnwise works with {supported}: install it, or sample with "
             "actor_infer.strategy_args.strategy_name: embedded"
         )

@@ -33,8 +33,10 @@ class HFServer(HoldsModel, RequestServer):
         stopwatch: Stopwatch | None = None,
         reads_trainer: bool = False,
     ) -> None:
-        super().__init__(model.config.vocab_size, max_length or model.config.max_position_embeddings, decode)
-        self.model, self.reads_trainer = model, reads_trainer
+        max_length = max_length or model.config.max_position_embeddings
+        super().__init__(model.config.vocab_size, max_length, decode)
+        self.model = model
+        self.reads_trainer = reads_trainer
         self._turn = asyncio.Lock()  # held by the request that is being sampled
         self._has_changed = asyncio.Event()
         """Wakes a paused request, which then checks whether it may go on or has been aborted."""
@@ -81,13 +83,13 @@ class HFServer(HoldsModel, RequestServer):
     def _sample_token(self, request: Request, cache: Any) -> Any:
         """Samples one token, appends it to the request, and returns the KV cache of the tokens before it."""
         sampling = request.sampling
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        device = self.model.device
+        forked_devices = [device] if device.type == "cuda" else []
         was_training = self.model.training
         self.model.eval()
-        context = torch.from_numpy(np.concatenate((request.context_ids, request.token_ids)))[None].to(
-            self.model.device
-        )
-        with torch.random.fork_rng(devices=devices), torch.inference_mode():
+        context_ids = np.concatenate((request.context_ids, request.token_ids))
+        context = torch.from_numpy(context_ids)[None].to(device)
+        with torch.random.fork_rng(devices=forked_devices), torch.inference_mode():
             torch.manual_seed(derive_seed("token", sampling.seed, len(request.response_ids)))
             output = self.model.generate(
                 context,
@@ -96,30 +98,35 @@ class HFServer(HoldsModel, RequestServer):
                 generation_config=_generation_config(sampling),
             )
         self.model.train(was_training)
-        token, scores = int(output.sequences[0, -1]), output.scores[0][0].float()
+        token = int(output.sequences[0, -1])
+        scores = output.scores[0][0].float()
         if sampling.keeps_ids:
-            request.kept_ids.append(scores.isfinite().nonzero()[:, 0].int().cpu().numpy())
+            kept_ids = scores.isfinite().nonzero()[:, 0]
+            request.kept_ids.append(kept_ids.int().cpu().numpy())
         request.token_ids = np.append(request.token_ids, token)
-        request.logprobs = np.append(
-            request.logprobs, np.float32(torch.log_softmax(scores, -1)[token].item())
-        )
+        logprob = torch.log_softmax(scores, -1)[token].item()
+        request.logprobs = np.append(request.logprobs, np.float32(logprob))
         return output.past_key_values
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
-        sampling, ids = request.sampling, request.response_ids
-        if int(ids[-1]) in sampling.stop_token_ids or request.hits_stop_string(ids, self._decode):
+        ids = request.response_ids
+        if int(ids[-1]) in request.sampling.stop_token_ids or request.hits_stop_string(ids, self._decode):
             return "stop"
-        is_spent = (
-            len(ids) >= sampling.max_new_tokens or len(request.prompt_ids) + len(ids) >= self._max_length
-        )
-        return "length" if is_spent else None
+        max_tokens = min(request.sampling.max_new_tokens, self._max_length - len(request.prompt_ids))
+        return "length" if len(ids) >= max_tokens else None
 
 
 def _generation_config(sampling: SamplingParams) -> GenerationConfig:
     """The config for one token. It also sets parameters that are off, since transformers reads unset ones
     from the model's own generation config."""
-    cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
-    drawn = {} if sampling.is_greedy else {"temperature": sampling.temperature, **cuts}
+    drawing: dict[str, Any] = {}
+    if not sampling.is_greedy:
+        drawing = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+        }
     return GenerationConfig(
         do_sample=not sampling.is_greedy,
         repetition_penalty=sampling.repetition_penalty,
@@ -128,5 +135,5 @@ def _generation_config(sampling: SamplingParams) -> GenerationConfig:
         return_dict_in_generate=True,
         output_scores=True,
         pad_token_id=0,
-        **drawn,
+        **drawing,
     )

@@ -35,7 +35,11 @@ class HttpJson:
     ConfigError if `base_url` isn't http(s), or the key has other characters than printable ASCII."""
 
     def __init__(
-        self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = ""
+        self,
+        base_url: str,
+        timeout_s: float | None = None,
+        api_key: str = "",
+        key_name: str = "",
     ) -> None:
         try:
             parts = urlsplit(base_url)
@@ -47,13 +51,12 @@ class HttpJson:
         if not (api_key.isascii() and api_key.isprintable()):  # http.client's own error would show the key
             raise ConfigError(
                 f"the key in {key_name or 'api_key'} holds a line break or another character that no HTTP "
-                f"header takes; "
-                "allowed is printable ASCII: set it again, without quotes"
+                "header takes; allowed is printable ASCII: set it again, without quotes"
             )
         self.url = base_url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"} | (
-            {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        )
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
         self._hint = f"; set {key_name}" if key_name else ""
         self._threads = DaemonPool("http")
@@ -73,25 +76,34 @@ class HttpJson:
         None. `timeout_s` defaults to the client's. Raises NoAnswerError if nobody answers; BusyError for 429
         and 5xx; NotAllowedError for 401; ServerError for any other HTTP error, or if an answer to be read
         isn't JSON."""
-        url, content = self.url + path, None if body is None else json.dumps(body).encode()
+        url = self.url + path
+        content = None if body is None else json.dumps(body).encode()
         try:
-            with urlopen(
-                Request(url, content, self._headers), timeout=timeout_s or self._timeout_s
-            ) as response:
+            request = Request(url, content, self._headers)
+            with urlopen(request, timeout=timeout_s or self._timeout_s) as response:
                 answer = response.read()
         except HTTPError as error:
-            said = ""
-            with suppress(OSError, HTTPException):  # the status is known, even if the rest doesn't come
-                said = error.read().decode(errors="replace")[:MAX_SHOWN]
+            shown = ""
+            with suppress(OSError, HTTPException):  # the status is known, even if the text doesn't come
+                shown = error.read().decode(errors="replace")[:MAX_SHOWN]
             hint = self._hint if error.code in (401, 403) else ""
-            is_busy = error.code == 429 or error.code >= 500
-            kind = BusyError if is_busy else NotAllowedError if error.code == 401 else ServerError
-            raise kind(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
+            message = f"{url} answered {error.code} {error.reason}{hint}: {shown}"
+            raise _error_class(error.code)(message) from error
         except (OSError, HTTPException, ValueError) as error:
             raise NoAnswerError(
                 f"{url} doesn't answer ({error}); is the server up, and the URL right?"
             ) from error
+        if not is_read:
+            return None
         try:
-            return json.loads(answer) if is_read else None
+            return json.loads(answer)
         except ValueError as error:
             raise ServerError(f"{url} answered with something that isn't JSON ({error})") from error
+
+
+def _error_class(status: int) -> type[ServerError]:
+    if status == 429 or status >= 500:
+        return BusyError
+    if status == 401:
+        return NotAllowedError
+    return ServerError

@@ -10,14 +10,11 @@ from turnwise.errors import ConfigError, ServerError, nearest
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.types import Message, SamplingParams, derive_seed
 
-_OPENING: Message = {
-    "role": "user",
-    "content": "Hello! How can I help you?",
-}  # said by the assistant: roles are exchanged
+# The assistant's opening: roles are exchanged.
+_OPENING: Message = {"role": "user", "content": "Hello! How can I help you?"}
 _INSTRUCTION = (
     "You are a user who talks to an assistant. Write the user's next message and nothing else. When you "
-    "have got what you came "
-    "for, answer {end} alone."
+    "have got what you came for, answer {end} alone."
 )
 
 
@@ -50,19 +47,21 @@ class ModelUser:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         try:
-            self._settings = settings = _Settings.model_validate(dict(config))
+            self._settings = _Settings.model_validate(dict(config))
         except ValidationError as error:
-            fault, known = error.errors(include_url=False)[0], _Settings.model_fields
+            fault = error.errors(include_url=False)[0]
             key = str(fault["loc"][0])
-            hint = "" if key in known else nearest(key, known)
+            allowed = _Settings.model_fields
+            hint = "" if key in allowed else nearest(key, allowed)
             raise ConfigError(
-                f"config.{key}: {fault['msg']}; a model user takes {', '.join(known)}.{hint}"
+                f"config.{key}: {fault['msg']}; a model user has {', '.join(allowed)}.{hint}"
             ) from error
-        self.chat = OpenAIChat(settings.base_url, settings.model, os.environ.get("OPENAI_API_KEY", ""))
+        api_key = os.environ.get("OPENAI_API_KEY", "")
+        self.chat = OpenAIChat(self._settings.base_url, self._settings.model, api_key)
 
     async def start_interaction(self, instance_id: str, instruction: str = "", **kwargs: Any) -> _Role:
-        said = self._settings.instruction.replace("{end}", self._settings.end)
-        return _Role(instance_id, f"{said}\n\n{instruction}".strip())
+        common = self._settings.instruction.replace("{end}", self._settings.end)
+        return _Role(instance_id, f"{common}\n\n{instruction}".strip())
 
     async def generate_response(
         self, state: _Role, messages: Sequence[Message], **kwargs: Any
@@ -70,8 +69,8 @@ class ModelUser:
         settings = self._settings
         seed = derive_seed(state.instance_id, len(messages))
         sampling = SamplingParams(settings.max_new_tokens, settings.temperature, seed=seed)
-        asked = [{"role": "system", "content": state.instruction}, _OPENING, *_as_user(messages)]
-        answer = await self.chat.complete(asked, sampling)
+        system: Message = {"role": "system", "content": state.instruction}
+        answer = await self.chat.complete([system, _OPENING, *_as_user(messages)], sampling)
         if not answer.text.strip():
             raise ServerError(
                 f"{self.chat.url} answered nothing; raise config.max_new_tokens ({settings.max_new_tokens})"
@@ -88,8 +87,10 @@ def _as_user(messages: Sequence[Message]) -> list[Message]:
     """The messages with the roles user and assistant exchanged. System messages, tool calls and their results
     are left out."""
     sides = {"user": "assistant", "assistant": "user"}
-    return [
-        {"role": sides[message["role"]], "content": message["content"]}
-        for message in messages
-        if message["role"] in sides and not message.get("tool_calls") and not message.get("call_errors")
-    ]
+    exchanged: list[Message] = []
+    for message in messages:
+        side = sides.get(message["role"])
+        has_calls = message.get("tool_calls") or message.get("call_errors")
+        if side is not None and not has_calls:
+            exchanged.append({"role": side, "content": message["content"]})
+    return exchanged

@@ -10,7 +10,7 @@ from turnwise.chat.rendering import Tools
 from turnwise.errors import ServerError
 from turnwise.inference.http_json import MAX_SHOWN, HttpJson, NoAnswerError, NotAllowedError
 from turnwise.protocols.tools import ToolCall
-from turnwise.types import Message, SamplingParams
+from turnwise.types import FinishReason, Message, SamplingParams
 
 _PATH = "/chat/completions"
 _CALL_S = 20.0
@@ -39,7 +39,10 @@ class OpenAIChat:
             return
 
     async def complete(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        tools: Tools = (),
     ) -> TextAnswer:
         """Returns the model's answer, which may call `tools`. Raises ServerError for pictures, or if no valid
         answer comes."""
@@ -48,9 +51,10 @@ class OpenAIChat:
                 f"{self.url} takes no pictures from turnwise; use an environment that renders text"
             )
         started = time.perf_counter()
-        content = await self._http.ask(
-            _PATH, self._body(messages, sampling) | ({"tools": list(tools)} if tools else {})
-        )
+        body = self._body(messages, sampling)
+        if tools:
+            body["tools"] = list(tools)
+        content = await self._http.ask(_PATH, body)
         return self._answer(content, time.perf_counter() - started)
 
     def _body(self, messages: Sequence[Message], sampling: SamplingParams) -> dict[str, Any]:
@@ -62,27 +66,30 @@ class OpenAIChat:
             "top_p": sampling.top_p,
             "seed": sampling.seed % 2**31,
         }
-        return body | ({"stop": list(sampling.stop_strings)} if sampling.stop_strings else {})
+        if sampling.stop_strings:
+            body["stop"] = list(sampling.stop_strings)
+        return body
 
     def _answer(self, content: Any, generate_s: float) -> TextAnswer:
         try:
             [choice, *_] = content["choices"]
-            message, reason = choice["message"], choice.get("finish_reason")
-            said = message.get("tool_calls") or ()
-            text = (
-                message.get("content") if said else message["content"]
-            ) or ""  # some servers leave the key out beside calls
-            calls = [
-                ToolCall(call["function"]["name"], _read(call["function"]["arguments"]), call["id"])
-                for call in said
-            ]
+            message = choice["message"]
+            calls = [_tool_call(entry) for entry in message.get("tool_calls") or ()]
+            # Some servers leave the key out beside calls.
+            text = message.get("content") if calls else message["content"]
+            finish_reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             shown = json.dumps(content)[:MAX_SHOWN]
             raise ServerError(f"{self.url} answered without choices[0].message.content: {shown}") from error
-        return TextAnswer(text, "length" if reason == "length" else "stop", generate_s, tuple(calls))
+        return TextAnswer(text or "", finish_reason, generate_s, tuple(calls))
 
 
-def _read(arguments: str) -> Any:
+def _tool_call(entry: Any) -> ToolCall:
+    function = entry["function"]
+    return ToolCall(function["name"], _arguments(function["arguments"]), entry["id"])
+
+
+def _arguments(arguments: str) -> Any:
     """The arguments of a call. Arguments that aren't JSON stay text, which the tool's schema refuses."""
     try:
         return json.loads(arguments or "{}")
@@ -92,11 +99,10 @@ def _read(arguments: str) -> Any:
 
 def _sent(message: Message) -> Message:
     """A message as the API expects it, with the arguments of calls as text."""
-    if not (calls := message.get("tool_calls")):
-        return message
-    functions = [(call, call["function"]["arguments"]) for call in calls]
-    texts = [(call, given if isinstance(given, str) else json.dumps(given)) for call, given in functions]
-    return {
-        **message,
-        "tool_calls": [{**call, "function": {**call["function"], "arguments": text}} for call, text in texts],
-    }
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = function["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        calls.append({**call, "function": {**function, "arguments": text}})
+    return {**message, "tool_calls": calls} if calls else message

@@ -32,17 +32,28 @@ class HoldsModel:
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
         """A `protocols.ServerFactory`. The server shares the model of a trainer in this process if the
         model's dtype is `policy.dtype`; otherwise it loads the policy."""
-        dtype, trainer = parse_dtype(policy.dtype), rank.neighbours.get("actor_train")
-        own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}
+        dtype = parse_dtype(policy.dtype)
+        trainer = rank.neighbours.get("actor_train")
+        model: PreTrainedModel | None = None
         if trainer is not None and trainer.model.dtype == dtype:
-            return cls(trainer.model, reads_trainer=True, **own, **options)  # type: ignore[call-arg]
-        loading = {
-            "dtype": dtype,
-            "device": rank.device,
-            "attn_implementation": policy.attention,
-            "trust": policy.trust,
-        }
-        return cls(load_fused(policy.path, **loading), **own, **options)  # type: ignore[call-arg]
+            model = trainer.model
+        reads_trainer = model is not None
+        if model is None:
+            model = load_fused(
+                policy.path,
+                dtype=dtype,
+                device=rank.device,
+                attn_implementation=policy.attention,
+                trust=policy.trust,
+            )
+        return cls(
+            model,
+            reads_trainer=reads_trainer,
+            max_length=policy.max_context,
+            decode=decoder(policy),
+            stopwatch=rank.stopwatch,
+            **options,
+        )  # type: ignore[call-arg]
 
     async def begin_update(self, manifest: WeightManifest) -> None:
         """See `InferenceServer`."""
@@ -54,10 +65,11 @@ class HoldsModel:
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
         """Does nothing. Raises NotAvailableError for any kind but `kv_cache`."""
-        if others := ", ".join(sorted(set(kinds) - {"kv_cache"})):
+        refused = set(kinds) - {"kv_cache"}
+        if refused:
             raise NotAvailableError(
-                f"a server in the trainer's process can free its kv_cache only, got {others}; weights are "
-                f"the trainer's"
+                "a server in the trainer's process can free its kv_cache only, got "
+                f"{', '.join(sorted(refused))}; weights are the trainer's"
             )
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
@@ -67,9 +79,14 @@ class HoldsModel:
 
     def describe(self, engine: str, **fields: Any) -> ServerInfo:
         """The server's info; `fields` are further fields of `ServerInfo`."""
-        can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
         return ServerInfo(
-            loaded_model(self.model), engine, needs_weights=not self.reads_trainer, **can, **fields
+            loaded_model(self.model),
+            engine,
+            needs_weights=not self.reads_trainer,
+            sampling_mask=True,
+            weight_versions=True,
+            suspensions=EVERY_SUSPENSION,
+            **fields,
         )
 
 

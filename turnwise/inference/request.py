@@ -1,7 +1,7 @@
 """Requests inside a server, the checks that all servers run on them, and their results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,8 @@ from turnwise.types.completion import KeptIds, join_kept_ids
 
 Decode = Callable[[Sequence[int]], str]
 """Turns token ids into text."""
-_NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int64), np.zeros(0, np.float32)
+_NO_IDS = np.zeros(0, np.int64)
+_NO_LOGPROBS = np.zeros(0, np.float32)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,14 +37,16 @@ class Request:
     @property
     def context_ids(self) -> IntArray:
         """The prompt and the partial tokens."""
-        return (
-            np.concatenate((self.prompt_ids, self.partial_ids)) if len(self.partial_ids) else self.prompt_ids
-        )
+        if len(self.partial_ids) == 0:
+            return self.prompt_ids
+        return np.concatenate((self.prompt_ids, self.partial_ids))
 
     @property
     def response_ids(self) -> IntArray:
         """The partial and the sampled tokens."""
-        return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
+        if len(self.partial_ids) == 0:
+            return self.token_ids
+        return np.concatenate((self.partial_ids, self.token_ids))
 
     def hits_stop_string(self, response_ids: IntArray, decode: Decode | None) -> bool:
         """Whether the text of a response contains one of this request's stop strings."""
@@ -56,13 +59,22 @@ class Request:
     def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
         """The version runs of the first `num_tokens` sampled tokens. Tokens that `versions` doesn't cover get
         `version`."""
-        return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
+        num_versioned = sum(run.num_tokens for run in self.versions)
+        return append_run(self.versions, version, num_tokens - num_versioned)
 
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
         """The sampled tokens as a completion. Tokens that `versions` doesn't cover get `version`."""
         versions = self.versions_with(version, len(self.token_ids))
         kept_ids, kept_offsets = join_kept_ids((ids, np.array([0, len(ids)]), 1) for ids in self.kept_ids)
-        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, kept_ids, kept_offsets)
+        return Completion(
+            self.token_ids,
+            self.logprobs,
+            reason,
+            versions,
+            generate_s,
+            kept_ids,
+            kept_offsets,
+        )
 
 
 class Finished(NamedTuple):
@@ -79,15 +91,20 @@ def join(pieces: Sequence[Completion]) -> Completion:
     if len(pieces) == 1:
         return pieces[0]
     versions: tuple[VersionRun, ...] = ()
-    for run in (run for piece in pieces for run in piece.versions):
-        versions = append_run(versions, *run)
+    for piece in pieces:
+        for run in piece.versions:
+            versions = append_run(versions, run.version, run.num_tokens)
+    kept_ids, kept_offsets = join_kept_ids(
+        (piece.kept_ids, piece.kept_offsets, len(piece.token_ids)) for piece in pieces
+    )
     return Completion(
         np.concatenate([piece.token_ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),
         pieces[-1].finish_reason,
         versions,
         sum(piece.generate_s for piece in pieces),
-        *join_kept_ids((piece.kept_ids, piece.kept_offsets, len(piece.token_ids)) for piece in pieces),
+        kept_ids,
+        kept_offsets,
     )
 
 
@@ -116,10 +133,8 @@ def check_request(
     can_decode: bool,
 ) -> Request:
     """Makes a request. Raises ServerError if it can't be served."""
-    prompt, partial = (
-        np.array(prompt_ids, np.int64),
-        np.array(partial_ids, np.int64) if partial_ids else _NO_IDS,
-    )
+    prompt = np.array(prompt_ids, np.int64)
+    partial = np.array(partial_ids, np.int64) if partial_ids else _NO_IDS
     request = Request(request_id, prompt, sampling, partial)
     problem: str | None = "its prompt is empty"
     if len(prompt):
@@ -127,7 +142,7 @@ def check_request(
     if len(partial) and len(partial) >= sampling.max_new_tokens:
         problem = f"it continues after {len(partial)} tokens, and max_new_tokens is {sampling.max_new_tokens}"
     if media:
-        problem = "it has images, which this server can't take yet; use an environment that renders text"
+        problem = "it has images, which this server can't use yet; use an environment that renders text"
     if sampling.stop_strings and not can_decode:
         problem = "it has stop_strings, but this server wasn't given a `decode` function; use stop_token_ids"
     if problem:
@@ -143,8 +158,7 @@ def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> s
     if len(prompt_ids) + 1 > max_length:
         return (
             f"its prompt of {len(prompt_ids)} tokens leaves no room for a response within {max_length} "
-            f"tokens; "
-            "shorten the prompt or raise sequence_length"
+            "tokens; shorten the prompt or raise sequence_length"
         )
     return None
 
@@ -159,5 +173,7 @@ def _sampling_problem(sampling: SamplingParams) -> str | None:
         "repetition_penalty": (sampling.repetition_penalty > 0, "above 0"),
         "seed": (0 <= sampling.seed < 2**64, "in [0, 2**64)"),
     }
-    wrong = next((name for name, (is_allowed, _) in allowed.items() if not is_allowed), None)
-    return wrong and f"{wrong} is {asdict(sampling)[wrong]}; it must be {allowed[wrong][1]}"
+    for name, (is_allowed, bounds) in allowed.items():
+        if not is_allowed:
+            return f"{name} is {getattr(sampling, name)}; it must be {bounds}"
+    return None

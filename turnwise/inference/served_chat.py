@@ -15,7 +15,10 @@ class ServedChat:
     messages."""
 
     def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
-        self._template, self._server, self.url, self._max_length = template, server, url, max_length
+        self._template = template
+        self._server = server
+        self.url = url
+        self._max_length = max_length
         self._numbers = count()
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer:
@@ -24,7 +27,12 @@ class ServedChat:
         messages."""
         name = f"{self.url} {next(self._numbers)}"
         conversation = TokenConversation(
-            self._template, self._server, name, sampling, self._max_length, opens_episode=False
+            self._template,
+            self._server,
+            name,
+            sampling,
+            self._max_length,
+            opens_episode=False,
         )
         try:
             reply = await conversation.generate(messages)

@@ -17,6 +17,7 @@ from turnwise.types import Completion, Media, SamplingParams
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_UPDATE = "a weight update"  # asks, in messages
 _SETTING = "deadlines.request_s"
 _MAX_CONVERSATIONS = 100_000
 _MAX_IMBALANCE = 1.1
@@ -75,16 +76,20 @@ class LLMServerManager:
         if self.claim_devices is not None:
             await self.claim_devices()
         pieces: list[Completion] = []
+        partial_ids: list[int] = []
         self._in_flight.add(request_id)
         try:
             while True:
-                partial = join(pieces).token_ids.tolist() if pieces else []
-                pieces.append(await self._piece(prompt_ids, sampling, request_id, media, partial))
-                is_interrupted = pieces[-1].finish_reason == "aborted" and request_id in self._in_flight
+                piece = await self._piece(prompt_ids, sampling, request_id, media, partial_ids)
+                pieces.append(piece)
+                is_interrupted = piece.finish_reason == "aborted" and request_id in self._in_flight
                 if not is_interrupted or self._interruption == "finish":
                     return join(pieces)
                 if self._interruption == "abort_restart":
                     pieces.clear()
+                    partial_ids = []
+                else:
+                    partial_ids = join(pieces).token_ids.tolist()
         finally:
             self._in_flight.discard(request_id)
 
@@ -98,24 +103,21 @@ class LLMServerManager:
     ) -> Completion:
         """The tokens that a replica samples until the response ends or is interrupted. A dead replica's
         tokens are lost."""
-        who = _conversation(request_id)
-        num_tokens = len(prompt_ids) + sampling.max_new_tokens
+        # A server that nothing interrupts needs no such argument.
         partial = {"partial_ids": partial_ids} if partial_ids else {}
+        num_tokens = len(prompt_ids) + sampling.max_new_tokens
+
+        async def generate(server: InferenceServer) -> Completion:
+            return await server.generate(prompt_ids, sampling, request_id, media, **partial)
+
         while True:
             last_replica = self._replica_of.get(request_id)
             replica = self._route(request_id, num_tokens)
             if last_replica != replica:
-                await self._ask(
-                    last_replica, who, "release its cache", lambda server: server.release(request_id)
-                )
+                await self._release(last_replica, request_id)
             self._tokens_in_flight[replica] += num_tokens
             try:
-                completion = await self._ask(
-                    replica,
-                    who,
-                    "answer",
-                    lambda server: server.generate(prompt_ids, sampling, request_id, media, **partial),
-                )
+                completion = await self._ask(replica, _conversation(request_id), "answer", generate)
             finally:
                 self._tokens_in_flight[replica] -= num_tokens
             if completion is not None:
@@ -124,16 +126,16 @@ class LLMServerManager:
     async def abort(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
         replica = self._replica_of.get(request_id)
-        await self._ask(
-            replica, _conversation(request_id), "abort its request", lambda server: server.abort(request_id)
-        )
+        conversation = _conversation(request_id)
+        await self._ask(replica, conversation, "abort its request", lambda server: server.abort(request_id))
 
     async def release(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
-        replica = self._replica_of.pop(request_id, None)
-        await self._ask(
-            replica, _conversation(request_id), "release its cache", lambda server: server.release(request_id)
-        )
+        await self._release(self._replica_of.pop(request_id, None), request_id)
+
+    async def _release(self, replica: int | None, request_id: str) -> None:
+        conversation = _conversation(request_id)
+        await self._ask(replica, conversation, "release its cache", lambda server: server.release(request_id))
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Suspends all replicas. Running requests end first (`finish`), pause (`keep`), or are interrupted.
@@ -143,24 +145,20 @@ class LLMServerManager:
         suspension = suspensions.get(on_weight_update, "abort")
         if suspension == "abort":
             self._interruption = on_weight_update
-        await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(suspension))
+        await self._ask_all(_UPDATE, "end its requests", lambda server: server.suspend(suspension))
 
     async def begin_update(self, manifest: WeightManifest) -> None:
         """Prepares all replicas for weights. Raises ModelError if the weights don't fit the model of one of
         them."""
-        await self._ask_all(
-            "a weight update", "check the weights", lambda server: server.begin_update(manifest)
-        )
+        await self._ask_all(_UPDATE, "check the weights", lambda server: server.begin_update(manifest))
 
     async def receive(self, weights: WeightSource) -> int:
         """Sends weights to all replicas; each reads them once. Returns the number of bytes written in all."""
-        written = await self._ask_all(
-            "a weight update", "receive the weights", lambda server: server.receive(weights)
-        )
+        written = await self._ask_all(_UPDATE, "receive the weights", lambda server: server.receive(weights))
         return sum(num_bytes or 0 for num_bytes in written)
 
     async def resume(self, version: int) -> None:
-        await self._ask_all("a weight update", "admit requests again", lambda server: server.resume(version))
+        await self._ask_all(_UPDATE, "admit requests again", lambda server: server.resume(version))
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
         freed = list(kinds)
@@ -180,21 +178,28 @@ class LLMServerManager:
         return self.servers[0].info()
 
     async def _ask_all(
-        self, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]
+        self,
+        who: str,
+        task: str,
+        ask: Callable[[InferenceServer], Awaitable[T]],
     ) -> list[T | None]:
-        return await asyncio.gather(*(self._ask(replica, who, task, ask) for replica in self._servers))
+        answers = [self._ask(replica, who, task, ask) for replica in self._servers]
+        return await asyncio.gather(*answers)
 
     async def _ask(
-        self, replica: int | None, who: str, task: str, ask: Callable[[InferenceServer], Awaitable[T]]
+        self,
+        replica: int | None,
+        who: str,
+        task: str,
+        ask: Callable[[InferenceServer], Awaitable[T]],
     ) -> T | None:
         """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a
         DeadlineError's message."""
         if replica not in self._servers:
             return None
+        awaited = f"inference replica {replica} to {task}"
         try:
-            async with self._watchdog.waiting(
-                who, f"inference replica {replica} to {task}", self._request_s, _SETTING
-            ):
+            async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
                 return await ask(self._servers[replica])
         except DeadlineError as error:
             self._last_error = error
@@ -226,8 +231,10 @@ class LLMServerManager:
         replica = self._replica_of.get(request_id)
         load = self._tokens_in_flight
         least_loaded = min(self._servers, key=load.__getitem__)
-        if replica not in self._servers or load[replica] > _MAX_IMBALANCE * load[least_loaded] + num_tokens:
-            replica = self._replica_of[request_id] = least_loaded
+        max_load = _MAX_IMBALANCE * load[least_loaded] + num_tokens
+        if replica not in self._servers or load[replica] > max_load:
+            replica = least_loaded
+            self._replica_of[request_id] = replica
         self._replica_of.move_to_end(request_id)
         if len(self._replica_of) > _MAX_CONVERSATIONS:
             self._replica_of.popitem(last=False)
@@ -240,14 +247,15 @@ class LLMServerManager:
 
     def _bury(self, replica: int, error: Exception) -> None:
         self._last_error = error
-        if self._servers.pop(replica, None) is not None:
-            num_left = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
-            logger.error(
-                "Inference replica %d is dead (%r) and isn't started again: %s for its requests.",
-                replica,
-                error,
-                num_left,
-            )
+        if self._servers.pop(replica, None) is None:
+            return  # another of its requests has said so
+        remaining = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
+        logger.error(
+            "Inference replica %d is dead (%r) and isn't started again: %s for its requests.",
+            replica,
+            error,
+            remaining,
+        )
 
 
 def _conversation(request_id: str) -> str:

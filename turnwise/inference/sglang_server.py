@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from turnwise.errors import ConfigError, ModelError, ServerError
-from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, own_folder, require_version
+from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, engine_folder, require_version
 from turnwise.inference.http_json import HttpJson, NoAnswerError
 from turnwise.inference.request import Request
 from turnwise.inference.visible_devices import only_visible
@@ -30,6 +30,8 @@ _LOOK_S = 0.2  # seconds between two checks whether SGLang is ready
 _END_S = 20.0  # seconds that SGLang's process has to end
 _NUM_LINES = 5  # lines of SGLang's log that an error shows
 
+_SECTION = "actor_infer.strategy_args.strategy_config"
+
 _SGLangProcess = tuple[subprocess.Popen[bytes], Path]
 
 
@@ -42,44 +44,44 @@ class SGLangServer(EngineServer):
     name = "SGLang"
 
     def __init__(
-        self, rank: RankContext, policy: PolicyInfo, http: HttpJson, process: _SGLangProcess | None = None
+        self,
+        rank: RankContext,
+        policy: PolicyInfo,
+        http: HttpJson,
+        process: _SGLangProcess | None = None,
     ) -> None:
         super().__init__(rank, policy)
         self._http = http
         self._process = process
-        found = http.ask_now("/server_info")
-        require_version("SGLang", found["version"], VERSION)
-        sleeps = bool(found.get("enable_memory_saver"))
-        self._describe(f"SGLang {found['version']}", found.get("max_running_requests") or 0, 0, sleeps, True)
+        info = http.ask_now("/server_info")
+        require_version("SGLang", info["version"], VERSION)
+        self._describe(
+            f"SGLang {info['version']}",
+            max_concurrency=info.get("max_running_requests") or 0,
+            cache_bytes=0,
+            sleeps=bool(info.get("enable_memory_saver")),
+            sampling_mask=True,
+        )
         # A server that another run used may have prefixes of other weights under our marks, and that run's
         # label.
         http.ask_now("/flush_cache", {}, is_read=False)
-        http.ask_now(
-            "/update_weight_version", {"new_version": "0", "abort_all_requests": False}, is_read=False
-        )
+        http.ask_now("/update_weight_version", _new_label("0"), is_read=False)
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
         """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a
         running server. Raises ConfigError if the server doesn't start, its port is in use, or `url` comes
         with other options."""
-        where = "actor_infer.strategy_args.strategy_config"
         if "url" in options:
             url = options.pop("url")
             if options:
                 raise ConfigError(
-                    f"{where}: the server at {url} has its options already; leave out {', '.join(options)}"
+                    f"{_SECTION}: the server at {url} has its options already; remove {', '.join(options)}"
                 )
             return cls(rank, policy, HttpJson(url))
-        port = options.pop("port", 0)
-        with socket.socket() as free:
-            try:
-                free.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise ConfigError(f"{where}.port: {port} is in use; name another, or leave it out") from error
-            port = free.getsockname()[1]
-        own = {
-            "model_path": own_folder(policy, "SGLang"),
+        port = _free_port(options.pop("port", 0))
+        fixed = {
+            "model_path": engine_folder(policy, "SGLang"),
             "dtype": str(parse_dtype(policy.dtype)).removeprefix("torch."),
             "context_length": policy.max_context,
             "trust_remote_code": policy.trust.remote_code,
@@ -87,7 +89,7 @@ class SGLangServer(EngineServer):
         }
         defaults = {"log_level": "warning", "device": rank.device.partition(":")[0], "base_gpu_id": 0}
         with only_visible(rank.all_devices, _num_devices(options)):
-            process, log = _launch(defaults | options | own)
+            process, log = _launch(defaults | options | fixed)
         http = HttpJson(f"http://127.0.0.1:{port}")
         with ExitStack() as on_error:
             on_error.callback(_kill, process)
@@ -113,10 +115,11 @@ class SGLangServer(EngineServer):
             await self._ask("/resume_memory_occupation", {"tags": list(kinds)})
 
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        sampling, num_partial = request.sampling, len(request.partial_ids)
+        sampling = request.sampling
+        num_partial = len(request.partial_ids)
         if sampling.repetition_penalty != 1.0:
             raise ServerError(
-                "SGLang's repetition_penalty leaves out the prompt, unlike every other server's; set it to 1"
+                "SGLang's repetition_penalty ignores the prompt, unlike every other server's; set it to 1"
             )
         room = self._policy.max_context - len(request.context_ids)
         is_truncated = sampling.is_truncated and not sampling.is_greedy
@@ -145,16 +148,19 @@ class SGLangServer(EngineServer):
             },
         )
         try:
-            found, token_ids = answer["meta_info"], answer["output_ids"]
+            facts = answer["meta_info"]
             if is_truncated:
-                logprobs = found.get("output_token_sampling_logprobs", [])
+                logprobs = facts.get("output_token_sampling_logprobs", [])
             else:
-                logprobs = [logprob for logprob, *_ in found.get("output_token_logprobs", [])]
-            spans = [
-                (span["version"], span["end"] - span["start"]) for span in found.get("weight_versions", [])
-            ]
-            kept_ids = found.get("output_token_sampling_mask", []) if sampling.keeps_ids else []
-            return Sampled(token_ids, logprobs, REASONS[found["finish_reason"]["type"]], spans, kept_ids)
+                logprobs = [logprob for logprob, *_ in facts.get("output_token_logprobs", [])]
+            spans = facts.get("weight_versions", [])
+            return Sampled(
+                answer["output_ids"],
+                logprobs,
+                REASONS[facts["finish_reason"]["type"]],
+                versions=[(span["version"], span["end"] - span["start"]) for span in spans],
+                kept_ids=facts.get("output_token_sampling_mask", []) if sampling.keeps_ids else [],
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise ServerError(
                 f"{self._http.url} answered something else than SGLang {VERSION} does: {error!r}"
@@ -176,10 +182,10 @@ class SGLangServer(EngineServer):
         try:
             await self._ask("/update_weights_from_disk", body)
         except ServerError as error:
-            raise ModelError(f"SGLang can't take the trainer's weights: {error}") from error
+            raise ModelError(f"SGLang can't use the trainer's weights: {error}") from error
 
     async def _label(self, version: str) -> None:
-        await self._ask("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        await self._ask("/update_weight_version", _new_label(version))
 
     async def _end(self) -> None:
         if self._process is not None:
@@ -203,11 +209,28 @@ def _num_devices(options: Mapping[str, Any]) -> int:
     return int(tensor) * int(pipeline)
 
 
+def _free_port(port: int) -> int:
+    """The port, or any free one for 0. Raises ConfigError if it is in use."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(f"{_SECTION}.port: {port} is in use; name another, or remove it") from error
+        return int(probe.getsockname()[1])
+
+
+def _new_label(version: str) -> dict[str, Any]:
+    return {"new_version": version, "abort_all_requests": False}
+
+
 def _launch(options: Mapping[str, Any]) -> _SGLangProcess:
     arguments: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
-        arguments += [flag] if value is True else [] if value in (False, None) else [flag, str(value)]
+        if value is True:
+            arguments.append(flag)
+        elif value not in (False, None):
+            arguments += [flag, str(value)]
     number, name = tempfile.mkstemp(prefix="turnwise-sglang-", suffix=".log")
     command = [sys.executable, "-m", "sglang.launch_server", *arguments]
     with open(number, "wb") as log:
@@ -222,7 +245,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tail(log: Path) -> str:
-    with open(log, errors="replace") as lines:
-        return (
-            f"{' | '.join(line.strip() for line in deque(lines, _NUM_LINES)) or 'none'} (all of them: {log})"
-        )
+    with open(log, errors="replace") as file:
+        lines = [line.strip() for line in deque(file, _NUM_LINES)]
+    shown = " | ".join(lines) or "none"
+    return f"{shown} (all of them: {log})"

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError, install_hint
-from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, own_folder, require_version
+from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, engine_folder, require_version
 from turnwise.inference.request import Request
 from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
@@ -48,13 +48,14 @@ class VLLMServer(EngineServer):
         self._engine = engine
         self._vllm = load_vllm()
         self._errors = self._vllm.v1.engine.exceptions
-        model, cache_bytes = (
-            engine.vllm_config.model_config,
-            engine.vllm_config.cache_config.kv_cache_memory_bytes or 0,
+        config = engine.vllm_config
+        self._describe(
+            f"vLLM {self._vllm.__version__}",
+            max_concurrency=config.scheduler_config.max_num_seqs,
+            cache_bytes=config.cache_config.kv_cache_memory_bytes or 0,
+            sleeps=bool(config.model_config.enable_sleep_mode),
+            sampling_mask=bool(config.model_config.return_sampling_mask),
         )
-        max_concurrency = engine.vllm_config.scheduler_config.max_num_seqs
-        can = bool(model.enable_sleep_mode), bool(model.return_sampling_mask)
-        self._describe(f"vLLM {self._vllm.__version__}", max_concurrency, cache_bytes, *can)
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
@@ -64,8 +65,8 @@ class VLLMServer(EngineServer):
         vllm = load_vllm()
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        own = {
-            "model": own_folder(policy, "vLLM"),
+        fixed = {
+            "model": engine_folder(policy, "vLLM"),
             "trust_remote_code": policy.trust.remote_code,
             "dtype": str(parse_dtype(policy.dtype)).removeprefix("torch."),
             "generation_config": "vllm",
@@ -73,24 +74,23 @@ class VLLMServer(EngineServer):
             "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
             "disable_log_stats": True,
         }
-        defaults: dict[str, Any] = {"max_model_len": policy.max_context}
-        length = (defaults | options)["max_model_len"]
+        length = options.get("max_model_len", policy.max_context)
         if length < policy.max_context:
             raise ConfigError(
                 f"actor_infer.strategy_args.strategy_config.max_model_len: {length} is less than "
-                f"sequence_length "
-                f"{policy.max_context}; leave it out, or lower sequence_length"
+                f"sequence_length {policy.max_context}; remove it, or lower sequence_length"
             )
+        defaults: dict[str, Any] = {"max_model_len": policy.max_context}
         if rank.device == "cpu":
-            defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
+            defaults["enforce_eager"] = True
+            defaults["kv_cache_memory_bytes"] = KV_CACHE_BYTES
             # On a CPU, chunked prefill rewinds a request's random generator, which ends the engine (vLLM
             # 0.32).
-            own |= {"enable_chunked_prefill": False}
-            own |= {
-                "max_num_batched_tokens": max(length, options.get("max_num_batched_tokens", _STEP_TOKENS))
-            }
+            fixed["enable_chunked_prefill"] = False
+            step_tokens = options.get("max_num_batched_tokens", _STEP_TOKENS)
+            fixed["max_num_batched_tokens"] = max(length, step_tokens)
         try:
-            arguments = vllm.AsyncEngineArgs(**(defaults | options | own))
+            arguments = vllm.AsyncEngineArgs(**(defaults | options | fixed))
         except TypeError as error:
             raise ConfigError(
                 f"actor_infer.strategy_args.strategy_config: vLLM {vllm.__version__} says: {error}"
@@ -104,8 +104,8 @@ class VLLMServer(EngineServer):
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(
                 f"vLLM didn't start: {error}; what it wrote above says more. If memory is short, lower "
-                f"gpu_memory_utilization "
-                "or kv_cache_memory_bytes (actor_infer.strategy_args.strategy_config), or sequence_length"
+                "gpu_memory_utilization or kv_cache_memory_bytes "
+                "(actor_infer.strategy_args.strategy_config), or sequence_length"
             ) from error
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
@@ -123,7 +123,8 @@ class VLLMServer(EngineServer):
             await self._engine.wake_up(tags=list(kinds))
 
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        sampling, num_partial = request.sampling, len(request.partial_ids)
+        sampling = request.sampling
+        num_partial = len(request.partial_ids)
         room = self._policy.max_context - len(request.context_ids)
         try:
             parameters = self._vllm.SamplingParams(
@@ -142,9 +143,8 @@ class VLLMServer(EngineServer):
                 logprobs=0,
                 output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
             )
-            prompt = self._vllm.inputs.engine.tokens_input(
-                request.context_ids.tolist(), cache_salt=self._mark
-            )
+            prompt_ids = request.context_ids.tolist()
+            prompt = self._vllm.inputs.engine.tokens_input(prompt_ids, cache_salt=self._mark)
             [answer] = [answer async for answer in self._engine.generate(prompt, parameters, engine_id)]
         except self._errors.EngineDeadError as error:
             raise ConnectionError(_HAS_ENDED) from error
@@ -153,12 +153,14 @@ class VLLMServer(EngineServer):
                 f"vLLM refuses the request of conversation {request.request_id!r}: {error}"
             ) from error
         [output] = answer.outputs
-        logprobs = [
-            entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)
-        ]
-        versions = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
-        kept_ids = output.sampling_mask.token_ids if output.sampling_mask and sampling.keeps_ids else ()
-        return Sampled(output.token_ids, logprobs, REASONS[output.finish_reason], versions, kept_ids)
+        tokens = zip(output.logprobs or (), output.token_ids, strict=True)
+        return Sampled(
+            output.token_ids,
+            logprobs=[entry[token].logprob for entry, token in tokens],
+            reason=REASONS[output.finish_reason],
+            versions=[(span.version, span.end - span.start) for span in output.weight_versions or ()],
+            kept_ids=output.sampling_mask.token_ids if output.sampling_mask and sampling.keeps_ids else (),
+        )
 
     async def _abort(self, engine_id: str) -> None:
         await self._engine.abort(engine_id)
@@ -175,13 +177,14 @@ class VLLMServer(EngineServer):
         except self._errors.EngineDeadError as error:
             raise ConnectionError(_HAS_ENDED) from error
         except Exception as error:  # boundary: the engine's model may raise anything if weights don't fit
-            raise ModelError(f"vLLM can't take the trainer's weights: {error}") from error
+            raise ModelError(f"vLLM can't use the trainer's weights: {error}") from error
 
     async def _label(self, version: str) -> None:
         await self._engine.update_weight_version(version)
 
     async def _end(self) -> None:
-        engine, self._engine = self._engine, None
+        engine = self._engine
+        self._engine = None
         engine.shutdown(_SHUTDOWN_S)
         del engine
         # Frees the engine now: at the interpreter's end its `__del__` would fail.

@@ -63,7 +63,7 @@ class InferenceServer(PolicyServer, UpdatesWeights, Protocol):
         mustn't reuse the random numbers of the partial tokens. A server that draws one random number per
         token continues with the next one."""
 
-    async def suspend(self, how: Suspension = "finish") -> None:
+    async def suspend(self, suspension: Suspension = "finish") -> None:
         """Holds back new requests. Running requests are finished, or ended with finish reason `aborted`,
         before this returns; with `keep` they are paused. `info().suspensions` lists the ways that this server
         supports."""

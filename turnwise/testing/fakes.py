@@ -153,7 +153,7 @@ class ScriptedServer:
     async def release(self, request_id: str) -> None:
         self.released.append(request_id)
 
-    async def suspend(self, how: Suspension = "finish") -> None:
+    async def suspend(self, suspension: Suspension = "finish") -> None:
         self._running.clear()
 
     async def begin_update(self, manifest: WeightManifest) -> None: ...

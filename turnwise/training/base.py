@@ -19,8 +19,9 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.spec import STRATEGIES
 from turnwise.training.model_source import ModelSource
-from turnwise.training.optimizer import LossScale, LRSchedule, OptimizerSettings
+from turnwise.training.optimizer import LossScale, LRSchedule
 from turnwise.training.ranks import Ranks
+from turnwise.training.settings import StrategySettings
 from turnwise.training.state import (
     read_trainer_state,
     restore_trainer_state,
@@ -46,40 +47,39 @@ class BaseStrategy(ABC):
     defines the methods that are abstract here; `docs/design/strategies.md` walks through a step of four
     engines.
 
-    Without `optimizer` the model is frozen, as a reference is. Weights stay fp32; `dtype` is that of matrix
-    products. fp16 also scales the loss, so that small gradients don't underflow. `rank` names the device and
-    the other ranks."""
+    `rank` names the device and the other ranks."""
 
-    def __init__(
-        self,
-        *,
-        optimizer: OptimizerSettings | None = None,
-        max_grad_norm: float | None = 1.0,
-        dtype: torch.dtype = torch.float32,
-        rank: RankContext | None = None,
-    ) -> None:
+    def __init__(self, settings: StrategySettings, rank: RankContext | None = None) -> None:
         self._ranks = Ranks(rank)
         self._context = self._ranks.context
         self._stopwatch = self._context.stopwatch
         self.device = torch.device(self._context.device)
-        self.max_grad_norm = max_grad_norm
-        self._settings = optimizer
-        self._schedule = None if optimizer is None else LRSchedule(optimizer)
-        self._loss_scale = LossScale(is_on=optimizer is not None and dtype == torch.float16)
+        self.settings = settings
+        self._schedule: LRSchedule | None = None
+        if settings.optimizer is not None:
+            self._schedule = LRSchedule(settings.optimizer)
+        self._loss_scale = LossScale(is_on=settings.scales_loss)
         self._num_updates = 0
         self._has_warned = False
 
     @classmethod
     @abstractmethod
     def for_role(
-        cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any
+        cls,
+        source: ModelSource,
+        rank: RankContext,
+        options: Mapping[str, Any],
+        settings: StrategySettings,
     ) -> Self:
         """The strategy of a role on `rank`, which loads the model of `source` in its own way. `options` is
-        the role's strategy_config. `settings` are keywords of the constructor. Raises ConfigError for options
-        that the engine refuses; NotAvailableError if the engine isn't installed."""
+        the role's strategy_config. Raises ConfigError for options that the engine refuses; NotAvailableError
+        if the engine isn't installed."""
 
     def forward(
-        self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
+        self,
+        batches: Sequence[Batch],
+        outputs: frozenset[Output],
+        without_adapter: bool = False,
     ) -> list[dict[str, Any]]:
         """For each batch the outputs by name: float32 arrays [N], 0 outside the response mask.
         `without_adapter` uses the base model. Raises NotAvailableError if the model's head doesn't give an
@@ -93,7 +93,11 @@ class BaseStrategy(ABC):
         return results
 
     def train_step(
-        self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
+        self,
+        micro_batches: Sequence[Batch],
+        loss: Loss,
+        position: float = 0.0,
+        part: StepPart = WHOLE_STEP,
     ) -> list[Metric]:
         """Makes one optimiser step, or a `part` of one, and returns the loss's metrics. With the last part
         the first rank adds `grad_norm` (before clipping; not for a skipped step), `lr` and `skipped_steps`.
@@ -129,7 +133,7 @@ class BaseStrategy(ABC):
         the states of optimiser, loss scale and random generators. Raises OSError if the files can't be
         written."""
         state = trainer_state(self._loss_scale, self.device)
-        moments = None if self._settings is None else self._gather_moments()
+        moments = self._gather_moments() if self.settings.is_trained else None
         self._write_weights(folder)
         if self._context.answers:
             write_trainer_state(folder, state, moments)
@@ -141,7 +145,7 @@ class BaseStrategy(ABC):
         another base model."""
         saved = read_trainer_state(folder)
         self._read_weights(folder)
-        if self._settings is not None:
+        if self.settings.is_trained:
             if saved["optimizer"] is None:
                 raise ModelError(f"{folder} was saved without an optimiser and can't continue training")
             self._set_moments(saved["optimizer"]["state"])
@@ -174,8 +178,8 @@ class BaseStrategy(ABC):
             started = self._stopwatch.now()
             with torch.no_grad():
                 tensors = self._compute(self._to_device(batch), outputs)
-            named = tensors.named().items()
-            results.append({name: tensor.float().cpu().numpy() for name, tensor in named if name in outputs})
+            computed = {name: tensor for name, tensor in tensors.named().items() if name in outputs}
+            results.append({name: tensor.float().cpu().numpy() for name, tensor in computed.items()})
             self._note("forward", started, batch)
         return results
 
@@ -196,7 +200,11 @@ class BaseStrategy(ABC):
 
     @abstractmethod
     def _add_gradients(
-        self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart
+        self,
+        micro_batches: Sequence[Batch],
+        loss: Loss,
+        position: float,
+        part: StepPart,
     ) -> list[Metric]:
         """Adds the gradients of a part to those of the step's earlier parts; returns the loss's metrics. An
         engine that can't divide gradients afterwards may compute all parts with the last one, which tells
@@ -253,10 +261,12 @@ class BaseStrategy(ABC):
     # What every engine does alike
 
     def _describe_optimizer(self) -> str:
-        if self._settings is None:
+        optimizer = self.settings.optimizer
+        if optimizer is None:
             return ""
-        clipping = "" if self.max_grad_norm is None else f", gradients clipped to norm {self.max_grad_norm:g}"
-        return self._settings.describe() + clipping + self._sharding()
+        max_norm = self.settings.max_grad_norm
+        clipping = "" if max_norm is None else f", gradients clipped to norm {max_norm:g}"
+        return optimizer.describe() + clipping + self._sharding()
 
     def _note_update(self, update: Update) -> None:
         """Adapts the loss scale, and warns of the first step that is skipped for another reason than the
@@ -274,12 +284,13 @@ class BaseStrategy(ABC):
         """The metrics of an optimiser step on the first rank, none on others."""
         if not self._context.answers:
             return []
-        norms = [] if update.is_skipped else [Metric("grad_norm", update.grad_norm)]
-        return [
-            *norms,
+        metrics = [
             Metric("lr", learning_rate, "last"),
             Metric("skipped_steps", float(update.is_skipped), "sum"),
         ]
+        if not update.is_skipped:
+            metrics.insert(0, Metric("grad_norm", update.grad_norm))
+        return metrics
 
     def _count(self) -> None:
         """Reports to the stopwatch how many tokens passed through the model since the last report."""

@@ -16,5 +16,10 @@ class CrossEntropy:
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
         weights = torch.where(batch.response_mask, batch.weights, torch.zeros_like(batch.weights))
-        loss = -(weights * outputs.logprobs).sum() / max(batch.denominators.num_tokens, 1e-8)
-        return loss, [Metric("loss", loss.detach(), "sum"), Metric("tokens", weights.sum().detach(), "sum")]
+        total = -(weights * outputs.logprobs).sum()
+        loss = total / max(batch.denominators.num_tokens, 1e-8)
+        metrics = [
+            Metric("loss", loss.detach(), "sum"),
+            Metric("tokens", weights.sum().detach(), "sum"),
+        ]
+        return loss, metrics

@@ -24,7 +24,8 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
-from turnwise.training.optimizer import OptimizerSettings, build_optimizer, set_learning_rate
+from turnwise.training.optimizer import build_optimizer, set_learning_rate
+from turnwise.training.settings import StrategySettings
 from turnwise.training.transformers_model import TransformersModel
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -58,30 +59,19 @@ class DeepSpeedStrategy(BaseStrategy):
     def __init__(
         self,
         model: PreTrainedModel,
+        settings: StrategySettings,
         *,
         options: Mapping[str, Any],
-        optimizer: OptimizerSettings,
         adapters: Adapters | None = None,
-        temperature: float = 1.0,
-        max_grad_norm: float | None = 1.0,
-        dtype: torch.dtype = torch.float32,
-        is_gradient_checkpointing: bool = False,
         rank: RankContext | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, max_grad_norm=max_grad_norm, dtype=dtype, rank=rank)
-        self._model = TransformersModel(
-            model,
-            self.device,
-            adapters=adapters,
-            temperature=temperature,
-            dtype=dtype,
-            is_trained=True,
-            is_gradient_checkpointing=is_gradient_checkpointing,
-            uses_kernels=False,  # they read weights where they lie, and DeepSpeed moves them
-        )
+        assert settings.optimizer is not None, "DeepSpeed runs no frozen model"
+        super().__init__(settings, rank)
+        # The kernels read weights where they lie, and DeepSpeed moves them.
+        self._model = TransformersModel(model, self.device, settings, adapters, uses_kernels=False)
         self.model = self._model.module
         self._ranks.copy_from_first(self.model.state_dict().values())
-        self._adam = build_optimizer(self.model, optimizer)
+        self._adam = build_optimizer(self.model, settings.optimizer)
         self._deepspeed = _import_deepspeed(self.device)
         _join(self.device, self._context)
         self._moments = _Moments(self._adam)
@@ -92,7 +82,7 @@ class DeepSpeedStrategy(BaseStrategy):
         if self.stage not in _SHARES:
             raise ConfigError(
                 f"strategy_config.zero_optimization.stage: {zero['stage']!r} isn't 1, 2 or 3; 0 is "
-                f"torch_train"
+                "torch_train"
             )
         self.engine = self._make_engine({**options, "zero_optimization": zero})
         self._moments.begin(self.engine.optimizer, self._deepspeed, self.stage)
@@ -100,16 +90,20 @@ class DeepSpeedStrategy(BaseStrategy):
 
     @classmethod
     def for_role(
-        cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any
+        cls,
+        source: ModelSource,
+        rank: RankContext,
+        options: Mapping[str, Any],
+        settings: StrategySettings,
     ) -> Self:
         model = source.load(rank)
         adapters = source.prepare(model, rank)
-        return cls(model, options=options, adapters=adapters, rank=rank, **settings)
+        return cls(model, settings, options=options, adapters=adapters, rank=rank)
 
     def _make_engine(self, options: Mapping[str, Any]) -> Any:
         config = {
             "train_micro_batch_size_per_gpu": 1,
-            "gradient_clipping": self.max_grad_norm or 0.0,
+            "gradient_clipping": self.settings.max_grad_norm or 0.0,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": None,
@@ -120,7 +114,10 @@ class DeepSpeedStrategy(BaseStrategy):
             # DeepSpeed prints what it compiles, and a command's standard output is its answer.
             with redirect_stdout(sys.stderr):
                 engine, *_ = self._deepspeed.initialize(
-                    model=module, optimizer=self._adam, config=config, dist_init_required=False
+                    model=module,
+                    optimizer=self._adam,
+                    config=config,
+                    dist_init_required=False,
                 )
         except (ValueError, AssertionError, TypeError) as error:
             text = " ".join(str(error).split())
@@ -150,7 +147,11 @@ class DeepSpeedStrategy(BaseStrategy):
         self._parts = []
 
     def _add_gradients(
-        self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart
+        self,
+        micro_batches: Sequence[Batch],
+        loss: Loss,
+        position: float,
+        part: StepPart,
     ) -> list[Metric]:
         self._parts.append(_Part(part.number, micro_batches, loss))
         if part.divisor is None:
@@ -164,7 +165,8 @@ class DeepSpeedStrategy(BaseStrategy):
             with self._model.dropping(position, stored.number, self._context.rank):
                 for batch in stored.micro_batches:
                     num_left -= 1
-                    self.engine.set_gradient_accumulation_boundary(num_left == 0)
+                    is_last = num_left == 0
+                    self.engine.set_gradient_accumulation_boundary(is_last)
                     metrics += self._backward(batch, stored.loss, scale)
         self._parts = []
         return metrics
@@ -180,9 +182,8 @@ class DeepSpeedStrategy(BaseStrategy):
             else:
                 value = 0.0 * sum(output.sum() for output in outputs.named().values())
             if not torch.isfinite(value.detach()):
-                value = (
-                    value * torch.nan
-                )  # the gradient may still be finite, and all ranks must skip the step
+                # The gradient may still be finite, and all ranks must skip the step.
+                value = value * torch.nan
             self.engine.backward(value * scale)
         self._note("forward and backward", started, batch)
         return metrics
@@ -232,7 +233,10 @@ class DeepSpeedStrategy(BaseStrategy):
         self._moments.load(moments)
 
     def _offload(self, kinds: frozenset[MemoryKind]) -> None:
-        self.engine.offload_states(include=[part for kind in kinds for part in _PARTS.get(kind, ())])
+        include: list[str] = []
+        for kind in kinds:
+            include += _PARTS.get(kind, ())
+        self.engine.offload_states(include=include)
 
     def _onload(self, kinds: frozenset[MemoryKind]) -> None:
         """Brings back all that was offloaded, not only `kinds`, since DeepSpeed has no other call."""
@@ -265,8 +269,8 @@ class _Forward(nn.Module):
         self._compute = model.compute
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:
-        named: dict[str, Tensor] = self._compute(batch, outputs).named()
-        return named
+        tensors: dict[str, Tensor] = self._compute(batch, outputs).named()
+        return tensors
 
 
 class _Moments:
@@ -276,9 +280,9 @@ class _Moments:
 
     def __init__(self, adam: AdamW) -> None:
         self._adam = adam
-        self._parameters: list[Tensor] = [
-            parameter for group in adam.param_groups for parameter in group["params"]
-        ]
+        self._parameters: list[Tensor] = []
+        for group in adam.param_groups:
+            self._parameters += group["params"]
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._groups = adam.state_dict()["param_groups"]
 
@@ -286,53 +290,56 @@ class _Moments:
         """Gives each partition of the weights the state that AdamW would make at its first step. DeepSpeed
         looks up the moments of all partitions as soon as the first parameter group has stepped, when the
         other groups would have none yet."""
-        self._utils, self._stage = deepspeed.utils, stage
-        shares = (
-            optimizer.fp32_partitioned_groups_flat
-            if stage == 3
-            else optimizer.single_partition_of_fp32_groups
-        )
+        self._utils = deepspeed.utils
+        self._stage = stage
+        if stage == _SHARES_WEIGHTS:
+            shares = optimizer.fp32_partitioned_groups_flat
+        else:
+            shares = optimizer.single_partition_of_fp32_groups
         for share in shares:
+            step = torch.zeros((), device=share.device)
             moments = {name: torch.zeros_like(share) for name in _MOMENTS}
-            self._adam.state[share] = {"step": torch.zeros((), device=share.device), **moments}
-        if stage < 3:
+            self._adam.state[share] = {"step": step, **moments}
+        if stage < _SHARES_WEIGHTS:
             optimizer._lazy_init_hp_params_optimizer_state()
 
     def state_dict(self, is_kept: bool) -> dict[str, Any]:
         """The state as plain AdamW saves it, on the CPU. All ranks gather the moments; without `is_kept` none
         are returned."""
         state: dict[int, dict[str, Tensor]] = {}
-        step = next(iter(self._adam.state.values()))["step"].cpu()
+        first = next(iter(self._adam.state.values()))
+        step = first["step"].cpu()
         for number, parameter in enumerate(self._parameters):
             whole = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in _MOMENTS}
             if is_kept:
-                state[number] = {
-                    "step": step.clone(),
-                    **{name: moment.cpu().clone() for name, moment in whole.items()},
-                }
+                moments = {name: moment.cpu().clone() for name, moment in whole.items()}
+                state[number] = {"step": step.clone(), **moments}
         return {"state": state, "param_groups": self._groups}
 
     def load(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Loads moments from `state_dict` or from plain AdamW, which has none for a parameter that never had
         a gradient."""
-        step = max((moments["step"] for moments in state.values()), default=torch.zeros(()))
-        for known in self._adam.state.values():
-            known["step"].copy_(step)
+        steps = (moments["step"] for moments in state.values())
+        step = max(steps, default=torch.zeros(()))
+        for entry in self._adam.state.values():
+            entry["step"].copy_(step)
         for number, (parameter, shape) in enumerate(zip(self._parameters, self._shapes, strict=True)):
             for name in _MOMENTS:
                 value = state[number][name] if number in state else torch.zeros(shape)
                 self._set(parameter, value.to(parameter.device), name)
 
     def _set(self, parameter: Any, value: Tensor, name: str) -> None:
-        if self._stage < 3:
+        if self._stage < _SHARES_WEIGHTS:
             self._utils.safe_set_full_optimizer_state(parameter, value, name)
             return
         # DeepSpeed's own function fails if the ranks don't divide the number of elements: shares are padded
         # to equal sizes.
-        size, rank = parameter.ds_tensor.numel(), dist.get_rank()
+        size = parameter.ds_tensor.numel()
         padded = torch.zeros(size * dist.get_world_size(), device=value.device)
         padded[: value.numel()] = value.flatten()
-        self._utils.safe_set_local_optimizer_state(parameter, padded[rank * size : (rank + 1) * size], name)
+        begin = dist.get_rank() * size
+        share = padded[begin : begin + size]
+        self._utils.safe_set_local_optimizer_state(parameter, share, name)
 
 
 def _import_deepspeed(device: torch.device) -> ModuleType:
@@ -359,15 +366,13 @@ def _join(device: torch.device, context: RankContext) -> None:
     """Makes the process group that DeepSpeed needs, if there is none. Raises ConfigError if the role isn't on
     all processes."""
     if not dist.is_initialized():
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
-        )
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if context.world_size != dist.get_world_size():
         raise ConfigError(
             f"{context.role}: deepspeed_train shards over all {dist.get_world_size()} processes of a run, "
-            f"and "
-            f"{context.role} is on {context.world_size} of them; give it the device_mapping of all, or use "
-            f"torch_train"
+            f"and {context.role} is on {context.world_size} of them; give it the device_mapping of all, "
+            "or use torch_train"
         )
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -72,16 +72,22 @@ class ModelSource:
 
     def _check_head(self, model: PreTrainedModel) -> None:
         head = value_head(model)
-        if head is not None and not head.weight.requires_grad and not head.weight.any():
+        if head is None or head.weight.requires_grad:
+            return
+        if not head.weight.any():
             raise ConfigError(
                 f"critic.model_args.freeze_module_prefix: {', '.join(self.frozen)} freeze the value head, "
-                "which is 0 everywhere: all values would stay the same; leave it out, or name a value model "
+                "which is 0 everywhere: all values would stay the same; remove it, or name a value model "
                 "as reward_pretrain"
             )
 
 
 def plain_base(
-    path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merged: Path, rank: RankContext
+    path: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    merged: Path,
+    rank: RankContext,
 ) -> str:
     """The plain model onto which peft puts new adapters: `path`, or the folder `merged` if `path` is an
     adapter.
@@ -90,7 +96,8 @@ def plain_base(
     they have the model, and the first rank alone writes checkpoints. So no rank waits, and none writes into
     another's half-written folder."""
     if base_of_adapter(path) is None:
-        return str(local_path(path).resolve()) if local_path(path).is_dir() else path
+        folder = local_path(path)
+        return str(folder.resolve()) if folder.is_dir() else path
     if rank.answers:
         if not merged.is_dir():
             save_model(model, tokenizer, merged)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,9 +42,8 @@ class OptimizerSettings:
             )
         if self.total_steps is None and (_SCHEDULES[self.scheduler] or self.warmup_ratio):
             raise ConfigError(
-                f"lr_scheduler_type {self.scheduler} with warmup_ratio {self.warmup_ratio} needs the "
-                f"number of "
-                "optimiser steps; set max_steps, or use constant with warmup_steps"
+                f"lr_scheduler_type {self.scheduler} with warmup_ratio {self.warmup_ratio} needs the number "
+                "of optimiser steps; set max_steps, or use constant with warmup_steps"
             )
 
     @property
@@ -59,8 +59,7 @@ class OptimizerSettings:
         steps = f"{self.num_warmup_steps} of {self.total_steps or 'any number of'} optimiser steps"
         return (
             f"AdamW at {self.learning_rate:g}, {self.scheduler}, warm-up {steps}, weight decay "
-            f"{self.weight_decay:g}, "
-            f"betas {self.betas[0]:g} and {self.betas[1]:g}"
+            f"{self.weight_decay:g}, betas {self.betas[0]:g} and {self.betas[1]:g}"
         )
 
 
@@ -68,12 +67,20 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
     """AdamW for the trainable parameters. Norms and biases (tensors of one dimension) have no weight
     decay."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
+    matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
+    vectors = [parameter for parameter in trainable if parameter.ndim < 2]
+    groups: list[dict[str, Any]] = []
+    if matrices:
+        groups.append({"params": matrices, "weight_decay": settings.weight_decay})
+    if vectors:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    return AdamW(
+        groups,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
 
 
 class LRSchedule:
@@ -89,9 +96,11 @@ class LRSchedule:
     """
 
     def __init__(self, settings: OptimizerSettings) -> None:
-        warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
+        name = settings.scheduler
+        if name == "constant" and settings.num_warmup_steps > 0:
+            name = "constant_with_warmup"
         scheduler = get_scheduler(
-            "constant_with_warmup" if warms_up else settings.scheduler,
+            name,
             # transformers makes a schedule only for an optimiser.
             SGD([nn.Parameter(torch.zeros(1))], lr=settings.learning_rate),
             num_warmup_steps=settings.num_warmup_steps,
@@ -114,9 +123,8 @@ def set_learning_rate(optimizer: AdamW, rate: float) -> None:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
     """Scales all gradients down if their joint 2-norm exceeds `max_norm` (None = never); returns the norm
     before scaling."""
-    return nn.utils.clip_grad_norm_(
-        list(parameters), float("inf") if max_norm is None else max_norm, foreach=True
-    )
+    limit = float("inf") if max_norm is None else max_norm
+    return nn.utils.clip_grad_norm_(list(parameters), limit, foreach=True)
 
 
 _FIRST_FACTOR = 2.0**16
@@ -142,16 +150,22 @@ class LossScale:
         """Adapts the factor after an optimiser step."""
         if not self.is_on:
             return
-        self._num_good = 0 if is_skipped else self._num_good + 1
         if is_skipped:
             self.factor = max(1.0, self.factor / 2)
-        elif self._num_good == _GROWTH_STEPS:
-            self.factor, self._num_good = self.factor * 2, 0
+            self._num_good = 0
+            return
+        self._num_good += 1
+        if self._num_good == _GROWTH_STEPS:
+            self.factor *= 2
+            self._num_good = 0
 
     def state_dict(self) -> dict[str, float]:
-        return {"factor": self.factor, "num_good": self._num_good} if self.is_on else {}
+        if not self.is_on:
+            return {}
+        return {"factor": self.factor, "num_good": self._num_good}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continues with a saved factor if this run scales its loss and the saved state isn't empty."""
         if self.is_on and state:
-            self.factor, self._num_good = state["factor"], int(state["num_good"])
+            self.factor = state["factor"]
+            self._num_good = int(state["num_good"])

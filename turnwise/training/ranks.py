@@ -26,7 +26,9 @@ class Ranks:
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrites the tensors with those of the first rank."""
-        for tensor in () if self.is_one else tensors:
+        if self.is_one:
+            return
+        for tensor in tensors:
             dist.broadcast(tensor.detach(), src=self.context.peers[0], group=self._group)
 
     def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
@@ -34,23 +36,25 @@ class Ranks:
         none."""
         if self.is_one or not parameters:
             return
-        has_gradient = torch.tensor(
-            [parameter.grad is not None for parameter in parameters], device=parameters[0].device
-        )
-        has_gradient = has_gradient.int()
+        flags = [parameter.grad is not None for parameter in parameters]
+        has_gradient = torch.tensor(flags, device=parameters[0].device).int()
         dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=self._group)
         gradients = []
-        for parameter, is_known in zip(parameters, has_gradient.tolist(), strict=True):
-            if is_known:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                gradients.append(parameter.grad)
+        for parameter, has_any in zip(parameters, has_gradient.tolist(), strict=True):
+            if not has_any:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
         for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(flat, group=self._group)
-            for gradient, summed in zip(
-                bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True
-            ):
-                gradient.copy_(summed.view_as(gradient))
+            self._sum(bucket)
+
+    def _sum(self, bucket: Sequence[Tensor]) -> None:
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        dist.all_reduce(flat, group=self._group)
+        sums = flat.split([gradient.numel() for gradient in bucket])
+        for gradient, summed in zip(bucket, sums, strict=True):
+            gradient.copy_(summed.view_as(gradient))
 
     def all(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is set on every rank."""
@@ -66,7 +70,8 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     larger gradient."""
     bucket: list[Tensor] = []
     for gradient in gradients:
-        is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES
+        num_bytes = sum(member.nbytes for member in bucket)
+        is_full = num_bytes + gradient.nbytes > _BUCKET_BYTES
         if bucket and (is_full or bucket[0].dtype != gradient.dtype):
             yield bucket
             bucket = []

@@ -27,10 +27,13 @@ CPU = torch.device("cpu")
 def trainer_state(loss_scale: LossScale, device: torch.device = CPU) -> dict[str, Any]:
     """The states of the loss scale and of the random generators: those of the CPU, and that of `device` if it
     is a GPU."""
+    device_states = []
+    if device.type == "cuda":
+        device_states.append(torch.cuda.get_rng_state(device))
     return {
         "loss_scale": loss_scale.state_dict(),
         "random": GlobalRandomState().state_dict(),
-        "cuda_rng": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
+        "cuda_rng": device_states,
     }
 
 
@@ -61,7 +64,8 @@ def restore_trainer_state(
 def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
     """Loads only the moments: learning rate, betas and weight decay come from this run's settings, which may
     have changed."""
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def read_trainer_state(folder: Path) -> dict[str, Any]:
@@ -94,8 +98,7 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
     ) as error:
         raise ModelError(
             f"{file} isn't a training state that turnwise wrote, so nothing in it is run; it is damaged, or "
-            f"another "
-            "program wrote it: continue from another checkpoint"
+            "another program wrote it: continue from another checkpoint"
         ) from error
     return state
 
@@ -118,15 +121,15 @@ def read_model_weights(folder: Path, model: PreTrainedModel, gathered: Gathered 
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
     """Copies parameters and persistent buffers to `target`. Raises ModelError if `source` lacks a tensor or a
     shape differs."""
-    origin, destination = source.state_dict(), target.state_dict(keep_vars=True)
-    for name, tensor in destination.items():
+    saved = source.state_dict()
+    for name, tensor in target.state_dict(keep_vars=True).items():
         with gathered([tensor]):
-            if name not in origin or origin[name].shape != tensor.shape:
+            if name not in saved or saved[name].shape != tensor.shape:
                 shape = tuple(tensor.shape)
                 raise ModelError(
                     f"the saved model has no tensor {name} of shape {shape}; it is another architecture"
                 )
-            tensor.copy_(origin[name])
+            tensor.copy_(saved[name])
 
 
 class GlobalRandomState:
@@ -145,6 +148,8 @@ class GlobalRandomState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         version, words, gauss = state["python"]
         random.setstate((version, tuple(words), gauss))
-        name, keys, *rest = state["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
+        name, keys, *position_and_gauss = state["numpy"]
+        words_of_numpy = np.array(keys, dtype=np.uint32)
+        np.random.set_state((name, words_of_numpy, *position_and_gauss))
+        bytes_of_torch = bytearray.fromhex(state["torch"])
+        torch.set_rng_state(torch.frombuffer(bytes_of_torch, dtype=torch.uint8))

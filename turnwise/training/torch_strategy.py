@@ -20,7 +20,8 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
-from turnwise.training.optimizer import OptimizerSettings, build_optimizer, clip_gradients, set_learning_rate
+from turnwise.training.optimizer import build_optimizer, clip_gradients, set_learning_rate
+from turnwise.training.settings import FROZEN, StrategySettings
 from turnwise.training.state import load_moments
 from turnwise.training.transformers_model import TransformersModel
 from turnwise.types import Batch, Metric, ModelOutputs
@@ -36,42 +37,35 @@ class TorchStrategy(BaseStrategy):
     def __init__(
         self,
         model: PreTrainedModel,
+        settings: StrategySettings = FROZEN,
         *,
         adapters: Adapters | None = None,
-        optimizer: OptimizerSettings | None = None,
-        temperature: float = 1.0,
-        max_grad_norm: float | None = 1.0,
-        dtype: torch.dtype = torch.float32,
-        is_gradient_checkpointing: bool = False,
         rank: RankContext | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, max_grad_norm=max_grad_norm, dtype=dtype, rank=rank)
-        self._model = TransformersModel(
-            model,
-            self.device,
-            adapters=adapters,
-            temperature=temperature,
-            dtype=dtype,
-            is_trained=optimizer is not None,
-            is_gradient_checkpointing=is_gradient_checkpointing,
-        )
+        super().__init__(settings, rank)
+        self._model = TransformersModel(model, self.device, settings, adapters)
         self.model = self._model.module
         self._is_finite = True  # whether all losses of the current optimiser step so far are finite
         self._optimizer: AdamW | None = None
-        if optimizer is not None:
+        if settings.optimizer is not None:
             self._ranks.copy_from_first(self.model.state_dict().values())
-            self._optimizer = build_optimizer(self.model, optimizer)
+            self._optimizer = build_optimizer(self.model, settings.optimizer)
 
     @classmethod
     def for_role(
-        cls, source: ModelSource, rank: RankContext, options: Mapping[str, Any], **settings: Any
+        cls,
+        source: ModelSource,
+        rank: RankContext,
+        options: Mapping[str, Any],
+        settings: StrategySettings,
     ) -> Self:
         if options:
             raise ConfigError(
                 f"strategy_args.strategy_config: plain PyTorch has no option {', '.join(options)}"
             )
         model = source.load(rank)
-        return cls(model, adapters=source.prepare(model, rank), rank=rank, **settings)
+        adapters = source.prepare(model, rank)
+        return cls(model, settings, adapters=adapters, rank=rank)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._model.weights()
@@ -90,7 +84,11 @@ class TorchStrategy(BaseStrategy):
         self._is_finite = True
 
     def _add_gradients(
-        self, micro_batches: Sequence[Batch], loss: Loss, position: float, part: StepPart
+        self,
+        micro_batches: Sequence[Batch],
+        loss: Loss,
+        position: float,
+        part: StepPart,
     ) -> list[Metric]:
         metrics: list[Metric] = []
         with self._model.dropping(position, part.number, self._context.rank):
@@ -126,7 +124,7 @@ class TorchStrategy(BaseStrategy):
             for gradient in gradients:
                 gradient /= divisor
         changing = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        grad_norm = clip_gradients(changing, self.max_grad_norm).item()
+        grad_norm = clip_gradients(changing, self.settings.max_grad_norm).item()
         set_learning_rate(self._adam, learning_rate)
         is_skipped = not (self._is_finite and np.isfinite(grad_norm))
         self._begin_update()
@@ -165,9 +163,8 @@ class TorchStrategy(BaseStrategy):
             self.model.to(target)
         if "optimizer" in kinds and self._optimizer is not None:
             for state in self._optimizer.state.values():
-                state.update(
-                    {name: value.to(target) for name, value in state.items() if isinstance(value, Tensor)}
-                )
+                tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+                state.update({name: tensor.to(target) for name, tensor in tensors.items()})
         torch.cuda.empty_cache()  # so that a server in another process can use the memory
 
     def _describe(self) -> StrategyInfo:

@@ -18,40 +18,34 @@ from turnwise.models.lora import Adapters, Gathered
 from turnwise.protocols import Output
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.stopwatch import TokenCounts
+from turnwise.training.settings import StrategySettings
 from turnwise.training.state import read_model_weights
 from turnwise.types import Batch, ModelOutputs
 
 
 class TransformersModel:
-    """A policy, whose logits are divided by `temperature`, or a value model; with `adapters`, which it
-    already contains, only they are trained and saved. A model that isn't trained is frozen.
+    """A policy or a value model; with `adapters`, which it already contains, only they are trained and saved.
 
     The model's own dropout is always off, so that the new log-probs of the first update equal the old ones.
-    Dropout of adapters is on in training passes. `dtype` is autocast's dtype; fp32 turns autocast off.
-    `uses_kernels` lets turnwise's own kernels read the weights where they lie. Raises ConfigError if trained
-    weights aren't fp32, or the architecture has no gradient checkpointing and `is_gradient_checkpointing`
-    asks for it."""
+    Dropout of adapters is on in training passes. `uses_kernels` lets turnwise's own kernels read the weights
+    where they lie. Raises ConfigError if trained weights aren't fp32, or the architecture has no gradient
+    checkpointing and the settings ask for it."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         device: torch.device,
-        *,
+        settings: StrategySettings,
         adapters: Adapters | None = None,
-        temperature: float = 1.0,
-        dtype: torch.dtype = torch.float32,
-        is_trained: bool = False,
-        is_gradient_checkpointing: bool = False,
         uses_kernels: bool = True,
     ) -> None:
         self.module = model.to(device).eval()
         self.adapters = adapters
-        self._dtype = dtype
-        self.is_trained = is_trained
+        self._settings = settings
         self._device = device
-        self._forward_pass = make_forward(self.module, temperature, uses_kernels)
+        self._forward_pass = make_forward(self.module, settings.temperature, uses_kernels)
         self._checkpointed: list[nn.Module] = []
-        if not is_trained:
+        if not settings.is_trained:
             self.module.requires_grad_(False)
             return
         if self.module.dtype != torch.float32:
@@ -59,12 +53,13 @@ class TransformersModel:
                 f"weights are {self.module.dtype}, but small updates vanish outside fp32; load them in "
                 f"float32"
             )
-        if is_gradient_checkpointing:
+        if settings.is_gradient_checkpointing:
             self._checkpointed = _checkpoint_layers(self.module)
 
     def compute(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
         """The outputs of a batch of tensors."""
-        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype != torch.float32):
+        dtype = self._settings.dtype
+        with torch.autocast(self._device.type, dtype=dtype, enabled=dtype != torch.float32):
             return self._forward_pass(batch, outputs)
 
     @property
@@ -88,7 +83,9 @@ class TransformersModel:
 
     def dropping(self, position: float, part: int, rank: int) -> AbstractContextManager[None]:
         """In this context the adapters' dropout is on (`Adapters.dropping`)."""
-        return nullcontext() if self.adapters is None else self.adapters.dropping(position, part, rank)
+        if self.adapters is None:
+            return nullcontext()
+        return self.adapters.dropping(position, part, rank)
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
@@ -136,7 +133,7 @@ class TransformersModel:
         """The model and what is trained of it."""
         return StrategyInfo(
             model=loaded_model(self.module),
-            compute_dtype=dtype_name(self._dtype),
+            compute_dtype=dtype_name(self._settings.dtype),
             recomputes_activations=bool(self._checkpointed),
             adapters="" if self.adapters is None else self.adapters.describe(),
             saved_bytes=self._saved_bytes(),
@@ -144,9 +141,12 @@ class TransformersModel:
 
     def _saved_bytes(self) -> int:
         """Approximate bytes that `write` writes, and Adam's two moments if it is trained."""
-        trained = sum(tensor.nbytes for tensor in self.trained_parameters)
-        saved = trained if self.adapters else sum(tensor.nbytes for tensor in self.module.parameters())
-        return checkpoint_bytes(saved, trained if self.is_trained else 0)
+        num_trained = sum(tensor.nbytes for tensor in self.trained_parameters)
+        num_saved = num_trained
+        if not self.adapters:
+            num_saved = sum(tensor.nbytes for tensor in self.module.parameters())
+        # The parameters of a frozen model need no gradient, so that it has no moments.
+        return checkpoint_bytes(num_saved, num_trained)
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> list[nn.Module]:

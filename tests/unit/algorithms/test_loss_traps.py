@@ -10,6 +10,7 @@ from toy_model import toy_batches, toy_model, toy_samples
 from turnwise.cluster.local import LocalCluster
 from turnwise.models.forward import make_forward
 from turnwise.pipelines.model_role import BatchPlan, ModelRole
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import VersionRun
 
@@ -40,7 +41,8 @@ def test_the_trainer_s_log_probs_are_at_its_temperature():
     policy."""
     batch, wanted = toy_batches(toy_samples(4))[0], frozenset({"logprobs"})
     cold, plain = (
-        TorchStrategy(toy_model(), temperature=t).forward([batch], wanted)[0]["logprobs"] for t in (0.5, 1.0)
+        TorchStrategy(toy_model(), StrategySettings(temperature=t)).forward([batch], wanted)[0]["logprobs"]
+        for t in (0.5, 1.0)
     )
     logprobs = make_forward(toy_model())(batch.map(torch.as_tensor), wanted).logprobs.detach().numpy()
     np.testing.assert_allclose(plain, logprobs, atol=1e-6)

@@ -46,8 +46,8 @@ class FakeServer:
     async def release(self, request_id: str) -> None:
         self.calls.append(f"release {request_id}")
 
-    async def suspend(self, how: str = "finish") -> None:
-        self.calls.append(f"suspend {how}")
+    async def suspend(self, suspension: str = "finish") -> None:
+        self.calls.append(f"suspend {suspension}")
         await self.gate.wait()
 
     async def resume(self, version: int) -> None:
@@ -241,7 +241,7 @@ class CountingServer(FakeServer):
     async def abort(self, request_id: str) -> None:
         self.stopped.add(request_id)
 
-    async def suspend(self, how: str = "finish") -> None:
+    async def suspend(self, suspension: str = "finish") -> None:
         self.is_open.clear()
         await let_tasks_run()
 

@@ -23,6 +23,7 @@ from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun
 
@@ -35,7 +36,7 @@ def make_trainer(**config: bool) -> TorchStrategy:
     """Trains through fused projections, as the pipeline's does."""
     model = toy_model(**config)
     fuse_projections(model)
-    return TorchStrategy(model, optimizer=OptimizerSettings(0.02))
+    return TorchStrategy(model, StrategySettings(OptimizerSettings(0.02)))
 
 
 async def ask(server: EmbeddedServer, turn: int = 0) -> Completion:
@@ -119,7 +120,7 @@ def test_a_transfer_that_hangs_in_this_process_is_named() -> None:
 
 def test_a_transfer_that_a_server_never_lets_through_is_named() -> None:
     class Busy(ScriptedServer):
-        async def suspend(self, how: str = "finish") -> None:
+        async def suspend(self, suspension: str = "finish") -> None:
             await asyncio.Event().wait()
 
     transfer = transfer_of([Busy([])], list, timeout_s=0.05)

@@ -15,6 +15,7 @@ from turnwise.models.forward import make_forward
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 
 SAMPLES = toy_samples(5)
@@ -89,7 +90,7 @@ def test_a_language_model_gets_a_head_that_is_zero(
     for name, tensor in policy.base_model.state_dict().items():
         assert torch.equal(tensor, critic.base_model.state_dict()[name]), name
     batches = toy_batches(SAMPLES)
-    strategy = TorchStrategy(critic, optimizer=OptimizerSettings(1e-2))
+    strategy = TorchStrategy(critic, StrategySettings(OptimizerSettings(1e-2)))
     assert not any(array.any() for array in strategy.forward(batches, OUTPUTS)[0].values())
 
     caplog.clear()

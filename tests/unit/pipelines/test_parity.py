@@ -23,6 +23,7 @@ from turnwise.models.load import save_model
 from turnwise.pipelines.parity import ParityGate, first_prompts
 from turnwise.pipelines.parity_diagnosis import Suspects
 from turnwise.testing.fakes import byte_tokenizer
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun
 
@@ -48,7 +49,7 @@ def move(model, size=0.02, seed=1):
 
 
 def scorer(model, temperature=1.0, dtype=torch.float32):
-    strategy = TorchStrategy(model, temperature=temperature, dtype=dtype)
+    strategy = TorchStrategy(model, StrategySettings(temperature=temperature, dtype=dtype))
 
     def score(samples):
         batches = [pack([sample], denominators([sample], MAX_LENGTH)) for sample in samples]

@@ -14,6 +14,7 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.models.fused import supports_fast_path
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import SamplingParams
 
@@ -32,6 +33,6 @@ async def play_two_turns(server: EmbeddedServer | HFServer, model: PreTrainedMod
 def test_the_model_s_own_cache_serves_after_a_step(server_class: type) -> None:
     model = toy_model(hidden_act="gelu")
     assert not supports_fast_path(model)
-    strategy = TorchStrategy(model, optimizer=OptimizerSettings(1e-3), is_gradient_checkpointing=True)
+    strategy = TorchStrategy(model, StrategySettings(OptimizerSettings(1e-3), is_gradient_checkpointing=True))
     strategy.train_step(toy_batches(toy_samples(3)), WeightedLoss())
     asyncio.run(play_two_turns(server_class(model), model))

@@ -15,6 +15,7 @@ from turnwise.errors import ModelError, NotAvailableError
 from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.runtime.rank import RankContext
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 
 BATCHES = toy_batches(toy_samples(6), [[0, 3, 5], [1, 2, 4]])
@@ -31,9 +32,8 @@ def make_strategy(
 ) -> TorchStrategy:
     model = toy_model(seed, attn_implementation=attention)
     adapters = Adapters(model, LoRASettings(rank=4, alpha=8, dropout=dropout, seed=1))
-    optimizer, context = OptimizerSettings(rate), RankContext(rank=rank)
-    settings: dict[str, Any] = {"is_gradient_checkpointing": is_twice, "rank": context, "dtype": dtype}
-    return TorchStrategy(model, adapters=adapters, optimizer=optimizer, **settings)
+    settings = StrategySettings(OptimizerSettings(rate), dtype=dtype, is_gradient_checkpointing=is_twice)
+    return TorchStrategy(model, settings, adapters=adapters, rank=RankContext(rank=rank))
 
 
 def trained(num_steps: int = 3, **options: Any) -> dict[str, torch.Tensor]:
@@ -50,7 +50,9 @@ def test_the_base_in_it_is_a_freshly_loaded_reference_bit_by_bit(attention: str,
     strategy = make_strategy(attention=attention, dtype=dtype)
     for _ in range(3):
         strategy.train_step(BATCHES, WeightedLoss())
-    fresh = TorchStrategy(toy_model(attn_implementation=attention), dtype=dtype).forward(BATCHES, OUTPUTS)
+    fresh = TorchStrategy(toy_model(attn_implementation=attention), StrategySettings(dtype=dtype)).forward(
+        BATCHES, OUTPUTS
+    )
     np.testing.assert_equal(strategy.forward(BATCHES, OUTPUTS, without_adapter=True), fresh)
     own = strategy.forward(BATCHES, OUTPUTS)
     assert abs(own[0]["logprobs"] - fresh[0]["logprobs"]).max() > 0.1
@@ -110,11 +112,11 @@ def test_computing_activations_twice_drops_the_same_twice() -> None:
 
 def test_a_state_of_other_adapters_or_of_another_base_is_refused(tmp_path: Path) -> None:
     make_strategy().save(tmp_path / "adapters")
-    TorchStrategy(toy_model(), optimizer=OptimizerSettings(1e-2)).save(tmp_path / "whole")
+    TorchStrategy(toy_model(), StrategySettings(OptimizerSettings(1e-2))).save(tmp_path / "whole")
     with pytest.raises(ModelError, match=r"another base model; set pretrain"):
         make_strategy(seed=5).load(tmp_path / "adapters")
     with pytest.raises(ModelError, match=r"holds LoRA adapters, not all parameters; set lora_rank"):
-        TorchStrategy(toy_model(), optimizer=OptimizerSettings(1e-2)).load(tmp_path / "adapters")
+        TorchStrategy(toy_model(), StrategySettings(OptimizerSettings(1e-2))).load(tmp_path / "adapters")
     with pytest.raises(ModelError, match=r"no adapters; continue with it without lora_rank"):
         make_strategy().load(tmp_path / "whole")
 

@@ -13,6 +13,7 @@ from turnwise.errors import ConfigError, ModelError, NotAvailableError
 from turnwise.models.fused import fuse_projections
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -33,7 +34,7 @@ def test_a_reference_saves_and_loads_its_weights_but_cannot_become_a_trainer(tmp
     other.load(tmp_path / "state")
     assert all(torch.equal(t, weights_of(TorchStrategy(toy_model(seed=1)))[n]) for n, t in other.weights())
     with pytest.raises(ModelError, match="without an optimiser"):
-        TorchStrategy(toy_model(), optimizer=SETTINGS).load(tmp_path / "state")
+        TorchStrategy(toy_model(), StrategySettings(SETTINGS)).load(tmp_path / "state")
     with pytest.raises(ModelError, match="another architecture"):
         TorchStrategy(toy_model(intermediate_size=64)).load(tmp_path / "state")
     with pytest.raises(ModelError, match="no training state"):
@@ -41,11 +42,11 @@ def test_a_reference_saves_and_loads_its_weights_but_cannot_become_a_trainer(tmp
 
 
 def test_fused_projections_train_save_and_load_like_separate_ones(tmp_path: Path) -> None:
-    separate = TorchStrategy(toy_model(), optimizer=SETTINGS)
+    separate = TorchStrategy(toy_model(), StrategySettings(SETTINGS))
     fused_model = toy_model()
     fuse_projections(fused_model)
     storage = fused_model.model.layers[0].self_attn.k_proj.weight.untyped_storage().data_ptr()
-    fused = TorchStrategy(fused_model, optimizer=SETTINGS)
+    fused = TorchStrategy(fused_model, StrategySettings(SETTINGS))
     for strategy in (separate, fused):
         strategy.train_step(BATCHES, WeightedLoss())
         strategy.train_step(BATCHES, WeightedLoss())
@@ -62,7 +63,7 @@ def test_fused_projections_train_save_and_load_like_separate_ones(tmp_path: Path
 
 def test_dropout_is_off_even_under_gradient_checkpointing() -> None:
     model = toy_model(attention_dropout=0.5)
-    strategy = TorchStrategy(model, optimizer=OptimizerSettings(0.0), is_gradient_checkpointing=True)
+    strategy = TorchStrategy(model, StrategySettings(OptimizerSettings(0.0), is_gradient_checkpointing=True))
     assert len({metric(strategy.train_step(BATCHES, WeightedLoss()), "loss") for _ in range(3)}) == 1
 
 
@@ -70,7 +71,7 @@ def test_checkpointing_recomputes_layers_even_after_someone_called_eval() -> Non
     calls = []
     model = toy_model()
     model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
-    strategy = TorchStrategy(model, optimizer=SETTINGS, is_gradient_checkpointing=True)
+    strategy = TorchStrategy(model, StrategySettings(SETTINGS, is_gradient_checkpointing=True))
     strategy.forward(BATCHES, LOGPROBS)
     calls.clear()
     model.eval()
@@ -80,7 +81,7 @@ def test_checkpointing_recomputes_layers_even_after_someone_called_eval() -> Non
 
 def test_bf16_autocast_keeps_fp32_weights_and_stays_near() -> None:
     exact = TorchStrategy(toy_model()).forward(BATCHES, LOGPROBS)[0]["logprobs"]
-    strategy = TorchStrategy(toy_model(), optimizer=SETTINGS, dtype=torch.bfloat16)
+    strategy = TorchStrategy(toy_model(), StrategySettings(SETTINGS, dtype=torch.bfloat16))
     difference = abs(strategy.forward(BATCHES, LOGPROBS)[0]["logprobs"] - exact)
     assert 0 < difference.mean() < 0.1
     losses = [metric(strategy.train_step(BATCHES, CrossEntropy()), "loss") for _ in range(5)]
@@ -89,8 +90,8 @@ def test_bf16_autocast_keeps_fp32_weights_and_stays_near() -> None:
 
 
 def test_fp16_scales_the_loss_and_halves_the_scale_after_an_overflow(tmp_path: Path) -> None:
-    exact = TorchStrategy(toy_model(), optimizer=SETTINGS).train_step(BATCHES, CrossEntropy())
-    strategy = TorchStrategy(toy_model(), optimizer=SETTINGS, dtype=torch.float16)
+    exact = TorchStrategy(toy_model(), StrategySettings(SETTINGS)).train_step(BATCHES, CrossEntropy())
+    strategy = TorchStrategy(toy_model(), StrategySettings(SETTINGS, dtype=torch.float16))
     # A scale of 2¹⁶ overflows here: steps are skipped until it is small enough.
     while metric(first := strategy.train_step(BATCHES, CrossEntropy()), "skipped_steps"):
         continue
@@ -110,7 +111,7 @@ def test_fp16_scales_the_loss_and_halves_the_scale_after_an_overflow(tmp_path: P
     assert strategy._loss_scale.factor == scale / 2
     assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
     strategy.save(tmp_path)
-    again = TorchStrategy(toy_model(), optimizer=SETTINGS, dtype=torch.float16)
+    again = TorchStrategy(toy_model(), StrategySettings(SETTINGS, dtype=torch.float16))
     again.load(tmp_path)
     assert again._loss_scale.factor == scale / 2
     losses = [metric(strategy.train_step(BATCHES, CrossEntropy()), "loss") for _ in range(5)]
@@ -119,13 +120,13 @@ def test_fp16_scales_the_loss_and_halves_the_scale_after_an_overflow(tmp_path: P
 
 def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(ConfigError, match="float32"):
-        TorchStrategy(toy_model().to(torch.bfloat16), optimizer=SETTINGS)
+        TorchStrategy(toy_model().to(torch.bfloat16), StrategySettings(SETTINGS))
     with pytest.raises(NotAvailableError, match="critic"):
         TorchStrategy(toy_model()).forward(BATCHES, frozenset({"values"}))
 
 
 def test_a_skipped_step_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = TorchStrategy(toy_model(), optimizer=SETTINGS)
+    strategy = TorchStrategy(toy_model(), StrategySettings(SETTINGS))
     with caplog.at_level(logging.WARNING, "turnwise.training.base"):
         for _ in range(2):
             strategy.train_step(BATCHES, WeightedLoss(float("nan")))
@@ -138,7 +139,7 @@ def test_an_update_that_is_interrupted_is_counted() -> None:
     def press(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    strategy = TorchStrategy(toy_model(), optimizer=SETTINGS)
+    strategy = TorchStrategy(toy_model(), StrategySettings(SETTINGS))
     before = weights_of(strategy)
     assert strategy._optimizer is not None
     strategy._optimizer.register_step_post_hook(press)
@@ -150,7 +151,9 @@ def test_an_update_that_is_interrupted_is_counted() -> None:
 
 def test_temperature_divides_the_logits() -> None:
     hot, cold = (
-        TorchStrategy(toy_model(), temperature=t).forward(BATCHES, frozenset({"entropy"}))[0]["entropy"]
+        TorchStrategy(toy_model(), StrategySettings(temperature=t)).forward(BATCHES, frozenset({"entropy"}))[
+            0
+        ]["entropy"]
         for t in (2.0, 0.5)
     )
     mask = BATCHES[0].response_mask

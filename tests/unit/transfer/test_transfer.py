@@ -42,7 +42,7 @@ class NotingServer(ScriptedServer):
         self.steps.append("begin_update")
         manifest.check_fits(self.model, "the server")
 
-    async def suspend(self, how: str = "finish") -> None:
+    async def suspend(self, suspension: str = "finish") -> None:
         self.steps.append("suspend")
 
     async def receive(self, weights: WeightSource) -> int:

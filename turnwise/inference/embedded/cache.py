@@ -35,12 +35,12 @@ class KVCache:
         device: torch.device,
     ) -> None:
         self.max_length = max_length
-        self.max_slots = num_slots_within(
-            num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length
-        )
+        bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+        self.max_slots = num_slots_within(num_bytes, bytes_per_token, max_length)
         # Kernels read keys in vectors of `LANES` tokens, so a slot has room for whole vectors.
         self._most_tokens = -(-max_length // LANES) * LANES
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers
@@ -64,9 +64,11 @@ class KVCache:
         slots = min(max(power_of_two(num_slots), _FIRST_SLOTS), self.max_slots)
         tokens = min(max(power_of_two(length), _FIRST_LENGTH), self._most_tokens)
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            # Assigned together: if memory is too short for both, a layer's keys and values keep the same
-            # shape.
-            self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
+            grown_keys = _grown(keys, slots, tokens)
+            grown_values = _grown(values, slots, tokens)
+            # Assigned only now: if memory was too short for both, they keep the same shape.
+            self.keys[layer] = grown_keys
+            self.values[layer] = grown_values
         self.prefixes.reserve(slots)
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
@@ -96,9 +98,8 @@ def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int)
     if kv_cache_bytes < slot_bytes:
         raise ConfigError(
             f"kv_cache_bytes is {kv_cache_bytes:,}, but one sequence takes {bytes_per_token:,} bytes per "
-            f"token × "
-            f"{max_length:,} tokens = {slot_bytes:,}; raise kv_cache_bytes or lower max_length "
-            f"(sequence_length in a config)"
+            f"token × {max_length:,} tokens = {slot_bytes:,}; raise kv_cache_bytes or lower max_length "
+            "(sequence_length in a config)"
         )
     return kv_cache_bytes // slot_bytes
 

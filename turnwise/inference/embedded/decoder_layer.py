@@ -33,9 +33,8 @@ class AttentionGroup:
     num_rows: int
     width: int
     length: int
-    tokens: (
-        Tensor | None
-    )  # [n] indices of the block's tokens among the packed ones; None = all of them, in order
+    # [n] indices of the block's tokens among the packed ones; None = all of them, in order
+    tokens: Tensor | None
     places: Tensor | None  # [n] their places in the flat block [R · width]; None = place i holds token i
     positions: Tensor  # [R, 1, width, 1] each query's position in its context; 0 for padding
     stored_mask: Tensor | None  # the mask, if it is small enough to keep
@@ -45,9 +44,8 @@ class AttentionGroup:
         if self.stored_mask is not None:
             return self.stored_mask
         is_ahead = torch.arange(self.length, device=self.positions.device) > self.positions
-        return torch.zeros(is_ahead.shape, dtype=dtype, device=is_ahead.device).masked_fill_(
-            is_ahead, -torch.inf
-        )
+        mask = torch.zeros(is_ahead.shape, dtype=dtype, device=is_ahead.device)
+        return mask.masked_fill_(is_ahead, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,12 @@ class _Pieces:
     """The number of each piece's tokens."""
 
     def __getitem__(self, index: IntArray) -> "_Pieces":
-        return _Pieces(self.slots[index], self.tokens[index], self.starts[index], self.counts[index])
+        return _Pieces(
+            self.slots[index],
+            self.tokens[index],
+            self.starts[index],
+            self.counts[index],
+        )
 
 
 def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
@@ -75,10 +78,12 @@ def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
         if 2**exponent > _PIECE:
             yield from _cut(alike)
             continue
-        num_pairs = int(alike.counts.max()) * int((alike.starts + alike.counts).max())
-        num_rows = max(_BLOCK // num_pairs, 1)
+        num_queries = int(alike.counts.max())
+        num_keys = int((alike.starts + alike.counts).max())
+        num_rows = max(_BLOCK // (num_queries * num_keys), 1)
         for begin in range(0, len(alike.slots), num_rows):
-            yield alike[np.arange(begin, min(begin + num_rows, len(alike.slots)))]
+            end = min(begin + num_rows, len(alike.slots))
+            yield alike[np.arange(begin, end)]
 
 
 def _cut(pieces: _Pieces) -> Iterator[_Pieces]:
@@ -86,40 +91,69 @@ def _cut(pieces: _Pieces) -> Iterator[_Pieces]:
         row = pieces[np.array([index])]
         for begin in range(0, int(row.counts[0]), _PIECE):
             yield _Pieces(
-                row.slots, row.tokens + begin, row.starts + begin, np.minimum(row.counts - begin, _PIECE)
+                row.slots,
+                row.tokens + begin,
+                row.starts + begin,
+                np.minimum(row.counts - begin, _PIECE),
             )
 
 
-def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.dtype) -> AttentionGroup:
-    slots, counts = pieces.slots, pieces.counts
-    width, length = int(counts.max()), int((pieces.starts + counts).max())
-    first, spread = int(slots[0]), int(slots[-1] - slots[0]) + 1
-    in_place = spread == len(slots) or (width == 1 and spread <= _DECODE_SPREAD * len(slots))
-    num_rows = spread if in_place else len(slots)
+def _group(
+    pieces: _Pieces,
+    num_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> AttentionGroup:
+    slots = pieces.slots
+    counts = pieces.counts
+    width = int(counts.max())
+    length = int((pieces.starts + counts).max())
+    first = int(slots[0])
+    spread = int(slots[-1] - slots[0]) + 1
+    is_dense = spread == len(slots) or (width == 1 and spread <= _DECODE_SPREAD * len(slots))
+    cache_slots: slice | Tensor
+    if is_dense:
+        cache_slots = slice(first, first + spread)
+        row_of_slot = slots - first
+        num_rows = spread
+    else:
+        cache_slots = torch.from_numpy(slots).to(device)
+        row_of_slot = np.arange(len(slots))
+        num_rows = len(slots)
 
-    rows = np.repeat(np.arange(len(slots)), counts)
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    tokens = pieces.tokens[rows] + columns
-    places = (slots - first if in_place else np.arange(len(slots)))[rows] * width + columns
+    owners = np.repeat(np.arange(len(slots)), counts)  # of each token: its index in `slots`
+    first_tokens = np.cumsum(counts) - counts
+    columns = np.arange(len(owners)) - np.repeat(first_tokens, counts)
+    tokens = pieces.tokens[owners] + columns
+    places = row_of_slot[owners] * width + columns
     positions = np.zeros(num_rows * width, np.int64)
-    positions[places] = pieces.starts[rows] + columns
+    positions[places] = pieces.starts[owners] + columns
     group = AttentionGroup(
-        slots=slice(first, first + spread) if in_place else torch.from_numpy(slots).to(device),
+        slots=cache_slots,
         num_rows=num_rows,
         width=width,
         length=length,
-        tokens=None if len(tokens) == num_tokens else torch.from_numpy(tokens).to(device),
-        places=None if len(tokens) == num_rows * width else torch.from_numpy(places).to(device),
+        tokens=_index(tokens, num_tokens, device),
+        places=_index(places, num_rows * width, device),
         positions=torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1),
         stored_mask=None,
     )
-    return (
-        replace(group, stored_mask=group.mask(dtype)) if num_rows * width * length <= _STORED_MASK else group
-    )
+    if num_rows * width * length > _STORED_MASK:
+        return group
+    return replace(group, stored_mask=group.mask(dtype))
+
+
+def _index(indices: IntArray, size: int, device: torch.device) -> Tensor | None:
+    """The indices on the device; None if they are all `size` of them, in order."""
+    return None if len(indices) == size else torch.from_numpy(indices).to(device)
 
 
 def _attend_group(
-    queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: AttentionGroup,
+    scale: float,
 ) -> Tensor:
     num_heads, head_dim = queries.shape[1:]
     block = queries
@@ -136,7 +170,12 @@ def _attend_group(
     else:
         block = block.view(group.num_rows, group.width, num_heads, head_dim).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(
-            block, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+            block,
+            keys,
+            values,
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=True,
         )
         mixed = mixed.transpose(1, 2)
     mixed = mixed.reshape(group.num_rows * group.width, num_heads * head_dim)
@@ -149,16 +188,17 @@ class TorchOps:
     are negated."""
 
     def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
-        device, dtype = rotary.device, rotary.dtype
+        device = rotary.device
         self._shape = shape
         self._cache = cache
         self._slots = torch.from_numpy(step.slots[step.rows]).to(device)
         self._positions = torch.from_numpy(step.positions).to(device)
         self._cosines, self._sines = rotary.index_select(0, self._positions)[:, :, None].unbind(1)
         num_tokens = len(step.token_ids)
-        pieces = _Pieces(step.slots, np.cumsum(step.counts) - step.counts, step.starts, step.counts)
+        first_tokens = np.cumsum(step.counts) - step.counts
+        pieces = _Pieces(step.slots, first_tokens, step.starts, step.counts)
         groups = [pieces] if num_tokens == len(step.slots) else _grouped(pieces)
-        self._groups = [_group(group, num_tokens, device, dtype) for group in groups]
+        self._groups = [_group(group, num_tokens, device, rotary.dtype) for group in groups]
 
     def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
@@ -166,19 +206,23 @@ class TorchOps:
             return F.rms_norm(x, x.shape[-1:], eps=self._shape.eps) * weight
         # On a CPU, torch's own function makes more passes over x than these three.
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x * size.square_().mul_(1 / x.shape[-1]).add_(self._shape.eps).rsqrt_()).mul_(weight)
+        mean_square = size.square_().mul_(1 / x.shape[-1])
+        scale = mean_square.add_(self._shape.eps).rsqrt_()
+        return (x * scale).mul_(weight)
 
     def place_heads(self, layer: int, qkv: Tensor, norms: Tensor | None) -> Tensor:
         """Returns the queries [N, heads, head_dim] of `qkv` [N, (heads + 2 kv_heads) · head_dim], and writes
         its keys and values to the cache. Queries and keys are normed by `norms` [heads + kv_heads, head_dim],
         if given, and rotated (Su et al. 2021)."""
-        shape, num_rotated = self._shape, self._shape.num_heads + self._shape.num_kv_heads
+        shape = self._shape
+        num_rotated = shape.num_heads + shape.num_kv_heads
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         rotated = heads[:, :num_rotated]
         if norms is not None:
             rotated = self.rms_norm(rotated, norms)
         first, second = rotated.chunk(2, -1)
-        rotated = (rotated * self._cosines).addcmul_(torch.cat((second, first), -1), self._sines)
+        swapped = torch.cat((second, first), -1)
+        rotated = (rotated * self._cosines).addcmul_(swapped, self._sines)
         self._cache.keys[layer][self._slots, :, self._positions] = rotated[:, shape.num_heads :]
         self._cache.values[layer][self._slots, :, self._positions] = heads[:, num_rotated:]
         return rotated[:, : shape.num_heads]
@@ -186,14 +230,14 @@ class TorchOps:
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         """The attention output [N, heads · head_dim]: each token attends to its slot's cache up to its own
         position."""
-        keys, values, groups = self._cache.keys[layer], self._cache.values[layer], self._groups
-        if len(groups) == 1 and groups[0].tokens is None:
-            return _attend_group(queries, keys, values, groups[0], self._shape.scale)
+        keys = self._cache.keys[layer]
+        values = self._cache.values[layer]
+        scale = self._shape.scale
+        if len(self._groups) == 1 and self._groups[0].tokens is None:
+            return _attend_group(queries, keys, values, self._groups[0], scale)
         output = torch.empty_like(queries).flatten(1)
-        for group in groups:
-            output[group.tokens] = _attend_group(
-                queries[group.tokens], keys, values, group, self._shape.scale
-            )
+        for group in self._groups:
+            output[group.tokens] = _attend_group(queries[group.tokens], keys, values, group, scale)
         return output
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -75,9 +75,9 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return not self.is_frozen and bool(
-            self.num_running or (self.is_admitting and self._scheduler.waiting)
-        )
+        if self.is_frozen:
+            return False
+        return self.num_running > 0 or (self.is_admitting and len(self._scheduler.waiting) > 0)
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether the conversation has a request that isn't admitted yet."""
@@ -104,8 +104,8 @@ class Engine:
             logits = self._runner.forward(step)
             state["cached"][slots] += rows["num_new"]
             self._prefill.end_step()
-            slots, rows = slots[step.ends_context], rows[step.ends_context]
-            drawn = sample(logits, rows, self._rows.ids, slots)
+            slots = slots[step.ends_context]
+            drawn = sample(logits, rows[step.ends_context], self._rows.ids, slots)
         return self._advance(slots, drawn)
 
     def abort(self, request_id: str) -> Finished | None:
@@ -114,7 +114,9 @@ class Engine:
         if waiting is not None:
             return Finished(waiting, "aborted", self.version)
         slot = self._scheduler.slots.get(request_id)
-        return self._finish(slot, "aborted") if slot in self._scheduler.running else None
+        if slot not in self._scheduler.running:
+            return None
+        return self._finish(slot, "aborted")
 
     def release(self, request_id: str) -> None:
         """Frees the slot of a conversation, unless its request runs."""
@@ -141,10 +143,8 @@ class Engine:
         ServerError if requests run unpaused."""
         if not self.is_frozen:
             self._require_idle()
-        state, cached_slots = (
-            self._rows.state,
-            [slot for slot in self._scheduler.running if slot not in self._prefill.slots],
-        )
+        state = self._rows.state
+        cached_slots = [slot for slot in self._scheduler.running if slot not in self._prefill.slots]
         for slot in cached_slots:
             request = self._scheduler.running[slot]
             num_sampled = int(state["length"][slot]) - len(request.context_ids)
@@ -166,7 +166,7 @@ class Engine:
         if self.num_running:
             raise ServerError(
                 f"{self.num_running} requests are running; suspend the server before touching its cache or "
-                f"weights"
+                "weights"
             )
 
     def _drop_prefixes(self, cached_slots: Sequence[int] = ()) -> None:
@@ -178,10 +178,12 @@ class Engine:
         """Plans the next forward pass: decoding rows, then prompts in order of arrival. Admits requests while
         room is left."""
         self.admitted = ()
-        budget = self._prefill.plan(
-            max(self._max_step_tokens - (self.num_running - len(self._prefill.slots)), 1)
-        )
-        while budget and self.is_admitting and (admitted := self._admit()) is not None:
+        num_decoding = self.num_running - len(self._prefill.slots)
+        budget = self._prefill.plan(max(self._max_step_tokens - num_decoding, 1))
+        while budget and self.is_admitting:
+            admitted = self._admit()
+            if admitted is None:
+                break
             slot, request = admitted
             self.admitted += ((request.request_id, slot),)
             self._reserve(slot + 1, len(request.context_ids))
@@ -193,15 +195,19 @@ class Engine:
         step."""
         if self.admissions is None:
             return self._scheduler.admit()
-        left = self.admissions[len(self.admitted) :]
-        return self._scheduler.admit_to(*left[0]) if left else None
+        if len(self.admitted) >= len(self.admissions):
+            return None
+        request_id, slot = self.admissions[len(self.admitted)]
+        return self._scheduler.admit_to(request_id, slot)
 
     def _reserve(self, num_slots: int, capacity: int) -> None:
         self._rows.reserve(num_slots, capacity)
         self._runner.reserve(num_slots, capacity)
 
     def _advance(self, slots: IntArray, drawn: Drawn) -> list[Finished]:
-        rows, state, token_ids = self._rows, self._rows.state, drawn.token_ids
+        rows = self._rows
+        state = rows.state
+        token_ids = drawn.token_ids
         self.num_sampled += len(slots)
         lengths = state["length"][slots]
         rows.ids[slots, lengths] = token_ids
@@ -212,20 +218,21 @@ class Engine:
         is_stopped = (rows.stop_ids[slots] == token_ids[:, None]).any(1)
         for row in np.flatnonzero(state["has_stop_strings"][slots] & ~is_stopped):
             slot = int(slots[row])
-            is_stopped[row] = self._scheduler.running[slot].hits_stop_string(
-                rows.response(slot)[0], self._decode
-            )
+            response_ids, _ = rows.response(slot)
+            is_stopped[row] = self._scheduler.running[slot].hits_stop_string(response_ids, self._decode)
         is_over = is_stopped | (lengths + 1 >= state["limit"][slots])
-        return [
-            self._finish(int(slots[row]), "stop" if is_stopped[row] else "length")
-            for row in np.flatnonzero(is_over)
-        ]
+        finished = []
+        for row in np.flatnonzero(is_over):
+            reason: FinishReason = "stop" if is_stopped[row] else "length"
+            finished.append(self._finish(int(slots[row]), reason))
+        return finished
 
     def _finish(self, slot: int, reason: FinishReason) -> Finished:
         request = self._scheduler.finish(slot)
         token_ids, logprobs = self._rows.response(slot)
         num_partial = len(request.partial_ids)
-        request.token_ids, request.logprobs = token_ids[num_partial:], logprobs[num_partial:]
+        request.token_ids = token_ids[num_partial:]
+        request.logprobs = logprobs[num_partial:]
         self._rows.state["is_running"][slot] = False
         if request.versions:  # older weights computed some of the cached keys and values
             self._rows.state["cached"][slot] = 0

@@ -19,9 +19,8 @@ from turnwise.models.cpu.forward import NativeForward
 from turnwise.models.fused import FusedLinear, HeadShape, LayerWeights, fuse_projections, fused, gate_up, qkv
 from turnwise.spec import MAX_PACKED_BYTES
 
-_BLOCK_TOKENS = (
-    1024  # tokens that pass all layers together on a CPU, so that a layer's output stays in the CPU's caches
-)
+_BLOCK_TOKENS = 1024
+"""Tokens that pass all layers together on a CPU, so that a layer's output stays in the CPU's caches."""
 
 
 class FusedRunner:
@@ -31,7 +30,12 @@ class FusedRunner:
     one sequence of `max_length` tokens."""
 
     def __init__(
-        self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True
+        self,
+        model: PreTrainedModel,
+        *,
+        max_length: int,
+        kv_cache_bytes: int,
+        may_be_native: bool = True,
     ) -> None:
         self._model = model
         self._max_length = max_length
@@ -58,12 +62,12 @@ class FusedRunner:
         self.refresh()
 
     def refresh(self, cached_slots: Sequence[int] = ()) -> None:
-        model, body = self._model, self._model.model
-        if (model.dtype, model.device) != (self._cache.dtype, self._cache.device):
+        model = self._model
+        body = model.model
+        if model.dtype != self._cache.dtype or model.device != self._cache.device:
             raise ModelError(
                 f"the model was served in {self._cache.dtype} on {self._cache.device} and is now in "
-                f"{model.dtype} on "
-                f"{model.device}; make a new server for it, or move it back before `resume`"
+                f"{model.dtype} on {model.device}; make a new server for it, or move it back before `resume`"
             )
         if not cached_slots:
             self._cache.prefixes.clear()
@@ -72,7 +76,8 @@ class FusedRunner:
         self._embedding = body.embed_tokens.weight.detach()
         self._final_norm = body.norm.weight.detach()
         self._lm_head = model.lm_head.weight.detach()
-        cos, sin = body.rotary_emb(self._embedding, torch.arange(self._max_length, device=model.device)[None])
+        positions = torch.arange(self._max_length, device=model.device)[None]
+        cos, sin = body.rotary_emb(self._embedding, positions)
         # With negated sines in the table, the two halves of a head only need to be swapped.
         half = self._shape.head_dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
@@ -83,9 +88,8 @@ class FusedRunner:
 
     def _native_forward(self) -> NativeForward | None:
         parameters = list(self._model.parameters())
-        is_plain = self._model.device.type == "cpu" and {parameter.dtype for parameter in parameters} == {
-            torch.float32
-        }
+        dtypes = {parameter.dtype for parameter in parameters}
+        is_plain = self._model.device.type == "cpu" and dtypes == {torch.float32}
         is_small = sum(parameter.nbytes for parameter in parameters) <= MAX_PACKED_BYTES
         fits = is_plain and is_small and not self._shape.head_dim % LANES
         kernels = load_kernels() if fits and self._may_be_native else None
@@ -102,7 +106,8 @@ class FusedRunner:
         )
 
     def _layer_weights(self, layer: Any) -> LayerWeights:
-        attention, head_norms = layer.self_attn, None
+        attention = layer.self_attn
+        head_norms = None
         if type(self._model).__name__ == "Qwen3ForCausalLM":
             norms = [attention.q_norm.weight.detach()] * self._shape.num_heads
             norms += [attention.k_norm.weight.detach()] * self._shape.num_kv_heads
@@ -138,12 +143,16 @@ class FusedRunner:
 
     def _forward(self, step: PackedStep) -> Tensor:
         if self._native is not None:
-            tokens, cache = (
-                (step.token_ids, step.slots[step.rows], step.positions, step.last_tokens),
-                self._cache,
-            )
+            cache = self._cache
             return self._native(
-                *tokens, cache.keys, cache.values, cache.prefixes.bases, cache.prefixes.splits
+                step.token_ids,
+                step.slots[step.rows],
+                step.positions,
+                step.last_tokens,
+                cache.keys,
+                cache.values,
+                cache.prefixes.bases,
+                cache.prefixes.splits,
             )
         device = self._embedding.device
         ops = TorchOps(step, self._shape, self._cache, self._rotary)
@@ -156,7 +165,8 @@ class FusedRunner:
                 if not len(step.last_tokens):
                     return hidden.new_empty(0, len(self._lm_head), dtype=torch.float32)
                 last_tokens = torch.from_numpy(step.last_tokens).to(device)
-                hidden, queries = hidden[last_tokens], queries[last_tokens]
+                hidden = hidden[last_tokens]
+                queries = queries[last_tokens]
                 ops = TorchOps(step.tail(), self._shape, self._cache, self._rotary)
             _add_linear(hidden, ops.attend(index, queries), layer.output)
             gate_up = F.linear(ops.rms_norm(hidden, layer.post_norm), *layer.gate_up)
@@ -171,4 +181,5 @@ def _add_linear(hidden: Tensor, x: Tensor, linear: FusedLinear) -> None:
 
 
 def _detached(linear: nn.Linear) -> FusedLinear:
-    return FusedLinear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+    bias = None if linear.bias is None else linear.bias.detach()
+    return FusedLinear(linear.weight.detach(), bias)

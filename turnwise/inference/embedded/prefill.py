@@ -48,7 +48,8 @@ class PrefixIndex:
         """At most two slots besides `slot`, among them the one whose context shares the longest prefix with
         `context_ids`."""
         place = bisect_left(self._keys, (_key(context_ids), slot))
-        return [other for _, other in self._keys[max(place - 1, 0) : place + 2] if other != slot][:2]
+        near = self._keys[max(place - 1, 0) : place + 2]
+        return [neighbour for _, neighbour in near if neighbour != slot][:2]
 
 
 def _key(context_ids: IntArray) -> bytes:
@@ -76,19 +77,22 @@ class Prefill:
     def start(self, slot: int, request: Request, max_length: int) -> None:
         """Loads a request into a slot. A cached prefix that the new context repeats stays as far as the
         runner allows."""
-        rows, context_ids = self._rows, request.context_ids
+        rows = self._rows
+        context_ids = request.context_ids
         num_cached = int(rows.state["cached"][slot])
         # The last token is always computed: sampling needs its logits.
         num_common = min(rows.common_prefix(slot, context_ids), num_cached, len(context_ids) - 1)
         self._index.discard(slot)
-        rows.load(slot, request, self._runner.usable_prefix(slot, num_cached, num_common), max_length)
+        num_usable = self._runner.usable_prefix(slot, num_cached, num_common)
+        rows.load(slot, request, num_usable, max_length)
         self.slots[slot] = None
 
     def end_step(self) -> None:
         """Removes rows whose prompts are now computed. From the next step on they are decoded, one token per
         step."""
         state = self._rows.state
-        for slot in [slot for slot in self.slots if state["cached"][slot] == state["length"][slot]]:
+        computed = [slot for slot in self.slots if state["cached"][slot] == state["length"][slot]]
+        for slot in computed:
             state["num_new"][slot] = 1
             del self.slots[slot]
 
@@ -113,7 +117,8 @@ class Prefill:
         state = self._rows.state
         count = 0
         if budget and not (self._runner.can_copy and self._waits(slot)):
-            count = min(int(state["length"][slot] - state["cached"][slot]), budget)
+            num_uncached = int(state["length"][slot] - state["cached"][slot])
+            count = min(num_uncached, budget)
             if slot not in self._index:
                 self._index.put(slot, self._rows.context(slot))
         state["num_new"][slot] = count
@@ -122,22 +127,25 @@ class Prefill:
     def _waits(self, slot: int) -> bool:
         """Copies the longest prefix that another slot has cached. Returns whether the row should wait for a
         longer prefix."""
-        rows, state, context_ids = self._rows, self._rows.state, self._rows.context(slot)
+        rows = self._rows
+        state = rows.state
+        context_ids = rows.context(slot)
         start = int(state["cached"][slot])
         if len(context_ids) - start <= _WORTH_SHARING:
             return False
         is_promised = False
-        for other in self._index.neighbours(slot, context_ids):
-            # Comparing one token rules out most contexts, before all tokens are compared.
+        for source in self._index.neighbours(slot, context_ids):
             needed = start + _WORTH_SHARING
             if needed >= len(context_ids):
                 break
-            if state["length"][other] < needed or rows.ids[other, needed - 1] != context_ids[needed - 1]:
+            # Comparing one token rules out most contexts, before all tokens are compared.
+            if state["length"][source] < needed or rows.ids[source, needed - 1] != context_ids[needed - 1]:
                 continue
-            num_common = min(rows.common_prefix(other, context_ids), len(context_ids) - 1)
-            stop = int(min(num_common, state["cached"][other]))
+            num_common = min(rows.common_prefix(source, context_ids), len(context_ids) - 1)
+            stop = int(min(num_common, state["cached"][source]))
             if stop >= needed:
-                self._runner.copy_prefix(other, slot, start, stop)
-                state["cached"][slot] = start = stop
-            is_promised |= other in self.slots and num_common - start >= _WORTH_SHARING
+                self._runner.copy_prefix(source, slot, start, stop)
+                state["cached"][slot] = stop
+                start = stop
+            is_promised |= source in self.slots and num_common - start >= _WORTH_SHARING
         return is_promised and slot not in self._index

@@ -30,8 +30,7 @@ class Scheduler:
         if request.request_id in self.waiting or self.slots.get(request.request_id) in self.running:
             raise ServerError(
                 f"conversation {request.request_id!r} already has a request in flight; a conversation takes "
-                f"one at a time, "
-                "so give each its own request_id"
+                "one at a time, so give each its own request_id"
             )
         self.waiting[request.request_id] = request
         if request.request_id in self._idle:
@@ -47,14 +46,16 @@ class Scheduler:
             if not self._idle:
                 return None
             self.release(next(iter(self._idle)))
-        # The lowest free slot, so that running rows lie close together.
-        slot = self.slots[request_id] if request_id in self.slots else heapq.heappop(self._free)
+        slot = self.slots.get(request_id)
+        if slot is None:
+            slot = heapq.heappop(self._free)  # the lowest, so that running rows lie close together
         return slot, self._start(request_id, slot)
 
     def admit_to(self, request_id: str, slot: int) -> tuple[int, Request]:
         """Starts the conversation's waiting request in this slot. An idle conversation that owns the slot
         loses it."""
-        for owner in (request_id, *(other for other, owned in self.slots.items() if owned == slot)):
+        owners = [owner for owner, owned_slot in self.slots.items() if owned_slot == slot]
+        for owner in (request_id, *owners):
             self.release(owner)
         self._free.remove(slot)
         heapq.heapify(self._free)
@@ -63,7 +64,8 @@ class Scheduler:
     def _start(self, request_id: str, slot: int) -> Request:
         self.slots[request_id] = slot
         self._idle.pop(request_id, None)
-        request = self.running[slot] = self.waiting.pop(request_id)
+        request = self.waiting.pop(request_id)
+        self.running[slot] = request
         return request
 
     def finish(self, slot: int) -> Request:

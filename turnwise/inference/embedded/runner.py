@@ -21,20 +21,24 @@ class PackedStep:
     """One forward pass: `N` new tokens of `B` rows, packed row after row."""
 
     slots: IntArray  # [B] slot of each row, ascending
-    # [B] number of tokens that each row's slot has cached, which is the position of its first new token
+    # [B] tokens that each row's slot has cached, which is the position of its first new token
     starts: IntArray
     counts: IntArray  # [B] new tokens, at least 1
     rows: IntArray  # [N] row of each token
     positions: IntArray  # [N] position of each token in its context
     token_ids: IntArray  # [N]
-    ends_context: NDArray[
-        np.bool_
-    ]  # [B] whether the row's context is fully computed, so that its next token can be sampled
+    # [B] whether the row's context is fully computed, so that its next token can be sampled
+    ends_context: NDArray[np.bool_]
     last_tokens: IntArray  # [C] index in the pack of the last token of each such row
 
     @classmethod
     def pack(
-        cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray
+        cls,
+        ids: IntArray,
+        slots: IntArray,
+        starts: IntArray,
+        counts: IntArray,
+        lengths: IntArray,
     ) -> "PackedStep":
         """The step over `counts` [B] tokens of each slot in `slots` [B], from the positions `starts` [B] on.
         `ids` [S, L] holds the contexts of all slots; those of `slots` have `lengths` [B] tokens.
@@ -49,11 +53,21 @@ class PackedStep:
             rows = last_tokens = np.arange(len(slots))
             positions = starts.copy()  # contiguous, though `starts` may be a field of a structured array
         else:
-            rows, last_tokens = np.repeat(np.arange(len(slots)), counts), np.cumsum(counts) - 1
-            positions = starts[rows] + np.arange(len(rows)) - (last_tokens + 1 - counts)[rows]
+            rows = np.repeat(np.arange(len(slots)), counts)
+            last_tokens = np.cumsum(counts) - 1
+            first_tokens = last_tokens + 1 - counts
+            positions = starts[rows] + np.arange(len(rows)) - first_tokens[rows]
         ends_context = starts + counts == lengths
-        token_ids = ids[slots[rows], positions]
-        return cls(slots, starts, counts, rows, positions, token_ids, ends_context, last_tokens[ends_context])
+        return cls(
+            slots,
+            starts,
+            counts,
+            rows,
+            positions,
+            token_ids=ids[slots[rows], positions],
+            ends_context=ends_context,
+            last_tokens=last_tokens[ends_context],
+        )
 
     def tail(self) -> "PackedStep":
         """Returns a step of one token per row: the last token of each row whose context ends with this step.
@@ -64,18 +78,30 @@ class PackedStep:
         >>> step.tail().token_ids, step.tail().starts
         (array([7, 4]), array([2, 2]))
         """
-        slots, positions = self.slots[self.ends_context], self.positions[self.last_tokens]
-        order, ones = np.arange(len(slots)), np.ones_like(slots)
-        token_ids = self.token_ids[self.last_tokens]
-        return PackedStep(slots, positions, ones, order, positions, token_ids, ones.astype(np.bool_), order)
+        slots = self.slots[self.ends_context]
+        positions = self.positions[self.last_tokens]
+        order = np.arange(len(slots))
+        ones = np.ones_like(slots)
+        return PackedStep(
+            slots,
+            starts=positions,
+            counts=ones,
+            rows=order,
+            positions=positions,
+            token_ids=self.token_ids[self.last_tokens],
+            ends_context=ones.astype(np.bool_),
+            last_tokens=order,
+        )
 
     def cut(self, max_tokens: int) -> "Iterator[PackedStep]":
         """Groups the rows, in order, into steps of at most `max_tokens` tokens. A row with more tokens is a
         step of its own."""
         ends = np.cumsum(self.counts)
-        first = begin = 0
+        first = 0
+        begin = 0
         while first < len(ends):
-            stop = max(int(np.searchsorted(ends, begin + max_tokens, side="right")), first + 1)
+            num_fitting = int(np.searchsorted(ends, begin + max_tokens, side="right"))
+            stop = max(num_fitting, first + 1)
             end = int(ends[stop - 1])
             is_within = (self.last_tokens >= begin) & (self.last_tokens < end)
             yield PackedStep(
@@ -88,7 +114,8 @@ class PackedStep:
                 self.ends_context[first:stop],
                 self.last_tokens[is_within] - begin,
             )
-            first, begin = stop, end
+            first = stop
+            begin = end
 
 
 class Runner(Protocol):
@@ -135,9 +162,8 @@ class GenericRunner:
         config = model.config
         values = config.to_dict()
         # Heads may be wider than their share of the hidden size (Gemma).
-        width = max(
-            config.hidden_size, (values.get("num_attention_heads") or 0) * (values.get("head_dim") or 0)
-        )
+        heads_width = (values.get("num_attention_heads") or 0) * (values.get("head_dim") or 0)
+        width = max(config.hidden_size, heads_width)
         bytes_per_token = 2 * config.num_hidden_layers * width * model.dtype.itemsize
         self.max_slots = num_slots_within(kv_cache_bytes, bytes_per_token, max_length)
         self._model = model
@@ -168,7 +194,10 @@ class GenericRunner:
             ends = np.cumsum(step.counts)
             rows = zip(step.slots, step.starts, ends - step.counts, ends, strict=True)
             logits = torch.stack(
-                [self._row(int(s), int(start), step.token_ids[a:b]) for s, start, a, b in rows]
+                [
+                    self._row(int(slot), int(start), step.token_ids[begin:end])
+                    for slot, start, begin, end in rows
+                ]
             )
             return logits[torch.from_numpy(step.ends_context)].float()
         finally:
@@ -182,7 +211,7 @@ class GenericRunner:
         if output.get("past_key_values") is None:
             raise ModelError(
                 f"{type(self._model).__name__} returns no past_key_values; sample from it with "
-                f"strategy_name: hf"
+                "strategy_name: hf"
             )
         self._caches[slot] = output.past_key_values
         return output.logits[0, -1]

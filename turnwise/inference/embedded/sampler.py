@@ -51,21 +51,28 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
     parameters apply in this order: repetition penalty, temperature, top-k, top-p, min-p. Raises
     FloatingPointError if logits aren't finite."""
     kept_ids: dict[int, KeptIds] = {}
-    scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept_ids)
-    numbers, is_greedy = uniforms(rows["seed"], rows["length"] - rows["prompt_length"]), rows["is_greedy"]
+    scores = logits
+    if not rows["is_plain"].all():
+        scores = _processed(logits, rows, ids, slots, kept_ids)
+    numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
+    is_greedy = rows["is_greedy"]
     kernels = load_kernels() if scores.device.type == "cpu" else None
-    drawn = (
-        draw_natively(kernels, scores.contiguous(), is_greedy, numbers)
-        if kernels
-        else _draw(scores, is_greedy, numbers)
-    )
+    if kernels:
+        drawn = draw_natively(kernels, scores.contiguous(), is_greedy, numbers)
+    else:
+        drawn = _draw(scores, is_greedy, numbers)
     if drawn is None:
         raise FloatingPointError(_NOT_FINITE)
-    return Drawn(*drawn, kept_ids)
+    token_ids, logprobs = drawn
+    return Drawn(token_ids, logprobs, kept_ids)
 
 
 def _processed(
-    logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept_ids: dict[int, KeptIds]
+    logits: Tensor,
+    rows: NDArray,
+    ids: IntArray,
+    slots: IntArray,
+    kept_ids: dict[int, KeptIds],
 ) -> Tensor:
     """The logits of the distributions to draw from. Overwrites `logits`, and adds to `kept_ids` the ids that
     are left in rows with `keeps_ids`."""
@@ -74,28 +81,40 @@ def _processed(
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
     scores = logits
     if (rows["temperature"] != 1.0).any():
-        scores = logits / torch.from_numpy(rows["temperature"].copy()).to(logits.device)[:, None]
-    is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0) | (rows["min_p"] > 0)) & ~rows["is_greedy"]
-    if is_cut.any():
-        kept_ids |= _truncate(scores, np.flatnonzero(is_cut), rows)
+        scores = logits / _column(rows["temperature"], logits.device)
+    is_truncated = (rows["top_p"] < 1.0) | (rows["top_k"] > 0) | (rows["min_p"] > 0)
+    is_truncated &= ~rows["is_greedy"]
+    if is_truncated.any():
+        kept_ids |= _truncate(scores, np.flatnonzero(is_truncated), rows)
     return scores
 
 
-def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> tuple[IntArray, FloatArray]:
+def _column(values: NDArray, device: torch.device) -> Tensor:
+    """A field of rows as a tensor [B, 1]. It is copied, since a field of a structured array has gaps."""
+    return torch.from_numpy(values.copy()).to(device)[:, None]
+
+
+def _draw(
+    scores: Tensor,
+    is_greedy: NDArray[np.bool_],
+    numbers: FloatArray,
+) -> tuple[IntArray, FloatArray]:
     if is_greedy.all():
-        return _checked(scores).argmax(-1).cpu().numpy(), np.zeros(len(scores), np.float32)
+        likeliest = _checked(scores).argmax(-1)
+        return likeliest.cpu().numpy(), np.zeros(len(scores), np.float32)
     probs = torch.softmax(scores, -1)
     cdf = _running_sums(probs)
     total = _checked(cdf[:, -1:])
     # The first token whose cumulative probability exceeds the threshold has a probability above 0 itself.
-    tokens = torch.searchsorted(cdf, torch.from_numpy(numbers).to(scores.device)[:, None] * total, right=True)
-    drawn = probs.gather(-1, tokens).log_()[:, 0]
+    thresholds = torch.from_numpy(numbers).to(scores.device)[:, None] * total
+    tokens = torch.searchsorted(cdf, thresholds, right=True)
+    logprobs = probs.gather(-1, tokens).log_()[:, 0]
     tokens = tokens[:, 0]
     if is_greedy.any():
         greedy = torch.from_numpy(is_greedy.copy()).to(scores.device)
         tokens = torch.where(greedy, scores.argmax(-1), tokens)
-        drawn = drawn.masked_fill(greedy, 0.0)
-    return tokens.cpu().numpy(), drawn.cpu().numpy()
+        logprobs = logprobs.masked_fill(greedy, 0.0)
+    return tokens.cpu().numpy(), logprobs.cpu().numpy()
 
 
 def _running_sums(probs: Tensor) -> Tensor:
@@ -103,7 +122,9 @@ def _running_sums(probs: Tensor) -> Tensor:
     run adds integers there: multiples of 2⁻⁴⁰."""
     if not (probs.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return probs.cumsum(-1)
-    return (probs.double() * 2**40).long().cumsum(-1).double().mul_(2**-40).to(probs.dtype)
+    scaled = (probs.double() * 2**40).long()
+    sums = scaled.cumsum(-1).double().mul_(2**-40)
+    return sums.to(probs.dtype)
 
 
 def _checked(values: Tensor) -> Tensor:
@@ -114,36 +135,52 @@ def _checked(values: Tensor) -> Tensor:
     return values
 
 
-def _penalise(logits: Tensor, row_indices: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
+def _penalise(
+    logits: Tensor,
+    row_indices: IntArray,
+    rows: NDArray,
+    ids: IntArray,
+    slots: IntArray,
+) -> None:
     """For tokens in the context of the rows `row_indices`, divides positive logits by the penalty and
     multiplies negative ones by it (Keskar et al. 2019, § 4.1)."""
     lengths = rows["length"][row_indices]
     contexts = ids[slots[row_indices], : lengths.max()]
     is_beyond = np.arange(contexts.shape[1]) >= lengths[:, None]
-    seen = torch.from_numpy(np.where(is_beyond, contexts[:, :1], contexts)).to(logits.device)
+    # Beyond a context its first token stands, which is penalised anyway.
+    token_ids = torch.from_numpy(np.where(is_beyond, contexts[:, :1], contexts)).to(logits.device)
     index = torch.from_numpy(row_indices).to(logits.device)
-    penalty = torch.from_numpy(rows["repetition_penalty"][row_indices]).to(logits.device)[:, None]
-    picked = logits[index]
-    old = picked.gather(-1, seen)
-    logits[index] = picked.scatter(-1, seen, torch.where(old < 0, old * penalty, old / penalty))
+    penalty = _column(rows["repetition_penalty"][row_indices], logits.device)
+    row_logits = logits[index]
+    plain = row_logits.gather(-1, token_ids)
+    penalised = torch.where(plain < 0, plain * penalty, plain / penalty)
+    logits[index] = row_logits.scatter(-1, token_ids, penalised)
 
 
 def _truncate(scores: Tensor, row_indices: IntArray, rows: NDArray) -> dict[int, KeptIds]:
     """Sets scores of the rows `row_indices` to −∞: first outside the top k tokens, then outside the nucleus
     of mass top_p (Holtzman et al. 2020), then for tokens less likely than min_p times the likeliest (Nguyen
     et al. 2024, arXiv:2407.01082). Returns the ids that are left, for rows with `keeps_ids`."""
-    index, cuts = torch.from_numpy(row_indices).to(scores.device), rows[row_indices]
-    limits = (torch.from_numpy(cuts[name].copy()).to(scores.device) for name in ("top_k", "top_p", "min_p"))
-    top_k, top_p, min_p = (limit[:, None] for limit in limits)
-    width = min(int(cuts["top_k"].max()), scores.shape[1]) if cuts["top_k"].all() else scores.shape[1]
+    index = torch.from_numpy(row_indices).to(scores.device)
+    limits = rows[row_indices]
+    top_k = _column(limits["top_k"], scores.device)
+    top_p = _column(limits["top_p"], scores.device)
+    min_p = _column(limits["min_p"], scores.device)
+    width = scores.shape[1]
+    if limits["top_k"].all():
+        width = min(int(limits["top_k"].max()), width)
     ordered, order = scores[index].topk(width)
     rank = torch.arange(width, device=scores.device)
     ordered.masked_fill_((top_k > 0) & (rank >= top_k), -torch.inf)
     probs = torch.softmax(ordered, -1)
-    ordered.masked_fill_((_running_sums(probs) - probs >= top_p) & (top_p < 1.0) & (rank > 0), -torch.inf)
+    mass_above = _running_sums(probs) - probs
+    is_outside = (mass_above >= top_p) & (top_p < 1.0) & (rank > 0)
+    ordered.masked_fill_(is_outside, -torch.inf)
     ordered.masked_fill_(probs < min_p * probs[:, :1], -torch.inf)
-    scores[index] = torch.full_like(scores[index], -torch.inf).scatter_(-1, order, ordered)
-    if not cuts["keeps_ids"].any():
+    truncated = torch.full_like(scores[index], -torch.inf)
+    scores[index] = truncated.scatter_(-1, order, ordered)
+    if not limits["keeps_ids"].any():
         return {}
-    ids, is_kept = order.int().cpu().numpy(), (ordered > -torch.inf).cpu().numpy()
-    return {int(row_indices[row]): ids[row, is_kept[row]] for row in np.flatnonzero(cuts["keeps_ids"])}
+    ids = order.int().cpu().numpy()
+    is_kept = (ordered > -torch.inf).cpu().numpy()
+    return {int(row_indices[row]): ids[row, is_kept[row]] for row in np.flatnonzero(limits["keeps_ids"])}

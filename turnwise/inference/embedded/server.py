@@ -24,8 +24,8 @@ from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# after so many iterations of the event loop without a new request, all callers count as waiting for tokens
 _QUIET_ROUNDS = 3
+"""After so many rounds of the event loop without a new request, all callers count as waiting for tokens."""
 
 
 class EmbeddedServer(HoldsModel):
@@ -57,9 +57,11 @@ class EmbeddedServer(HoldsModel):
     ) -> None:
         self.model = model
         self._max_length: int = max_length or model.config.max_position_embeddings
-        size, can_decode = model.config.vocab_size, decode is not None
         self._checked = partial(
-            check_request, vocab_size=size, max_length=self._max_length, can_decode=can_decode
+            check_request,
+            vocab_size=model.config.vocab_size,
+            max_length=self._max_length,
+            can_decode=decode is not None,
         )
         self._runner = make_runner(model, max_length=self._max_length, kv_cache_bytes=kv_cache_bytes)
         self._engine = Engine(
@@ -119,14 +121,15 @@ class EmbeddedServer(HoldsModel):
         await self.abort(request_id)
         self._engine.release(request_id)
 
-    async def suspend(self, how: Suspension = "finish") -> None:
+    async def suspend(self, suspension: Suspension = "finish") -> None:
         if self._schedule_log.is_followed:
             await self._update_is_due()
         else:
             self._engine.is_admitting = False
-        self._engine.is_frozen = how == "keep"
-        for finished in self._engine.abort_running() if how == "abort" else ():
-            self._deliver(finished)
+        self._engine.is_frozen = suspension == "keep"
+        if suspension == "abort":
+            for finished in self._engine.abort_running():
+                self._deliver(finished)
         if self._driver is not None:
             # The driver ends with the last running request, or at once if frozen. A cancelled wait mustn't
             # cancel the driver.
@@ -135,7 +138,8 @@ class EmbeddedServer(HoldsModel):
     async def resume(self, version: int) -> None:
         self._engine.update(version)
         self._schedule_log.updated(version)
-        self._engine.is_admitting, self._engine.is_frozen = True, False
+        self._engine.is_admitting = True
+        self._engine.is_frozen = False
         self._drive_if_needed()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
@@ -181,7 +185,9 @@ class EmbeddedServer(HoldsModel):
         """If an error ended the driver (such as a full disk), fails all requests with it, since nobody awaits
         the driver."""
         fault = None if driver.cancelled() else driver.exception()
-        for request_id in list(self._futures) if fault is not None else ():
+        if fault is None:
+            return
+        for request_id in list(self._futures):
             self._engine.abort(request_id)
             self._fail(request_id, f"the engine broke off while {request_id!r} waited for it: {fault}", fault)
 
@@ -192,9 +198,9 @@ class EmbeddedServer(HoldsModel):
         if not self._schedule_log.is_followed:
             return self._engine.has_work
         admissions = self._schedule_log.admissions
-        return admissions is not None and all(
-            self._engine.is_waiting(request_id) for request_id, _ in admissions
-        )
+        if admissions is None:
+            return False
+        return all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
         """Waits for the steps that the record has before its next weight update. Raises DataError if the
@@ -206,22 +212,25 @@ class EmbeddedServer(HoldsModel):
     async def _let_callers_run(self) -> None:
         """Lets all callers that can run submit their next requests before the step, so that batches are
         large."""
-        num_requests, quiet_rounds = self._num_requests, 0
+        num_requests = self._num_requests
+        quiet_rounds = 0
         while quiet_rounds < _QUIET_ROUNDS:
             await asyncio.sleep(0)
-            quiet_rounds = quiet_rounds + 1 if self._num_requests == num_requests else 0
-            num_requests = self._num_requests
+            quiet_rounds += 1
+            if self._num_requests != num_requests:
+                num_requests = self._num_requests
+                quiet_rounds = 0
 
     def _step(self) -> None:
         try:
-            started, num_sampled = self._stopwatch.now(), self._engine.num_sampled
+            started = self._stopwatch.now()
+            num_sampled = self._engine.num_sampled
             self._engine.admissions = self._schedule_log.admissions
             finished = self._engine.step()
             self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step)
             self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
-        except (
-            Exception
-        ) as error:  # boundary: an exception of the model fails the requests of this batch, not the server
+        # boundary: an exception of the model fails the requests of this batch, not the server
+        except Exception as error:
             for request in self._engine.fail_running():
                 name = request.request_id
                 self._fail(name, f"the engine failed on the batch of conversation {name!r}: {error}", error)
@@ -237,8 +246,9 @@ class EmbeddedServer(HoldsModel):
         if future is not None and not future.done():
             future.set_result(finished)
 
-    def _fail(self, request_id: str, what: str, cause: BaseException | None = None) -> None:
-        future, error = self._futures.pop(request_id, None), ServerError(what)
+    def _fail(self, request_id: str, message: str, cause: BaseException | None = None) -> None:
+        future = self._futures.pop(request_id, None)
+        error = ServerError(message)
         error.__cause__ = cause
         if future is not None and not future.done():
             future.set_exception(error)

@@ -21,10 +21,8 @@ ROW = np.dtype(
         ("repetition_penalty", np.float32),
         ("is_greedy", np.bool_),
         ("keeps_ids", np.bool_),  # whether the ids that a token is drawn from are returned
-        (
-            "is_plain",
-            np.bool_,
-        ),  # whether logits stay as they are: temperature 1 or greedy, without truncation or penalty
+        # whether logits stay as they are: temperature 1 or greedy, without truncation or penalty
+        ("is_plain", np.bool_),
         ("has_stop_strings", np.bool_),
         ("is_running", np.bool_),
     ]
@@ -59,10 +57,11 @@ class Rows:
         """The length of the common prefix of `context_ids` and the slot's context, whether it is cached or
         not."""
         length = min(int(self.state["length"][slot]), len(context_ids))
-        own, other = self.ids[slot, :length], context_ids[:length]
-        if own.tobytes() == other.tobytes():
+        slot_ids = self.ids[slot, :length]
+        ids = context_ids[:length]
+        if slot_ids.tobytes() == ids.tobytes():
             return length
-        return int((own == other).argmin())
+        return int((slot_ids == ids).argmin())
 
     def context(self, slot: int) -> IntArray:
         """The tokens of a slot's context."""
@@ -71,8 +70,10 @@ class Rows:
     def load(self, slot: int, request: Request, num_cached: int, max_length: int) -> None:
         """Starts a request in a slot whose cache holds the first `num_cached` tokens of the request's
         context."""
-        sampling, context_ids = request.sampling, request.context_ids
+        sampling = request.sampling
+        context_ids = request.context_ids
         prompt_length = len(request.prompt_ids)
+        has_temperature = not sampling.is_greedy and sampling.temperature != 1.0
         self.state[slot] = (
             num_cached,
             len(context_ids),
@@ -87,7 +88,7 @@ class Rows:
             sampling.repetition_penalty,
             sampling.is_greedy,
             sampling.keeps_ids,
-            not sampling.is_truncated and (sampling.is_greedy or sampling.temperature == 1.0),
+            not sampling.is_truncated and not has_temperature,
             bool(sampling.stop_strings),
             True,
         )
@@ -101,7 +102,8 @@ class Rows:
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:
         """Copies of the tokens and log-probs of a slot's response. The request's partial tokens have no valid
         log-probs."""
-        start, stop = self.state["prompt_length"][slot], self.state["length"][slot]
+        start = self.state["prompt_length"][slot]
+        stop = self.state["length"][slot]
         return self.ids[slot, start:stop].copy(), self.logprobs[slot, start:stop].copy()
 
 
@@ -113,6 +115,8 @@ def power_of_two(size: int) -> int:
 def _grown(array: NDArray, shape: tuple[int, ...], fill: int) -> NDArray:
     if array.shape == shape:
         return array
+    # Pages of zeros are only allocated when they are written.
     larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
-    larger[tuple(slice(size) for size in array.shape)] = array
+    corner = tuple(slice(size) for size in array.shape)
+    larger[corner] = array
     return larger
