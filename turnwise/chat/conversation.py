@@ -38,8 +38,8 @@ class TokenConversation:
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
     >>> server = ScriptedServer([template.respond("Right")])
-    >>> conversation = TokenConversation(template, server, "episode-0", SamplingParams(max_new_tokens=16),
-    max_length=256)
+    >>> sampling = SamplingParams(max_new_tokens=16)
+    >>> conversation = TokenConversation(template, server, "episode-0", sampling, max_length=256)
     >>> asyncio.run(conversation.generate([{"role": "user", "content": "Where to?"}]))
     {'role': 'assistant', 'content': 'Right'}
     >>> conversation.turns[0].finish_reason

@@ -46,8 +46,8 @@ def encode_demonstration(
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
-    >>> sample = encode_demonstration(template, [{"role": "user", "content": "Hi"}, {"role": "assistant",
-    "content": "Ho"}])
+    >>> messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    >>> sample = encode_demonstration(template, messages)
     >>> template.tokenizer.decode(sample.token_ids[sample.response_mask])
     'Ho<|im_end|>'
     """

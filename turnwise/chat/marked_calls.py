@@ -41,8 +41,9 @@ class MarkedCallParser(ABC):
         can't be read.
 
         >>> from turnwise.chat.tool_calls import HermesParser
-        >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
-        []).tool_calls (ToolCall(name='add', arguments={'a': 1}, id=''),)
+        >>> text = 'Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        >>> HermesParser().parse(text, []).tool_calls
+        (ToolCall(name='add', arguments={'a': 1}, id=''),)
         """
         thinking = self._thinking(text)
         said = text[len(thinking) :]

@@ -186,7 +186,7 @@ class RolloutScheduler:
             part = Part([self._played[index] for index in parts[-1]], is_last)
             if is_last:
                 await self._close_batch(parts)
-                self._work.done, self._work.count = self._work.total, None
+                self._work.finished, self._work.count = self._work.total, None
             on_error.pop_all()
         return part
 
