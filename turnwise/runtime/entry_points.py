@@ -55,7 +55,14 @@ def load_object(entry_point: str, key: str, error: type[TurnwiseError]) -> Any:
     return _load(entry_point, key, error, object, "object", "names")
 
 
-def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type[T], noun: str, nouns: str) -> T:
+def _load(
+    entry_point: str,
+    key: str,
+    error: type[TurnwiseError],
+    kind: type[T],
+    noun: str,
+    nouns: str,
+) -> T:
     module_name, _, name = entry_point.partition(":")
     label = f"{key} {entry_point!r}"
     if not module_name or not name:

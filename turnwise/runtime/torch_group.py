@@ -37,7 +37,12 @@ def group_of(ranks: tuple[int, ...]) -> Any:
     return _groups[ranks]
 
 
-def join_processes(rendezvous: str | None, rank: int, world_size: int, device: str) -> None:
+def join_processes(
+    rendezvous: str | None,
+    rank: int,
+    world_size: int,
+    device: str,
+) -> None:
     """Joins the default process group of the run's processes, all on this machine. They meet through the file
     `rendezvous`, or at their launcher's address if `rendezvous` is None. NCCL connects GPUs, gloo the rest
     (over the loopback interface, unless GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining

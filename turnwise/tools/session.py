@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -61,23 +62,23 @@ class OfferedTool:
 
     def __post_init__(self) -> None:
         function = self.tool.schema.get("function")
-        if (
-            not isinstance(function, Mapping)
-            or not isinstance(function.get("name"), str)
-            or not function["name"]
-        ):
+        if not isinstance(function, Mapping):
+            function = {}
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
             form = '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
             raise ConfigError(
                 f"the schema of {type(self.tool).__name__} has no function with a name; a tool's schema is "
                 f"{form}"
             )
-        self.name = function["name"]
-        self.first_calls = FirstCalls(self.name)
+        self.name = name
+        self.first_calls = FirstCalls(name)
         try:
             json.dumps(self.tool.schema, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as fault:
-            what = f"the schema of the tool {self.name} isn't JSON"
-            raise ConfigError(f"{what}: {fault}; write it as JSON can (a date as a text)") from fault
+            raise ConfigError(
+                f"the schema of the tool {name} isn't JSON: {fault}; write it as JSON can (a date as a text)"
+            ) from fault
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         self._arguments = ArgumentSchema(self.name, parameters)
         if self.max_concurrency:
@@ -99,11 +100,11 @@ class ToolBox:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def __post_init__(self) -> None:
-        names = self.names
-        if doubled := {name for name in names if names.count(name) > 1}:
+        counts = Counter(self.names)
+        doubled = sorted(name for name, count in counts.items() if count > 1)
+        if doubled:
             raise ConfigError(
-                f"two tools are called {', '.join(sorted(doubled))}; a call names one tool, so rename one "
-                f"of them"
+                f"two tools are called {', '.join(doubled)}; a call names one tool, so rename one of them"
             )
 
     @property
@@ -116,7 +117,8 @@ class ToolBox:
 
     def select(self, columns: Mapping[str, Any]) -> list[OfferedTool]:
         """All tools, or only those that the row's `extra_info.tool_selection` names."""
-        selection = (columns.get("extra_info") or {}).get("tool_selection")
+        extra = columns.get("extra_info") or {}
+        selection = extra.get("tool_selection")
         return [offered for offered in self.tools if not selection or offered.name in selection]
 
     def watched(self, watchdog: Watchdog, stopwatch: Stopwatch) -> "ToolBox":
@@ -134,12 +136,15 @@ class ToolSession:
     of tools that don't exist."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
-        self._box, self._task = box, task
+        self._box = box
+        self._task = task
         self._tools = {offered.name: offered for offered in tools}
         self._states: dict[str, Any] = {}
         self._stack = AsyncExitStack()
-        counted = (f"tool/{name}/{what}" for name in self._tools for what in ("calls", "errors", "seconds"))
-        self.metrics = dict.fromkeys(["unknown_tools", *counted], 0.0)
+        self.metrics = {"unknown_tools": 0.0}
+        for name in self._tools:
+            for figure in ("calls", "errors", "seconds"):
+                self.metrics[f"tool/{name}/{figure}"] = 0.0
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
@@ -168,54 +173,65 @@ class ToolSession:
                 f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}"
             )
         self.metrics[f"tool/{name}/calls"] += 1
-        started = self._box.stopwatch.now()
+        stopwatch = self._box.stopwatch
+        started = stopwatch.now()
         try:
             result = await self._executed(offered, arguments)
         finally:
-            self._box.stopwatch.add(TRACK, name, started)
-            self.metrics[f"tool/{name}/seconds"] += self._box.stopwatch.now() - started
+            stopwatch.add(TRACK, name, started)
+            self.metrics[f"tool/{name}/seconds"] += stopwatch.now() - started
         self.metrics[f"tool/{name}/errors"] += result.is_error
         return result
 
     async def rewards(self) -> dict[str, float]:
         """Name → reward of each tool whose reward for this episode isn't 0. Raises ToolFault unless all are
         finite numbers."""
-        found: dict[str, float] = {}
+        rewards: dict[str, float] = {}
         for name, offered in self._tools.items():
-            found[name] = finite(
-                await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward"
-            )
-        return {name: reward for name, reward in found.items() if reward}
+            number = await self._answer(offered, "calc_reward", self._states[name])
+            reward = finite(number, f"{name}.calc_reward")
+            if reward:
+                rewards[name] = reward
+        return rewards
 
     async def _executed(self, offered: OfferedTool, arguments: Mapping[str, Any]) -> ToolResult:
         if problem := offered.problem_of(arguments):
             return _undecoded(f"Invalid arguments for {offered.name!r}: {problem}")
+        state = self._states[offered.name]
         try:
             async with offered.places:
-                result = await self._answer(offered, "execute", self._states[offered.name], arguments)
+                result = await self._answer(offered, "execute", state, arguments)
         except MISTAKES as mistake:
             offered.first_calls.raised(mistake)
             problem = str(mistake) or type(mistake).__name__
             return ToolResult(readable(f"Error executing {offered.name!r}: {problem}"), is_error=True)
         offered.first_calls.returned()
-        text = result.text if isinstance(result, Observation) else result
-        if not isinstance(text, str) or (isinstance(result, Observation) and result.media):
-            what = "pictures" if isinstance(text, str) else f"a {type(text).__name__}"
-            raise ToolFault(f"the tool {offered.name} returned {what}; a tool returns a string")
+        text: Any = result
+        kind = ""
+        if isinstance(result, Observation):
+            text = result.text
+            kind = "pictures" if result.media else ""
+        if not isinstance(text, str):
+            kind = f"a {type(text).__name__}"
+        if kind:
+            raise ToolFault(f"the tool {offered.name} returned {kind}; a tool returns a string")
         return ToolResult(readable(text))
 
     async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:
-        what, own = f"{offered.name}.{method}", offered.timeout_s
-        timeout_s, setting = (
-            (self._box.timeout_s, "agent.tool_timeout_s") if own is None else (own, "timeout_s of the tool")
-        )
-        limit = self._box.watchdog.waiting(
-            f"an episode of {self._task.tag}", what, timeout_s, setting, ToolFault
-        )
-        with Foreign(what, self._task.id):
+        call = f"{offered.name}.{method}"
+        timeout_s = offered.timeout_s
+        setting = "timeout_s of the tool"
+        if timeout_s is None:
+            timeout_s = self._box.timeout_s
+            setting = "agent.tool_timeout_s"
+        waiter = f"an episode of {self._task.tag}"
+        limit = self._box.watchdog.waiting(waiter, call, timeout_s, setting, ToolFault)
+        with Foreign(call, self._task.id):
             async with limit:
                 result = getattr(offered.tool, method)(*arguments)
-                return await result if inspect.isawaitable(result) else result
+                if inspect.isawaitable(result):
+                    result = await result
+                return result
 
 
 def _undecoded(text: str) -> ToolResult:
@@ -223,15 +239,15 @@ def _undecoded(text: str) -> ToolResult:
     return ToolResult(text, is_error=True)
 
 
-def finite(number: Any, what: str) -> float:
-    """The number that `what` returned, as a float. Raises ToolFault if it isn't a finite number."""
-    if (
-        isinstance(number, bool)
-        or not isinstance(number, int | float)
-        or not abs(number) <= sys.float_info.max
-    ):
-        raise ToolFault(f"{what} returned {number!r:.80}; it must be one finite number")
+def finite(number: Any, call: str) -> float:
+    """The number that a call returned, as a float. Raises ToolFault if it isn't a finite number."""
+    if isinstance(number, bool) or not _is_finite(number):
+        raise ToolFault(f"{call} returned {number!r:.80}; it must be one finite number")
     return float(number)
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, int | float) and abs(number) <= sys.float_info.max
 
 
 def readable(text: str) -> str:
@@ -247,11 +263,9 @@ def interaction_kwargs(columns: Mapping[str, Any]) -> dict[str, Any]:
     the row has none."""
     extra = columns.get("extra_info")
     kwargs = extra.get("interaction_kwargs") if isinstance(extra, Mapping) else None
-    return (
-        {key: value for key, value in kwargs.items() if value is not None}
-        if isinstance(kwargs, Mapping)
-        else {}
-    )
+    if not isinstance(kwargs, Mapping):
+        return {}
+    return {key: value for key, value in kwargs.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +289,10 @@ class Interactions:
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
-            known = ", ".join(self.by_name) or "none"
+            names = ", ".join(self.by_name) or "none"
             raise ToolFault(
                 f"{task.id}: there is no interaction {name!r}; known are "
-                f"{known}.{nearest(name, self.by_name)}"
+                f"{names}.{nearest(name, self.by_name)}"
             )
         return InteractionSession(self, name, kwargs, task, sibling, max_turns)
 
@@ -301,8 +315,13 @@ class InteractionSession:
         sibling: int,
         max_turns: int | None,
     ) -> None:
-        self._box, self._name, self._kwargs = box, name, kwargs
-        self._task, self._id, self._max_turns = task, f"{task.id}/{sibling}", max_turns
+        self._box = box
+        self._name = name
+        self._label = f"the interaction {name}"
+        self._kwargs = kwargs
+        self._task = task
+        self._id = f"{task.id}/{sibling}"
+        self._max_turns = max_turns
         self._state: Any = None
 
     @property
@@ -311,8 +330,9 @@ class InteractionSession:
 
     async def __aenter__(self) -> Self:
         if self.is_there:
-            state = await self._ask("start_interaction", self._id, **self._kwargs)
-            self._state = self._id if state is None else state
+            self._state = await self._ask("start_interaction", self._id, **self._kwargs)
+            if self._state is None:
+                self._state = self._id
         return self
 
     async def __aexit__(
@@ -336,21 +356,17 @@ class InteractionSession:
         form; EnvironmentFault if the user raises an exception."""
         if not self.is_there:
             return []
-        said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)
-        what = f"the interaction {self._name}"
-        if not isinstance(said, tuple | list) or len(said) != 4:
-            raise ToolFault(f"{what} answered {said!r:.80}; {_ANSWER}")
-        is_over, text, score, metadata = said
+        answer = await self._ask("generate_response", self._state, list(messages), **self._kwargs)
+        if not isinstance(answer, tuple | list) or len(answer) != 4:
+            raise ToolFault(f"{self._label} answered {answer!r:.80}; {_ANSWER}")
+        is_over, text, score, metadata = answer
         if not isinstance(text, str):
-            raise ToolFault(f"{what} answered a {type(text).__name__} as its text; {_ANSWER}")
-        turn.reward += 0.0 if score is None else finite(score, f"{what}.generate_response (score)")
-        numbers = metadata.items() if isinstance(metadata, Mapping) else ()
-        known = (
-            (key, value)
-            for key, value in numbers
-            if isinstance(value, int | float) and abs(value) <= sys.float_info.max
-        )
-        turn.metrics |= {f"interaction/{key}": float(value) for key, value in known}
+            raise ToolFault(f"{self._label} answered a {type(text).__name__} as its text; {_ANSWER}")
+        if score is not None:
+            turn.reward += finite(score, f"{self._label}.generate_response (score)")
+        if isinstance(metadata, Mapping):
+            numbers = {key: value for key, value in metadata.items() if _is_finite(value)}
+            turn.metrics |= {f"interaction/{key}": float(value) for key, value in numbers.items()}
         if is_over:
             return []
         if self.num_turns == self._max_turns:
@@ -364,23 +380,25 @@ class InteractionSession:
         user."""
         if not self.is_there:
             return {}
-        score = finite(
-            await self._ask("calculate_score", self._state), f"the interaction {self._name}.calculate_score"
-        )
+        number = await self._ask("calculate_score", self._state)
+        score = finite(number, f"{self._label}.calculate_score")
         return {"user_turns": float(self.num_turns), f"interaction/{self._name}/score": score}
 
     async def _ask(self, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
-        box, what = self._box, f"the interaction {self._name}.{method}"
+        box = self._box
+        call = f"{self._label}.{method}"
         waiter = f"an episode of {self._task.tag}"
-        limit = box.watchdog.waiting(waiter, what, box.timeout_s, "agent.tool_timeout_s", ToolFault)
+        limit = box.watchdog.waiting(waiter, call, box.timeout_s, "agent.tool_timeout_s", ToolFault)
         started = box.stopwatch.now()
         try:
-            with Foreign(what, self._task.id, are_faults=True):
+            with Foreign(call, self._task.id, are_faults=True):
                 async with limit:
                     try:
                         result = getattr(box.by_name[self._name], method)(*arguments, **kwargs)
-                        return await result if inspect.isawaitable(result) else result
+                        if inspect.isawaitable(result):
+                            result = await result
+                        return result
                     except TurnwiseError as fault:
-                        raise ToolFault(f"{what}: {fault}") from fault
+                        raise ToolFault(f"{call}: {fault}") from fault
         finally:
             box.stopwatch.add(TRACK, self._name, started)
