@@ -12,7 +12,7 @@ from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.watchdog import Interrupt
 
-_HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")
+_HANDLERS = ("asyncio.runners", "turnwise.lifecycle.interrupt")
 """The modules whose signal handlers raise KeyboardInterrupt."""
 
 
