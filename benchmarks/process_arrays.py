@@ -55,7 +55,7 @@ def seconds(megabytes: int, rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {"argument_s": [], "result_s": [], "floor_s": []}
     prepare_processes(["process_arrays"])
     with WatchedRunner(Watchdog()) as runner:
-        threads = CpuThreads(train=1, rollout=1, both=1)
+        threads = CpuThreads(train=1, rollout=1, total=1)
         cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), threads, torch.set_num_threads)
         workers = cluster.spawn("actor_train", Worker)
         workers.call("make", len(array)).result()

@@ -20,7 +20,7 @@ from turnwise.runtime.placement import ClusterName, CpuThreads, Placement, RoleP
 from turnwise.runtime.rank import RankContext
 
 LARGE = 2**17  # elements: more than a socket takes at once
-THREADS = CpuThreads(train=1, rollout=1, both=1)
+THREADS = CpuThreads(train=1, rollout=1, total=1)
 
 
 def placement_of(cluster: ClusterName, size: int) -> Placement:

@@ -12,14 +12,8 @@ from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.prompts import prompt_of
 from turnwise.errors import counted
 from turnwise.protocols import Conversation, HearsCalls, OpenConversation
-from turnwise.tools.tool_box import (
-    Interactions,
-    InteractionSession,
-    ToolBox,
-    ToolResult,
-    ToolSession,
-    readable,
-)
+from turnwise.tools.interactions import Interactions, InteractionSession
+from turnwise.tools.tool_box import ToolBox, ToolResult, ToolSession, readable
 from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
 
 logger = logging.getLogger(__name__)

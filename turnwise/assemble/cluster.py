@@ -37,7 +37,7 @@ def build_cluster(
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info(
         "of %d threads, %d train and %d run rollouts",
-        num_threads.both,
+        num_threads.total,
         num_threads.train,
         num_threads.rollout,
     )

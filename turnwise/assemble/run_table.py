@@ -89,7 +89,7 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
         built["reference"] = IN_POLICY if pipeline.reference.is_base else f"{start}: {_strategy(reference)}"
     if isinstance(cluster, ProcessCluster) and config.plays_ahead:
         threads = cluster.num_threads
-        built["threads"] = f"{threads.both}, of which {threads.train} train and {threads.rollout} play"
+        built["threads"] = f"{threads.total}, of which {threads.train} train and {threads.rollout} play"
     for weighted in source.score.rewards if isinstance(source.score, RewardManager) else ():
         if isinstance(weighted.reward, ModelReward):
             built["reward"] = _strategy(info_of(weighted.reward.role))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from turnwise.chat.call_json import JSON_DECODER, Unreadable, json_value
@@ -26,27 +27,35 @@ class ArgumentTypes:
     def of(self, name: str) -> Mapping[str, set[str]]:
         """The types of each parameter of the tool `name`; {} if there is no such tool."""
         if name not in self._of_tool:
-            schema = next((tool["function"] for tool in self.tools if tool["function"]["name"] == name), None)
-            if schema is None:
+            functions = [tool["function"] for tool in self.tools]
+            matching = [function for function in functions if function["name"] == name]
+            if not matching:
                 return {}
-            root = schema.get("parameters") or {}
-            named = [part.get("properties") or {} for part in _parts(root, root)]
-            self._of_tool[name] = {
-                key: _allowed({"anyOf": [properties.get(key) for properties in named]}, root)
-                for properties in named
-                for key in properties
-            }
+            schema = matching[0].get("parameters") or {}
+            self._of_tool[name] = _types_of_properties(schema)
         return self._of_tool[name]
 
 
-def _allowed(wanted: Any, root: Mapping[str, Any]) -> set[str]:
-    found = set[str]()
-    for part in _parts(wanted, root):
-        own = part.get("type") or ()
-        found |= ({own} if isinstance(own, str) else set(own)) | (
-            {"null"} if part.get("nullable") is True else set()
-        )
-    return found or {"string"}
+def _types_of_properties(root: Mapping[str, Any]) -> dict[str, set[str]]:
+    groups = [part.get("properties") or {} for part in _parts(root, root)]
+    types: dict[str, set[str]] = {}
+    for key in chain.from_iterable(groups):
+        schemas = [properties.get(key) for properties in groups]
+        types[key] = _types_of({"anyOf": schemas}, root)
+    return types
+
+
+def _types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
+    types = set[str]()
+    for part in _parts(schema, root):
+        declared = part.get("type") or ()
+        if isinstance(declared, str):
+            types.add(declared)
+        else:
+            types.update(declared)
+        if part.get("nullable") is True:
+            types.add("null")
+    return types or {"string"}
 
 
 def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -55,14 +64,23 @@ def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Map
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     yield schema
-    inner = [part for key in ("allOf", "anyOf", "oneOf") for part in schema.get(key) or ()]
+    inner: list[Any] = []
+    for key in ("allOf", "anyOf", "oneOf"):
+        inner += schema.get(key) or ()
     if "$ref" in schema:
-        place: Any = root
-        for name in str(schema["$ref"]).split("/")[1:]:
-            place = place.get(name) if isinstance(place, Mapping) else None
-        inner.append(place)
+        inner.append(_referenced(str(schema["$ref"]), root))
     for part in inner:
         yield from _parts(part, root, depth + 1)
+
+
+def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
+    """The part of `root` that a reference like `#/$defs/side` names; None if there is none."""
+    part: Any = root
+    for name in reference.split("/")[1:]:
+        if not isinstance(part, Mapping):
+            return None
+        part = part.get(name)
+    return part
 
 
 _WORDS = {
@@ -73,14 +91,14 @@ _WORDS = {
 }
 
 
-def typed_value(text: str, wanted: set[str]) -> Any:
-    """Converts an unquoted value to one of the schema types `wanted`. `True` and `False` become booleans if
-    boolean is wanted, `None` and `null` become None if null is wanted. Other JSON is decoded unless string is
-    wanted; the rest stays text."""
+def typed_value(text: str, types: set[str]) -> Any:
+    """Converts an unquoted value to one of the schema's `types`. `True` and `False` become booleans if
+    boolean is among them, `None` and `null` become None if null is. Other JSON is decoded unless string is
+    among them; the rest stays text."""
     kind, value = _WORDS.get(text.strip(), ("", None))
-    if kind in wanted:
+    if kind in types:
         return value
-    if "string" in wanted:
+    if "string" in types:
         return text
     try:
         return json_value(JSON_DECODER.decode(text))

@@ -80,12 +80,13 @@ def call_of(value: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         raise Unreadable(f"the arguments of {name} aren't an object")
     call_id = value.get("id")
-    return ToolCall(
-        json_value(name), json_value(arguments), json_value(call_id) if isinstance(call_id, str) else ""
-    )
+    if not isinstance(call_id, str):
+        call_id = ""
+    return ToolCall(json_value(name), json_value(arguments), json_value(call_id))
 
 
 def skip_space(text: str, position: int) -> int:
     """The position of the first character at or after `position` that isn't white space."""
     space = _SPACE.match(text, position)
-    return space.end() if space else position
+    assert space is not None, "no space at all matches too"
+    return space.end()

@@ -27,13 +27,15 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
 
-    def encode(self, text: str, after: str = "") -> list[int]:
-        """The ids of a text that follows the text `after`. Some tokenizers put a space before a text if it
+    def encode(self, text: str, context: str = "") -> list[int]:
+        """The ids of a text that follows the text `context`. Some tokenizers put a space before a text if it
         follows nothing."""
-        if after and self._begins_texts:
-            before, whole = self._ids(after), self._ids(after + text)
-            if whole[: len(before)] == before:
-                return whole[len(before) :]
+        if context and self._begins_texts:
+            context_ids = self._ids(context)
+            whole = self._ids(context + text)
+            num_context = len(context_ids)
+            if whole[:num_context] == context_ids:
+                return whole[num_context:]
         return self._ids(text)
 
     def decode(self, token_ids: Sequence[int], skips_special: bool = True) -> str:
@@ -46,9 +48,10 @@ class TextCodec:
     def added_tokens(self) -> dict[int, str]:
         """Id → token, for all tokens that the tokenizer never splits, special or not; tokens of white space
         are left out."""
-        added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
-        special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
-        return {index: token for index, token in (added | special).items() if token.strip()}
+        tokenizer = self._tokenizer
+        tokens = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
+        tokens.update(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        return {index: token for index, token in tokens.items() if token.strip()}
 
     @cached_property
     def longest_token(self) -> int:
@@ -59,7 +62,8 @@ class TextCodec:
     def _begins_texts(self) -> bool:
         """Whether a text has other ids at the start than after another text (legacy SentencePiece adds a
         leading space)."""
-        return self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
+        separate = self._ids("\n") + self._ids("x")
+        return self._ids("\nx") != separate
 
     def _ids(self, text: str) -> list[int]:
         backend = self._backend
@@ -78,15 +82,25 @@ def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
     backend: Tokenizer = tokenizer.backend_tokenizer
     text = _PROBE + "".join(tokenizer.all_special_tokens)
     token_ids = _encode(tokenizer, text)
-    is_plain = backend.encode(text, add_special_tokens=False).ids == token_ids
-    return backend if is_plain and backend.decode(token_ids) == _decode(tokenizer, token_ids) else None
+    if backend.encode(text, add_special_tokens=False).ids != token_ids:
+        return None
+    if backend.decode(token_ids) != _decode(tokenizer, token_ids):
+        return None
+    return backend
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], skips_special: bool = True) -> str:
-    return str(
-        tokenizer.decode(token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False)
+def _decode(
+    tokenizer: PreTrainedTokenizerBase,
+    token_ids: Sequence[int],
+    skips_special: bool = True,
+) -> str:
+    text = tokenizer.decode(
+        token_ids,
+        skip_special_tokens=skips_special,
+        clean_up_tokenization_spaces=False,
     )
+    return str(text)

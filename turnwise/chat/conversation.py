@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from turnwise.chat.ledger import EMPTY, Ledger
-from turnwise.chat.rendering import Tools, num_characters_of
+from turnwise.chat.message_content import Messages, num_characters_of
+from turnwise.chat.rendering import Tools
+from turnwise.chat.replies import in_openai_form
 from turnwise.chat.sampler import NoRoom, OnPrompt, ResponseRequest, SamplingOf, TokenSampler
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError
@@ -38,8 +40,8 @@ class TokenConversation:
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
     >>> server = ScriptedServer([template.respond("Right")])
-    >>> conversation = TokenConversation(template, server, "episode-0", SamplingParams(max_new_tokens=16),
-    max_length=256)
+    >>> sampling = SamplingParams(max_new_tokens=16)
+    >>> conversation = TokenConversation(template, server, "episode-0", sampling, max_length=256)
     >>> asyncio.run(conversation.generate([{"role": "user", "content": "Where to?"}]))
     {'role': 'assistant', 'content': 'Right'}
     >>> conversation.turns[0].finish_reason
@@ -60,21 +62,19 @@ class TokenConversation:
         opens_episode: bool = True,
         on_prompt: OnPrompt | None = None,
     ) -> None:
-        stop_token_ids = tuple(dict.fromkeys([*sampling.stop_token_ids, *template.stop_token_ids]))
+        stop_token_ids = dict.fromkeys([*sampling.stop_token_ids, *template.stop_token_ids])
         self.request_id = request_id
         self._sampler = TokenSampler(template, server, max_length, parser, on_prompt)
         self._ledger = Ledger(request_id)
         self.turns = self._ledger.turns
         self._prefix = EMPTY
-        self._sampling = replace(sampling, stop_token_ids=stop_token_ids)
+        self._sampling = replace(sampling, stop_token_ids=tuple(stop_token_ids))
         self._parent = parent
         self._tools = tools
         self._opens_episode = opens_episode
         self._is_closed = False
 
-    async def generate(
-        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
-    ) -> Message | None:
+    async def generate(self, new_messages: Messages, options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. With tools and a
         parser, this message has `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call
         that can't be read. If `options` names other tools than before, a new context starts, whose prompt is
@@ -96,7 +96,9 @@ class TokenConversation:
         if isinstance(sampled, NoRoom):
             self._refuse(sampled)
             return None
-        self._ledger.commit(sampled.turn, sampled.prefix, None if self.turns else self._parent)
+        # Only the first turn of a context branches off.
+        parent = None if self.turns else self._parent
+        self._ledger.commit(sampled.turn, sampled.prefix, parent)
         self._prefix = sampled.prefix
         self._tools = request.tools
         return sampled.reply
@@ -115,7 +117,7 @@ class TokenConversation:
         """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved."""
         self._ledger.verify()
 
-    def _request(self, new_messages: Sequence[Message], options: CallOptions) -> ResponseRequest:
+    def _request(self, new_messages: Messages, options: CallOptions) -> ResponseRequest:
         """The request for the next response. With other tools than before, it repeats what was said in
         earlier contexts."""
         tools = self._tools if options.tools is None else options.tools
@@ -139,7 +141,9 @@ class TokenConversation:
         max_length = self._sampler.max_length
         num_tokens = no_room.num_tokens
         if self._opens_episode and not self.turns:
-            size = f"{no_room.num_characters} characters" if num_tokens is None else f"{num_tokens} tokens"
+            size = f"{num_tokens} tokens"
+            if num_tokens is None:
+                size = f"{no_room.num_characters} characters"
             raise RolloutError(
                 f"the first prompt of {self.request_id!r} has {size} and leaves no room for a response in "
                 f"sequence_length {max_length}: raise sequence_length or shorten the prompt's templates"
@@ -147,8 +151,7 @@ class TokenConversation:
         if num_tokens is None or num_tokens >= max_length:
             logger.warning(
                 "%s: an observation of %d characters ends its context and fits into no other one: shorten "
-                "it in the "
-                "environment, or raise sequence_length (%d)",
+                "it in the environment, or raise sequence_length (%d)",
                 self.request_id,
                 no_room.num_characters,
                 max_length,
@@ -156,7 +159,10 @@ class TokenConversation:
 
 
 def _of_call(
-    sampling: SamplingParams, options: CallOptions, seed: int, room: int = _NO_LIMIT
+    sampling: SamplingParams,
+    options: CallOptions,
+    seed: int,
+    room: int = _NO_LIMIT,
 ) -> SamplingParams:
     """The parameters of one call: those of its context, changed by its options, with a budget that the
     context has room for."""
@@ -202,8 +208,9 @@ class TokenContexts:
         # The index of a turn counts from 0 in each context, so the contexts of an episode need seeds of their
         # own.
         sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
+        template = self.template if encode_special_tokens else self.template.without_special_tokens
         conversation = TokenConversation(
-            self.template if encode_special_tokens else self.template.without_special_tokens,
+            template,
             self.server,
             request_id,
             sampling,
@@ -238,7 +245,7 @@ class TextAnswer(NamedTuple):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer | None]]
+Complete = Callable[[Messages, SamplingParams, Tools], Awaitable[TextAnswer | None]]
 """Called with all messages so far, the sampling parameters and the tools' schemas. Returns None if no answer
 is left."""
 
@@ -262,23 +269,17 @@ class TextConversation:
         self._sampling = sampling
         self._tools = tools
 
-    async def generate(
-        self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED
-    ) -> Message | None:
+    async def generate(self, new_messages: Messages, options: CallOptions = AS_OPENED) -> Message | None:
         num_characters_of(new_messages)  # raises ChatTemplateError if these are no messages
-        sampling = _of_call(self._sampling, options, derive_seed(self._sampling.seed, len(self.turns)))
+        seed = derive_seed(self._sampling.seed, len(self.turns))
+        sampling = _of_call(self._sampling, options, seed)
         tools = self._tools if options.tools is None else options.tools
         answer = await self._complete([*self.messages, *new_messages], sampling, tools)
         if answer is None:
             return None
         reply: Message = {"role": "assistant", "content": answer.text}
         if answer.tool_calls:
-            functions = [
-                (call.id, {"name": call.name, "arguments": call.arguments}) for call in answer.tool_calls
-            ]
-            reply["tool_calls"] = [
-                {"id": call_id, "type": "function", "function": called} for call_id, called in functions
-            ]
+            reply["tool_calls"] = [in_openai_form(call, call.id) for call in answer.tool_calls]
         self.messages += [*new_messages, reply]
         no_ids = np.zeros(0, np.int64)
         self.turns.append(

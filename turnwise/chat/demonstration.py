@@ -2,13 +2,14 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from turnwise.chat.rendering import Tools, num_characters_of
+from turnwise.chat.message_content import Messages, num_characters_of
+from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import DataError
 from turnwise.types import Message, Sample, TurnSpan
@@ -26,6 +27,10 @@ _KEYS = {
     "assistant": ("tool_calls",),
 }
 """Role → the keys that its messages may have besides `role` and `content`."""
+_LEARNT = (
+    "only `content` as a string and `tool_calls` are learnt from: write thinking into the text, in the form "
+    "that the model is to say"
+)
 
 
 class TooLongError(DataError):
@@ -33,7 +38,10 @@ class TooLongError(DataError):
 
 
 def encode_demonstration(
-    template: ChatTemplate, messages: Sequence[Message], tools: Tools = (), max_length: int | None = None
+    template: ChatTemplate,
+    messages: Messages,
+    tools: Tools = (),
+    max_length: int | None = None,
 ) -> Sample:
     """Encodes a conversation as a Sample [N]. The response mask is True on the assistant's texts, calls and
     end-of-turn tokens.
@@ -46,8 +54,8 @@ def encode_demonstration(
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
-    >>> sample = encode_demonstration(template, [{"role": "user", "content": "Hi"}, {"role": "assistant",
-    "content": "Ho"}])
+    >>> messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    >>> sample = encode_demonstration(template, messages)
     >>> template.tokenizer.decode(sample.token_ids[sample.response_mask])
     'Ho<|im_end|>'
     """
@@ -61,14 +69,14 @@ def encode_demonstration(
     spans: list[TurnSpan] = []
     response: list[int] = []
     for turn, (prompt, answer, is_trained) in enumerate(_exchanges(messages)):
-        token_ids += template.extend(response, prompt, tools) if turn else template.start(prompt, tools)
-        response = (
-            template.respond_with_calls(answer)
-            if answer.get("tool_calls")
-            else template.respond(answer["content"])
-        )
+        if turn == 0:
+            token_ids += template.start(prompt, tools)
+        else:
+            token_ids += template.extend(response, prompt, tools)
+        response = template.respond_with(answer)
         if is_trained:
-            spans.append(TurnSpan(turn, len(token_ids), len(token_ids) + len(response)))
+            start = len(token_ids)
+            spans.append(TurnSpan(turn, start, start + len(response)))
         token_ids += response
     if max_length is not None and len(token_ids) > max_length:
         raise TooLongError(
@@ -86,7 +94,7 @@ def encode_demonstration(
     )
 
 
-def check_demonstration(messages: Sequence[Message]) -> bool:
+def check_demonstration(messages: Messages) -> bool:
     """Whether every trained answer has a text or a call. Raises DataError if a message has an unknown role or
     key, or a flag that isn't 0 or 1; if an assistant message comes first, follows another one, or has
     anything but a text and tool calls; if messages follow the last one; or if no assistant message is
@@ -116,14 +124,13 @@ def check_row_flags(columns: Mapping[str, Any]) -> None:
 def _warn_of_column(key: str) -> None:
     logger.warning(
         "a column `%s` of rows has no effect on training, unless it is 0 or false: all rows weigh alike; "
-        "`%s` in a message "
-        "says whether that is trained",
+        "`%s` in a message says whether that is trained",
         key,
         key,
     )
 
 
-def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message, bool]]:
+def _exchanges(messages: Messages) -> list[tuple[list[Message], Message, bool]]:
     """Splits the conversation: the messages since the last answer, the assistant's next answer, and whether
     that is trained."""
     exchanges: list[tuple[list[Message], Message, bool]] = []
@@ -140,9 +147,9 @@ def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message
         if role in _PROMPT_ROLES:
             prompt.append(plain)
         elif not prompt:
-            where = "at the start" if index == 0 else "after another assistant message"
+            place = "at the start" if index == 0 else "after another assistant message"
             raise DataError(
-                f"message {index} is an assistant's {where}: put what it answers before it, or join them"
+                f"message {index} is an assistant's {place}: put what it answers before it, or join them"
             )
         else:
             exchanges.append((prompt, _answer(index, plain), is_trained))
@@ -172,15 +179,13 @@ def _is_trained(index: int, message: Message) -> bool:
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise DataError(
                 f"message {index} has `{key}` {str(value)[:40]!r} of type {type(value).__name__}; it is 1 "
-                f"or true if the "
-                "message is trained, and 0 or false if it is only context: losses of single messages aren't "
-                "weighted otherwise"
+                "or true if the message is trained, and 0 or false if it is only context: losses of single "
+                "messages aren't weighted otherwise"
             )
         if value and role != "assistant":
             raise DataError(
                 f"message {index} has `{key}` {value!r} and the role {role!r}; only the assistant's "
-                f"messages are trained, so "
-                "remove the key, or set it to 0"
+                "messages are trained, so remove the key, or set it to 0"
             )
     return role == "assistant" and all(flags.values())
 
@@ -189,47 +194,36 @@ def _check_keys(index: int, message: Message) -> None:
     """Raises DataError for a key that would have no effect. Null and an empty list say nothing."""
     role = message["role"]
     allowed = ("role", "content", *_KEYS[role], *TRAINING_FLAGS)
-    extra = sorted(
-        str(key) for key, value in message.items() if key not in allowed and value is not None and value != []
-    )
-    if not extra:
+    without_effect: list[str] = []
+    for key, value in message.items():
+        if key not in allowed and value is not None and value != []:
+            without_effect.append(str(key))
+    if not without_effect:
         return
+    keys = ", ".join(sorted(without_effect))
     if role == "assistant":
-        raise DataError(
-            f"assistant message {index} has the keys {', '.join(extra)}; only `content` as a string and "
-            f"`tool_calls` are "
-            "learnt from: write thinking into the text, in the form that the model is to say"
-        )
+        raise DataError(f"assistant message {index} has the keys {keys}; {_LEARNT}")
     raise DataError(
-        f"message {index} has the keys {', '.join(extra)}; a {role} message has {', '.join(allowed)}: leave "
-        f"it out"
+        f"message {index} has the keys {keys}; a {role} message has {', '.join(allowed)}: remove it"
     )
 
 
 def _answer(index: int, message: Message) -> Message:
-    content, calls = message.get("content"), message.get("tool_calls")
-    if not isinstance(content, str) and not (calls and content is None):
-        raise DataError(
-            f"assistant message {index} has content of type {type(content).__name__}; only `content` as a "
-            f"string and "
-            "`tool_calls` are learnt from: write thinking into the text, in the form that the model is to say"
-        )
-    return (
-        {**message, "content": content or "", "tool_calls": list(map(_read_arguments, calls))}
-        if calls
-        else message
-    )
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    has_only_calls = calls and content is None
+    if not isinstance(content, str) and not has_only_calls:
+        raise DataError(f"assistant message {index} has content of type {type(content).__name__}; {_LEARNT}")
+    if not calls:
+        return message
+    return {**message, "content": content or "", "tool_calls": list(map(_with_read_arguments, calls))}
 
 
-def _read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call with its arguments as an object: OpenAI writes them as JSON text, while chat templates read an
     object."""
     function = call["function"]
     arguments = function.get("arguments") or {}
-    return {
-        **call,
-        "function": {
-            **function,
-            "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments,
-        },
-    }
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}

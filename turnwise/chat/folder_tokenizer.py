@@ -1,13 +1,12 @@
 """The chat template of a model folder, rendered without transformers, which takes seconds to import."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turnwise.chat.message_content import Messages
 from turnwise.chat.rendering import GENERATION_TAG
 from turnwise.chat.trial_program import environment
 from turnwise.model_files.folder import read_object
-from turnwise.types import Message
 
 
 class FolderTokenizer:
@@ -18,31 +17,24 @@ class FolderTokenizer:
     eos_token_id = None
 
     def __init__(self, folder: Path) -> None:
-        settings, more = (
-            folder / "tokenizer_config.json",
-            (folder / "additional_chat_templates").glob("*.jinja"),
-        )
-        files = {"default": folder / "chat_template.jinja", **{file.stem: file for file in more}}
-        own = {
-            name: file.read_text(encoding="utf-8", errors="replace")
-            for name, file in files.items()
-            if file.is_file()
-        }
+        settings = folder / "tokenizer_config.json"
         values = read_object(settings) if settings.is_file() else {}
-        named = values.get("chat_template")
-        if isinstance(named, list):
-            named = {one.get("name"): one.get("template") for one in named if isinstance(one, dict)}
-        self.chat_template = own["default"] if own.keys() == {"default"} else own or named
+        configured = values.get("chat_template")
+        if isinstance(configured, list):
+            entries = [entry for entry in configured if isinstance(entry, dict)]
+            configured = {entry.get("name"): entry.get("template") for entry in entries}
+        self.chat_template = _templates_in_files(folder) or configured
         self.name_or_path = str(folder)
-        tokens = {key: value for key, value in values.items() if key.endswith("_token")}
-        contents = {
-            key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()
-        }
-        self.special_tokens_map = {key: value for key, value in contents.items() if isinstance(value, str)}
+        self.special_tokens_map: dict[str, str] = {}
+        for key, value in values.items():
+            if isinstance(value, dict):
+                value = value.get("content")
+            if key.endswith("_token") and isinstance(value, str):
+                self.special_tokens_map[key] = value
 
     def apply_chat_template(
         self,
-        messages: Sequence[Message],
+        messages: Messages,
         tools: Any,
         chat_template: str | None,
         tokenize: bool,
@@ -51,6 +43,22 @@ class FolderTokenizer:
         """The rendered messages as text. `tokenize` must be False, since there is no vocabulary."""
         source: Any = chat_template or self.chat_template
         if isinstance(source, dict):
-            source = source["tool_use"] if tools is not None and "tool_use" in source else source["default"]
+            name = "tool_use" if tools is not None and "tool_use" in source else "default"
+            source = source[name]
         template = environment().from_string(GENERATION_TAG.sub("", source))
-        return template.render(messages=messages, tools=tools, **{**self.special_tokens_map, **variables})
+        variables = {**self.special_tokens_map, **variables}
+        return template.render(messages=messages, tools=tools, **variables)
+
+
+def _templates_in_files(folder: Path) -> str | dict[str, str]:
+    """The text of the only template, or the texts by their names."""
+    files = {"default": folder / "chat_template.jinja"}
+    for file in (folder / "additional_chat_templates").glob("*.jinja"):
+        files[file.stem] = file
+    texts: dict[str, str] = {}
+    for name, file in files.items():
+        if file.is_file():
+            texts[name] = file.read_text(encoding="utf-8", errors="replace")
+    if texts.keys() == {"default"}:
+        return texts["default"]
+    return texts

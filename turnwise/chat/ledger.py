@@ -18,7 +18,7 @@ from turnwise.types import Completion, Media, Message, SamplingParams, Turn
 
 
 class Prefix(NamedTuple):
-    """The ids of one context up to the end of a response. They are those of `before`, then `added_ids`, which
+    """The ids of one context up to the end of a response: those of `previous`, then `added_ids`, which
     weren't sampled, then `response_ids`, which were. Ids aren't kept in lists, whose entries the garbage
     collector would scan again and again.
 
@@ -30,18 +30,18 @@ class Prefix(NamedTuple):
     [2, 11, 5, 3, 12, 5, 2, 16, 5, 3, 17, 5]
     """
 
-    before: Prefix | None
+    previous: Prefix | None
     added_ids: array[int]
     response_ids: array[int]
     num_tokens: int
-    """The number of all ids, those of `before` included."""
+    """The number of all ids, those of `previous` included."""
     media: tuple[Media, ...]
     """The images of the whole context, in order."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing comes before the next response: it starts a context."""
-        return self.before is None
+        return self.previous is None
 
     def continued(
         self, added_ids: array[int], response_ids: array[int], media: tuple[Media, ...] = ()
@@ -57,7 +57,7 @@ class Prefix(NamedTuple):
         while prefix is not None:
             pieces.append(prefix.response_ids)
             pieces.append(prefix.added_ids)
-            prefix = prefix.before
+            prefix = prefix.previous
         pieces.reverse()
         return array("q", b"".join(pieces))
 
@@ -67,21 +67,27 @@ EMPTY = Prefix(None, array("q"), array("q"), 0, ())
 
 
 class Prompt(NamedTuple):
-    """What is new before a response: ids that follow those of `before`, and the images that they show."""
+    """What is new before a response: ids that follow those of `prefix`, and the images that they show."""
 
-    before: Prefix
+    prefix: Prefix
     added_ids: array[int]
     media: tuple[Media, ...] = ()
 
     def token_ids(self) -> array[int]:
         """The ids of the whole prompt, as the server sees them."""
-        return self.before.token_ids() + self.added_ids
+        return self.prefix.token_ids() + self.added_ids
 
     def answered(self, response_ids: Sequence[int]) -> Prefix:
         """The prefix that ends with this response."""
-        return self.before.continued(self.added_ids, array("q", response_ids), self.media)
+        return self.prefix.continued(self.added_ids, array("q", response_ids), self.media)
 
-    def turn(self, completion: Completion, sampling: SamplingParams, text: str, observation: str) -> Turn:
+    def turn(
+        self,
+        completion: Completion,
+        sampling: SamplingParams,
+        text: str,
+        observation: str,
+    ) -> Turn:
         """The Turn of a response to this prompt. `text` is the decoded response, `observation` the text
         before it."""
         return Turn(
@@ -93,7 +99,7 @@ class Prompt(NamedTuple):
             text=text,
             observation=observation,
             media=self.media,
-            starts_context=self.before.is_empty,
+            starts_context=self.prefix.is_empty,
             is_greedy=sampling.is_greedy,
             generate_s=completion.generate_s,
             kept_ids=completion.kept_ids,
@@ -129,16 +135,20 @@ class Ledger:
     def verify(self) -> None:
         """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: each turn must
         hold the ids that were added to its context and those that the server answered."""
-        of_turns = [ids for turn in self.turns for ids in (turn.prompt_ids, turn.response_ids)]
-        of_prefixes = [ids for prefix in self._prefixes for ids in (prefix.added_ids, prefix.response_ids)]
-        recorded = np.concatenate([np.zeros(0, np.int64), *of_turns])
-        seen = np.frombuffer(b"".join(of_prefixes), np.int64)
-        if np.array_equal(recorded, seen):
+        of_turns = [np.zeros(0, np.int64)]
+        for turn in self.turns:
+            of_turns += (turn.prompt_ids, turn.response_ids)
+        of_server: list[array[int]] = []
+        for prefix in self._prefixes:
+            of_server += (prefix.added_ids, prefix.response_ids)
+        recorded = np.concatenate(of_turns)
+        served = np.frombuffer(b"".join(of_server), np.int64)
+        if np.array_equal(recorded, served):
             return
-        length = min(len(recorded), len(seen))
-        differing = np.flatnonzero(recorded[:length] != seen[:length])
+        length = min(len(recorded), len(served))
+        differing = np.flatnonzero(recorded[:length] != served[:length])
         first = differing[0] if len(differing) else length
         raise RolloutError(
-            f"the turns of {self.name!r} hold {len(recorded)} tokens and the server saw {len(seen)}; they "
+            f"the turns of {self.name!r} hold {len(recorded)} tokens and the server saw {len(served)}; they "
             f"differ from position {first} on: turns may be annotated, their ids never changed"
         )

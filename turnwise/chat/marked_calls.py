@@ -12,6 +12,8 @@ from turnwise.chat.call_json import Unreadable, skip_space
 from turnwise.chat.rendering import Tools
 from turnwise.protocols.tools import ParsedResponse, ToolCall
 
+CallsAndEnd = tuple[Sequence[ToolCall | Unreadable], int]
+"""Calls (or faults) that begin at a mark, and the position after them."""
 MAX_UNREADABLE = 32
 """Maximum calls of one response that can't be read before reading stops. Each may cost a look at the whole
 text."""
@@ -41,31 +43,39 @@ class MarkedCallParser(ABC):
         can't be read.
 
         >>> from turnwise.chat.tool_calls import HermesParser
-        >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
-        []).tool_calls (ToolCall(name='add', arguments={'a': 1}, id=''),)
+        >>> text = 'Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        >>> HermesParser().parse(text, []).tool_calls
+        (ToolCall(name='add', arguments={'a': 1}, id=''),)
         """
         thinking = self._thinking(text)
-        said = text[len(thinking) :]
-        content, calls, errors, position = [thinking], list[ToolCall](), list[str](), 0
+        body = text[len(thinking) :]
+        content = [thinking]
+        calls: list[ToolCall] = []
+        errors: list[str] = []
         types = ArgumentTypes(tools)
+        position = 0
         num_read_again = 0  # characters that were read as part of a call that isn't closed
-        while mark := self.opening.search(said, position):
-            content.append(said[position : mark.start()])
+        while mark := self.opening.search(body, position):
+            content.append(body[position : mark.start()])
             problems: list[Unreadable] = []
             end = mark.end()
             try:
-                read, end = self.read(said, mark, types)
-                position = self._after_closing(said, end)
+                read, end = self.read(body, mark, types)
+                position = self._after_closing(body, end)
                 calls += [call for call in read if isinstance(call, ToolCall)]
                 problems = [problem for problem in read if isinstance(problem, Unreadable)]
             except Unreadable as fault:
-                position, problems = self._next(said, mark.end()), [fault]
+                position = self._next(body, mark.end())
+                problems = [fault]
                 num_read_again += end - mark.end()
-            shown = said[mark.start() : position].strip()
-            cut = f"{shown[:_MAX_SHOWN]}…" if len(shown) > _MAX_SHOWN else shown
+            shown = body[mark.start() : position].strip()
+            if len(shown) > _MAX_SHOWN:
+                shown = f"{shown[:_MAX_SHOWN]}…"
             for problem in problems[: MAX_UNREADABLE - len(errors)]:
-                errors.append(f"this tool call can't be read, since {problem}: {cut} Write it as {self.form}")
-            if len(errors) == MAX_UNREADABLE or num_read_again > _MAX_PASSES * len(said):
+                errors.append(
+                    f"this tool call can't be read, since {problem}: {shown} Write it as {self.form}"
+                )
+            if len(errors) == MAX_UNREADABLE or num_read_again > _MAX_PASSES * len(body):
                 errors[-1] += (
                     f" After {len(errors)} calls that can't be read, nothing more of this response is read."
                 )
@@ -74,7 +84,7 @@ class MarkedCallParser(ABC):
                 errors.append(f"more than {MAX_CALLS} tool calls in one response aren't read: write fewer")
                 calls = calls[:MAX_CALLS]
                 break
-        content.append(said[position:])
+        content.append(body[position:])
         around = "".join(content)
         for mark_around in self.dropped:
             around = around.replace(mark_around, "")
@@ -83,16 +93,18 @@ class MarkedCallParser(ABC):
     def _thinking(self, text: str) -> str:
         """The thinking at the beginning of a response, with its end tag. If neither the response nor the
         template's header opens thinking, a `</think>` counts only before the first call."""
-        opened, mark = self.opens_thinking or text.lstrip().startswith("<think>"), self.opening.search(text)
-        before, end, _ = (text if opened or mark is None else text[: mark.start()]).partition("</think>")
-        return before + end if opened or end else ""
+        is_opened = self.opens_thinking or text.lstrip().startswith("<think>")
+        mark = self.opening.search(text)
+        if mark is not None and not is_opened:
+            text = text[: mark.start()]
+        thinking, closing, _ = text.partition("</think>")
+        if not is_opened and not closing:
+            return ""
+        return thinking + closing
 
     @abstractmethod
-    def read(
-        self, text: str, mark: re.Match[str], types: ArgumentTypes
-    ) -> tuple[Sequence[ToolCall | Unreadable], int]:
-        """The calls (or faults) after an opening mark, and the position after them. Raises Unreadable if the
-        form is wrong."""
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
+        """What follows an opening mark. Raises Unreadable if the form is wrong."""
 
     def _after_closing(self, text: str, position: int) -> int:
         end = skip_space(text, position)
@@ -103,7 +115,11 @@ class MarkedCallParser(ABC):
     def _next(self, text: str, position: int) -> int:
         """The position where reading continues after an unreadable call whose opening mark ends at
         `position`."""
-        closed = text.find(self.closing, position) if self.closing else -1
-        opened = self.opening.search(text, position)
-        ends = [closed + len(self.closing)] if closed >= 0 else []
-        return min([*ends, *([opened.start()] if opened else [])], default=len(text))
+        ends = [len(text)]
+        closed = text.find(self.closing, position)
+        if self.closing and closed >= 0:
+            ends.append(closed + len(self.closing))
+        mark = self.opening.search(text, position)
+        if mark is not None:
+            ends.append(mark.start())
+        return min(ends)

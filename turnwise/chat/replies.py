@@ -25,8 +25,9 @@ class ReplyReader:
     ) -> str:
         """The decoded response, without a stop token at its end."""
         is_stopped = bool(response_ids) and response_ids[-1] in stop_token_ids
-        content_ids = response_ids[:-1] if is_stopped else response_ids
-        return self.template.decode(content_ids, skips_turn_tokens)
+        if is_stopped:
+            response_ids = response_ids[:-1]
+        return self.template.decode(response_ids, skips_turn_tokens)
 
     def calls(
         self,
@@ -45,9 +46,7 @@ class ReplyReader:
         text = self.text(response_ids, stop_token_ids, not needs_turn_tokens)
         parsed = self.parser.parse(words + text, tools)
         call_ids = _ids_of(parsed.tool_calls, number)
-        calls = [
-            _in_openai_form(call, call_id) for call, call_id in zip(parsed.tool_calls, call_ids, strict=True)
-        ]
+        calls = list(map(in_openai_form, parsed.tool_calls, call_ids))
         return {"tool_calls": calls, "call_errors": list(parsed.errors)}
 
 
@@ -55,12 +54,13 @@ def _ids_of(calls: Sequence[ToolCall], number: int) -> list[str]:
     """The model's own ids if all have the form that every template takes, and differ; else ids that are made
     here."""
     sampled_ids = [call.id for call in calls]
-    is_kept = all(_CALL_ID.fullmatch(call_id) for call_id in sampled_ids) and len(set(sampled_ids)) == len(
-        sampled_ids
-    )
-    return sampled_ids if is_kept else [f"t{number:03d}c{index:04d}" for index in range(len(calls))]
+    are_valid = all(map(_CALL_ID.fullmatch, sampled_ids))
+    if are_valid and len(set(sampled_ids)) == len(sampled_ids):
+        return sampled_ids
+    return [f"t{number:03d}c{index:04d}" for index in range(len(calls))]
 
 
-def _in_openai_form(call: ToolCall, call_id: str) -> Message:
+def in_openai_form(call: ToolCall, call_id: str) -> Message:
+    """The call as OpenAI's messages have it."""
     function = {"name": call.name, "arguments": dict(call.arguments)}
     return {"id": call_id, "type": "function", "function": function}

@@ -8,16 +8,15 @@ with the response comes out. Who keeps the prefixes decides what a conversation 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from turnwise.chat.ledger import Prefix, Prompt
-from turnwise.chat.message_content import media_of, text_of_last
-from turnwise.chat.rendering import Tools, num_characters_of
+from turnwise.chat.message_content import Messages, continued, media_of, num_characters_of, text_of_last
+from turnwise.chat.rendering import Tools
 from turnwise.chat.replies import ReplyReader
 from turnwise.chat.template import ChatTemplate
-from turnwise.chat.turn_ends import continued
 from turnwise.errors import ServerError
 from turnwise.protocols import PolicyServer
 from turnwise.protocols.tools import ToolCallParser
@@ -38,21 +37,23 @@ class ResponseRequest(NamedTuple):
 
     request_id: str
     """The server keeps a KV cache under this id."""
-    messages: Sequence[Message]
+    messages: Messages
     """The new messages. If the last one is an assistant's, the response continues it."""
     tools: Tools
     sampling_of: SamplingOf
     number: int
     """Counts the responses of a conversation from 1. It is part of the ids of tool calls that have none of
     their own."""
-    earlier: Sequence[Message] | None = None
+    earlier: Messages | None = None
     """What was said in contexts that this request ends: the prompt of its new context repeats these messages
     before the new ones, and the server first forgets what it keeps under `request_id`. None = no context
     ends."""
 
     @property
-    def prompt_messages(self) -> Sequence[Message]:
-        return self.messages if self.earlier is None else [*self.earlier, *self.messages]
+    def prompt_messages(self) -> Messages:
+        if self.earlier is None:
+            return self.messages
+        return [*self.earlier, *self.messages]
 
 
 class Sampled(NamedTuple):
@@ -112,14 +113,18 @@ class TokenSampler:
             return NoRoom(num_characters, len(added_ids))
         return Prompt(prefix, array("q", added_ids), media_of(messages))
 
-    def _encoded(self, prefix: Prefix, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def _encoded(self, prefix: Prefix, messages: Messages, tools: Tools) -> list[int]:
         if prefix.is_empty:
             return self.template.start(messages, tools)
         self.template.announce_rewrites(has_tools=bool(tools))
         return self.template.extend(prefix.response_ids.tolist(), messages, tools)
 
     def _sampled(
-        self, prompt: Prompt, request: ResponseRequest, sampling: SamplingParams, completion: Completion
+        self,
+        prompt: Prompt,
+        request: ResponseRequest,
+        sampling: SamplingParams,
+        completion: Completion,
     ) -> Sampled:
         response_ids = completion.token_ids.tolist()
         stop_token_ids = sampling.stop_token_ids
@@ -151,6 +156,5 @@ def check_completion(completion: Completion, sampling: SamplingParams, request_i
     if reason == "stop" and not ends_on_stop_token and not sampling.stop_strings:
         raise ServerError(
             f"the response to {request_id!r} finished with `stop` but holds no stop token: a server must "
-            f"keep the "
-            "stop token that was sampled, since the policy is trained to sample it"
+            "keep the stop token that was sampled, since the policy is trained to sample it"
         )

@@ -13,13 +13,16 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from turnwise.chat.codec import TextCodec
+from turnwise.chat.foreign_text import ForeignText
 from turnwise.chat.history import rewrites_answers, rewrites_tools
-from turnwise.chat.rendering import SENTINEL, ForeignText, Renderer, Tools, as_part, key_of
+from turnwise.chat.message_content import Messages, as_part, continued, key_of, message_of
+from turnwise.chat.rendering import SENTINEL, Renderer, Tools
 from turnwise.chat.thinking_tags import behind_header, closed_by, opened_by, without_tags
-from turnwise.chat.turn_ends import ASKED, BEFORE, TurnEnds, continued, is_taught, message_of
+from turnwise.chat.turn_ends import ASKED, BEFORE, TurnEnds, is_taught
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_RECENT = 8192  # maximum number of cached renderings
+_MAX_RECENT = 8192  # cached renderings
 
 
 class ChatTemplate:
@@ -68,15 +71,14 @@ class ChatTemplate:
         if chat_template is None and not tokenizer.chat_template:
             raise ChatTemplateError(
                 "this tokenizer has no chat template: save the model with one (tokenizer_config.json or "
-                "chat_template.jinja), "
-                "or give the template's text"
+                "chat_template.jinja), or give the template's text"
             )
         self.tokenizer = tokenizer
         self.renderer = Renderer(tokenizer, chat_template, template_kwargs or {})
-        eos = tokenizer.eos_token_id
-        self._known_ends = tuple(dict.fromkeys([*([] if eos is None else [eos]), *eos_token_ids]))
+        ends = dict.fromkeys([tokenizer.eos_token_id, *eos_token_ids])
+        self._known_ends = tuple(end for end in ends if end is not None)
         self._codec = TextCodec(tokenizer)
-        self._recent = lru_cache(_MOST_RECENT)(self._ids_of_key)
+        self._recent = lru_cache(_MAX_RECENT)(self._ids_of_key)
         self._foreign: ForeignText | None = None
         self._is_announced = False
 
@@ -85,7 +87,7 @@ class ChatTemplate:
         """The same template, but special tokens in messages of users and tools are encoded as ordinary
         text."""
         template = copy.copy(self)
-        template._recent = lru_cache(_MOST_RECENT)(template._ids_of_key)
+        template._recent = lru_cache(_MAX_RECENT)(template._ids_of_key)
         template._foreign = ForeignText(self._codec.added_tokens)
         return template
 
@@ -94,7 +96,7 @@ class ChatTemplate:
         """Whether the header before each response already opens its thinking, for example with `<think>`."""
         return opened_by(self._header) != ""
 
-    def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+    def start(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Ids of the first prompt: the messages and the header of the next response. If the last message is
         an assistant's, the response continues it: its words stand behind the header, and its turn isn't
         ended. Raises ChatTemplateError if there are no messages, or the template refuses them or doesn't show
@@ -108,9 +110,7 @@ class ChatTemplate:
             )
         return [*self._ids((), context, tools), *self._continued(words)]
 
-    def extend(
-        self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()
-    ) -> list[int]:
+    def extend(self, response_ids: Sequence[int], new_messages: Messages, tools: Tools = ()) -> list[int]:
         """Ids that follow a sampled response: the missing end of its turn, the messages, and the next
         response's header. As in `start`, the words of a last message that is an assistant's are continued.
 
@@ -121,8 +121,11 @@ class ChatTemplate:
         context, words = continued(new_messages)
         return [*self._tail(response_ids, context, tools), *self._continued(words)]
 
-    def _tail(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools) -> list[int]:
-        ends, role = self._turns, str(new_messages[0].get("role")) if new_messages else ""
+    def _tail(self, response_ids: Sequence[int], new_messages: Messages, tools: Tools) -> list[int]:
+        ends = self._turns
+        role = ""
+        if new_messages:
+            role = str(new_messages[0].get("role"))
         if role == "tool" and ends.results_need_call:
             return self._after_call(response_ids, new_messages, tools)
         tail = self._ids(ends.prefix, new_messages, tools)
@@ -135,11 +138,16 @@ class ChatTemplate:
             closing = ends.closing_before(role)
             if not closing or tail[: len(closing)] != closing:
                 return tail
-        last, end = response_ids[-1], len(closing) - 1
-        if last == tail[end] or (is_usual and last == ends.answers.said[-1]):
+        last = response_ids[-1]
+        end = len(closing) - 1
+        # The response has ended its turn. It may have used the token that ends the last answer of a
+        # conversation, as fine-tuning teaches: the end in mid-conversation isn't written behind it.
+        if last == tail[end] or (is_usual and last == ends.answers.final[-1]):
             return tail[end + 1 :]
-        is_begun = last in self._codec.added_tokens and last in tail[:end]
-        return tail[tail.index(last) + 1 :] if is_begun else tail
+        # The response has begun its end: only the rest of it is missing.
+        if last in self._codec.added_tokens and last in tail[:end]:
+            return tail[tail.index(last) + 1 :]
+        return tail
 
     def respond(self, content: str) -> list[int]:
         """Ids of a response as the model would sample it to say `content`, with the end-of-turn token. Raises
@@ -149,80 +157,84 @@ class ChatTemplate:
         if lead_in is None:
             opened = opened_by(self._header)
             raise ChatTemplateError(
-                f"{self.renderer.where} opens an answer with {opened.strip()!r}, and the text "
-                f"{content[:40]!r} doesn't close "
-                "it: begin the assistant's text with its thinking and </think>, or turn thinking off by "
-                "template_kwargs.enable_thinking=false where the template reads that"
+                f"{self.renderer.label} opens an answer with {opened.strip()!r}, and the text "
+                f"{content[:40]!r} doesn't close it: begin the assistant's text with its thinking and "
+                "</think>, or turn thinking off by template_kwargs.enable_thinking=false where the template "
+                "reads that"
             )
-        return [*self._codec.encode(lead_in + words, after=self._header), *self._turns.answers.said]
+        token_ids = self._codec.encode(lead_in + words, context=self._header)
+        return token_ids + self._turns.answers.final
 
     def _continued(self, words: str) -> list[int]:
         """Ids of the beginning of a response whose words the prompt gives."""
         if not words:
             return []
         lead_in, words = self._after_header(words)
-        return self._codec.encode((lead_in or "") + words, after=self._header)
+        return self._codec.encode((lead_in or "") + words, context=self._header)
 
     def _after_header(self, content: str) -> tuple[str | None, str]:
         """The text between a response's header and its words, and the words without thinking tags that the
         header has written. The first is None if the header opens thinking, and neither the words nor the
         template end it."""
-        lead_in, opened = self._lead_in, opened_by(self._header)
-        if opened and content.lstrip().startswith(opened.strip()):
-            return "", content.lstrip().removeprefix(opened.strip()).removeprefix(
-                opened[len(opened.rstrip()) :]
-            )
+        lead_in = self._lead_in
+        opened = opened_by(self._header)
+        tag = opened.strip()
+        if opened and content.lstrip().startswith(tag):
+            space = opened[len(opened.rstrip()) :]
+            return "", content.lstrip().removeprefix(tag).removeprefix(space)
+        # Words with a thinking tag of their own replace the tags that the template would write.
         if "</think>" in content and not (lead_in or "").isspace():
             return "", content
         return lead_in, content
+
+    def respond_with(self, message: Message) -> list[int]:
+        """Ids of a response that is this assistant's message, with or without tool calls. Raises
+        ChatTemplateError as `respond` and `respond_with_calls` do."""
+        if message.get("tool_calls"):
+            return self.respond_with_calls(message)
+        return self.respond(message["content"])
 
     def respond_with_calls(self, message: Message) -> list[int]:
         """Ids of an assistant's message with `tool_calls` as the template writes it, with the end-of-turn
         token. Raises ChatTemplateError if the template doesn't show the calls, or doesn't write them right
         after a response's header."""
-        self.renderer.shown((), [self._turns.prefix[0], message])
-        header, opened = self._header, opened_by(self._header).strip()
+        self.renderer.shown((), [self._turns.user, message])
+        header = self._header
+        opened = opened_by(header).strip()
         content = message.get("content")
-        messages = [message]
-        if (
-            opened == "<think>"
-            and isinstance(content, str)
-            and "</think>" in content
-            and not content.startswith(opened)
-        ):
-            messages.append(
-                {**message, "content": f"{opened}\n{content}"}
-            )  # some templates read thinking in both tags only
-        for said in messages:
-            for text in self._turns.texts_with_calls(said):
-                response = behind_header(text, header)
-                if response is not None and is_taught(message, response):
-                    token_ids = self._codec.encode(response, after=header)
-                    if not set(self.stop_token_ids) & set(token_ids[:-1]):
-                        return token_ids
+        closes_thinking = isinstance(content, str) and "</think>" in content
+        forms = [message]
+        if opened == "<think>" and closes_thinking and not str(content).startswith(opened):
+            # Some templates read thinking in both tags only.
+            forms.append({**message, "content": f"{opened}\n{content}"})
+        for text in chain.from_iterable(map(self._turns.texts_with_calls, forms)):
+            response = behind_header(text, header)
+            if response is None or not is_taught(message, response):
+                continue
+            token_ids = self._codec.encode(response, context=header)
+            # A stop token in the middle would end the response before its calls.
+            if set(self.stop_token_ids).isdisjoint(token_ids[:-1]):
+                return token_ids
         advice = "write them into the assistant's text, in the form that the model is to say"
         if opened and "</think>" not in str(content):
             advice = (
                 f"the header opens {opened}, so begin the content with its thinking and </think>, or {advice}"
             )
         raise ChatTemplateError(
-            f"{self.renderer.where} doesn't write tool calls at the beginning of a response, after all of "
-            f"the message's "
-            f"content, with an end of their own: {advice}"
+            f"{self.renderer.label} doesn't write tool calls at the beginning of a response, after all of "
+            f"the message's content, with an end of their own: {advice}"
         )
 
     def written_call(self, message: Message) -> str:
         """All that the template writes behind a user's text for a message with tool calls, up to the end of
         the calls. Raises ChatTemplateError if the template doesn't show the calls."""
-        self.renderer.shown((), [self._turns.prefix[0], message])
-        for text in (
-            *self._turns.texts_with_calls(message),
-            self._turns.text([self._turns.prefix[0], message]),
-        ):
-            written = text.partition(ASKED)[2]
+        messages = [self._turns.user, message]
+        self.renderer.shown((), messages)
+        for text in (*self._turns.texts_with_calls(message), self._turns.text(messages)):
+            _, _, written = text.partition(ASKED)
             if is_taught(message, written):
                 return written
-        raise ChatTemplateError(f"{self.renderer.where} doesn't show tool calls behind a user's message")
+        raise ChatTemplateError(f"{self.renderer.label} doesn't show tool calls behind a user's message")
 
     def decode(self, token_ids: Sequence[int], skips_turn_tokens: bool = True) -> str:
         """The text of the ids, by default without `turn_token_ids`, for rewards, parsing and reading. All
@@ -237,18 +249,15 @@ class ChatTemplate:
         """Ids of the tokens that begin or end a turn in this template, and of the tokenizer's BOS, EOS and
         padding."""
         tokenizer = self.tokenizer
-        own = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        return self._turns.turn_token_ids | {
-            *self.stop_token_ids,
-            *(token_id for token_id in own if token_id is not None),
-        }
+        special_ids = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+        token_ids = self._turns.turn_token_ids.union(self.stop_token_ids, special_ids)
+        return token_ids - {None}
 
     @property
     def turn_tokens(self) -> list[str]:
         """The texts of `turn_token_ids`."""
-        return sorted(
-            token for token_id, token in self._codec.added_tokens.items() if token_id in self.turn_token_ids
-        )
+        added = self._codec.added_tokens
+        return sorted(token for token_id, token in added.items() if token_id in self.turn_token_ids)
 
     def max_characters(self, num_tokens: int) -> int:
         """The maximum number of characters in `num_tokens` tokens: no token is longer than the vocabulary's
@@ -260,10 +269,15 @@ class ChatTemplate:
         """Ids that end a response: the template's end of turn, the tokenizer's EOS, `eos_token_ids` and the
         template's end of tool calls. If the end of turn also ends a part of a response, such as thinking, it
         counts only if it is an EOS too, or no EOS is known."""
-        end, call_end = self._turns.answers.said[-1:], self._turns.calls
-        is_part = bool(end) and end[0] in self._turns.between_thought_and_answer
-        ends = [*([] if is_part and self._known_ends else end), *self._known_ends]
-        return tuple(dict.fromkeys(ends if call_end is None else [*ends, call_end.token_id]))
+        turns = self._turns
+        ends = list(self._known_ends)
+        end = turns.answers.final[-1:]
+        is_part = bool(end) and end[0] in turns.between_thought_and_answer
+        if not is_part or not self._known_ends:
+            ends = end + ends
+        if turns.calls is not None:
+            ends.append(turns.calls.token_id)
+        return tuple(dict.fromkeys(ends))
 
     @cached_property
     def rewrites_history(self) -> bool:
@@ -283,15 +297,15 @@ class ChatTemplate:
         if self._is_announced:
             return
         self._is_announced = True
-        if self.rewrites_tool_history if has_tools else self.rewrites_history:
+        rewrites = self.rewrites_tool_history if has_tools else self.rewrites_history
+        if rewrites:
             logger.warning(
                 "this chat template renders earlier turns differently once they are history (thinking "
-                "stripped, or a prompt or "
-                "the list of tools moved). Contexts are appended to all the same and trained on as the "
-                "server saw them."
+                "stripped, or a prompt or the list of tools moved). Contexts are appended to all the same "
+                "and trained on as the server saw them."
             )
 
-    def _after_call(self, response_ids: Sequence[int], results: Sequence[Message], tools: Tools) -> list[int]:
+    def _after_call(self, response_ids: Sequence[int], results: Messages, tools: Tools) -> list[int]:
         """Ids that follow a response with tool calls: the missing end of the calls, the results, and the next
         header."""
         ends = self._turns
@@ -301,9 +315,13 @@ class ChatTemplate:
             start = tail.index(ends.calls.token_id)
         else:
             start = ends.first_added(tail) or 0
-        last = response_ids[-1] if len(response_ids) else None
-        is_ended = last == tail[start] or (last in ends.answers.said[-1:] and not ends.ends_with_next_role)
-        return tail[start + is_ended :]
+        last = list(response_ids[-1:])
+        ends_as_calls = last == [tail[start]]
+        # The end of an answer ends the calls too, unless it is the token of the next role's header.
+        ends_as_answer = last == ends.answers.final[-1:] and not ends.ends_with_next_role
+        if last and (ends_as_calls or ends_as_answer):
+            start += 1
+        return tail[start:]
 
     @cached_property
     def _turns(self) -> TurnEnds:
@@ -317,61 +335,66 @@ class ChatTemplate:
 
     @cached_property
     def _header(self) -> str:
-        return self.renderer.render(self._turns.prefix[:1])
+        return self.renderer.render([self._turns.user])
 
     @cached_property
     def _lead_in(self) -> str | None:
         """The text between a response's header and its content, such as a space, a channel, or the end of
         opened thinking. None if the header opens thinking and the template doesn't show how it ends."""
         header = self._header
+        prefix = self._turns.prefix
+        # As an earlier answer, then as the last one.
         rendered = (
-            self.renderer.render([*self._turns.prefix, self._turns.prefix[0]]),
-            self._turns.text(self._turns.prefix),
+            self.renderer.render([*prefix, self._turns.user]),
+            self._turns.text(prefix),
         )
-        led = [text.partition(SENTINEL)[0] for text in rendered if SENTINEL in text]
-        if exact := [text.removeprefix(header) for text in led if text.startswith(header)]:
-            return "" if closed_by(header) else exact[0]
+        texts = [text.partition(SENTINEL)[0] for text in rendered if SENTINEL in text]
+        for text in texts:
+            if text.startswith(header):
+                return "" if closed_by(header) else text.removeprefix(header)
+        # The template writes thinking tags of answers otherwise than those of the header.
         thinking = opened_by(header) or closed_by(header)
         base = header.removesuffix(thinking)
-        after = [
-            text.removeprefix(base).removeprefix(thinking.strip()).lstrip()
-            for text in led
-            if text.startswith(base)
-        ]
-        if not opened_by(header):
-            return without_tags(after[0]) if thinking and after else ""
-        return next((text for text in after if "think" in text.lower()), None)
+        tails = [text.removeprefix(base) for text in texts if text.startswith(base)]
+        lead_ins = [tail.removeprefix(thinking.strip()).lstrip() for tail in tails]
+        if opened_by(header):
+            return next((text for text in lead_ins if "think" in text.lower()), None)
+        if thinking and lead_ins:
+            return without_tags(lead_ins[0])
+        return ""
 
-    def _ids(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
+    def _ids(self, prefix: Messages, messages: Messages, tools: Tools) -> list[int]:
         """The ids of the rendered messages. Ids of plain text are cached, since a group's episodes show the
         same texts."""
-        key = key_of(messages) if not tools and (not prefix or prefix is self._turns.prefix) else None
-        return (
-            self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
-        )
+        is_usual = not tools and (not prefix or prefix is self._turns.prefix)
+        key = key_of(messages) if is_usual else None
+        if key is None:
+            return self._encoded(prefix, messages, tools)
+        return list(self._recent(bool(prefix), key))
 
     def _ids_of_key(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> array[int]:
         """The ids of the messages that `key` describes, to be cached: an array takes a fifth of a list's
         memory."""
-        return array(
-            "q", self._encoded(self._turns.prefix if is_tail else (), [message_of(*said) for said in key], ())
-        )
+        prefix = self._turns.prefix if is_tail else ()
+        messages = [message_of(role, text) for role, text in key]
+        return array("q", self._encoded(prefix, messages, ()))
 
-    def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        if any(isinstance(message.get("content"), list) for message in messages) and not self._accepts_parts:
+    def _encoded(self, prefix: Messages, messages: Messages, tools: Tools) -> list[int]:
+        has_parts = any(isinstance(message.get("content"), list) for message in messages)
+        if has_parts and not self._accepts_parts:
             raise ChatTemplateError(
                 "a message's content is a list of parts and this chat template takes strings only: send a "
-                "string, or use the "
-                "template of a model that takes images"
+                "string, or use the template of a model that takes images"
             )
         mark = ""
         if self._foreign is not None:
             messages, mark = self._foreign.marked(messages)
         text = self.renderer.shown(prefix, messages, tools)
-        token_ids: list[int] = []
-        after = BEFORE if prefix else ""
         # Cut inside special tokens that users or tools have spelt out, so that these stay ordinary text.
-        for piece in text.split(mark) if mark else [text]:
-            token_ids += self._codec.encode(piece, after)
-            after = BEFORE
+        pieces = text.split(mark) if mark else [text]
+        token_ids: list[int] = []
+        context = BEFORE if prefix else ""
+        for piece in pieces:
+            token_ids += self._codec.encode(piece, context)
+            context = BEFORE
         return token_ids

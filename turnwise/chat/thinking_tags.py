@@ -15,13 +15,17 @@ def opened_by(header: str) -> str:
     """The tag with which a response's header opens thinking, with the white space after the tag; "" if it
     opens none."""
     tag = _OPENED.search(header)
-    return tag.group() if tag else ""
+    if tag is None:
+        return ""
+    return tag.group()
 
 
 def closed_by(header: str) -> str:
     """The empty thinking with which a response's header turns thinking off; "" if it has none."""
     tags = _CLOSED.search(header) or _CHANNEL_CLOSED.search(header)
-    return tags.group() if tags else ""
+    if tags is None:
+        return ""
+    return tags.group()
 
 
 def thinking_and_answer(text: str) -> list[str]:
@@ -35,7 +39,8 @@ def thinking_and_answer(text: str) -> list[str]:
 
 def is_thinking_tag(token: str) -> bool:
     """Whether a token marks thinking, such as `<think>` or `<|START_THINKING|>`."""
-    return any(word in token.lower() for word in ("think", "thought", "reason"))
+    name = token.lower()
+    return any(word in name for word in ("think", "thought", "reason"))
 
 
 def without_tags(text: str) -> str:
@@ -55,11 +60,16 @@ def behind_header(text: str, header: str) -> str | None:
     """
     if text.startswith(header):
         return text.removeprefix(header)
-    opened, closed = opened_by(header), closed_by(header)
+    opened = opened_by(header)
+    closed = closed_by(header)
     base = header.removesuffix(opened or closed)
     if base == header or not text.startswith(base):
         return None
     response = text.removeprefix(base)
     if closed:
-        return None if without_tags(response) != response else response
-    return response.removeprefix(opened.strip()).lstrip() if response.startswith(opened.strip()) else None
+        has_thinking = without_tags(response) != response
+        return None if has_thinking else response
+    tag = opened.strip()
+    if not response.startswith(tag):
+        return None
+    return response.removeprefix(tag).lstrip()

@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.chat.argument_types import ArgumentTypes, typed_value
 from turnwise.chat.call_json import Unreadable, call_of, json_at, json_value, skip_space
-from turnwise.chat.marked_calls import MAX_UNREADABLE, MarkedCallParser
+from turnwise.chat.marked_calls import MAX_UNREADABLE, CallsAndEnd, MarkedCallParser
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError, ConfigError
 from turnwise.protocols.tools import ToolCall, ToolCallParser
@@ -39,7 +39,10 @@ _TRIAL = {
     },
 }
 """The schema of a made-up tool."""
-_TRIAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"side": "left", "steps": 3}, {"side": "left"})
+_TRIAL_ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {"side": "left", "steps": 3},
+    {"side": "left"},
+)
 """Arguments of made-up calls. Some templates write texts only."""
 
 
@@ -50,7 +53,8 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
     if name is None:
         return _parser_that_reads(template)
     with Foreign(f"agent.tool_parser {name}: making it", "at the start", are_faults=True):
-        parser: ToolCallParser = load_class(TOOL_PARSERS.get(name, name), "agent.tool_parser", ConfigError)()
+        parser_class = load_class(TOOL_PARSERS.get(name, name), "agent.tool_parser", ConfigError)
+        parser: ToolCallParser = parser_class()
     if not isinstance(parser, ToolCallParser):
         raise ConfigError(
             f"agent.tool_parser: {name} has no method `parse`; see ToolCallParser in "
@@ -64,13 +68,14 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
 def _parser_that_reads(template: ChatTemplate) -> ToolCallParser:
     problem = ""
     for arguments in _TRIAL_ARGUMENTS:
-        called = {
+        call = {
             "id": "call00000",
             "type": "function",
             "function": {"name": "look", "arguments": dict(arguments)},
         }
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            written = template.written_call({"role": "assistant", "content": "", "tool_calls": [called]})
+            written = template.written_call(message)
         except ChatTemplateError as error:
             problem = problem or str(error)
             continue
@@ -79,22 +84,25 @@ def _parser_that_reads(template: ChatTemplate) -> ToolCallParser:
             if _reads_back(parser, written, arguments, template.opens_thinking):
                 return parser
         problem = (
-            f"{template.renderer.where} writes tool calls in none of the known forms: "
+            f"{template.renderer.label} writes tool calls in none of the known forms: "
             f"{written[:_MAX_WRITTEN]!r}"
         )
     raise ConfigError(
         f"agent.tool_parser: {problem}; name the form that the model was taught: {', '.join(TOOL_PARSERS)}, "
-        f"or your own as "
-        "module:Class"
+        "or your own as module:Class"
     )
 
 
 def _reads_back(
-    parser: ToolCallParser, written: str, arguments: Mapping[str, Any], opens_thinking: bool
+    parser: ToolCallParser,
+    written: str,
+    arguments: Mapping[str, Any],
+    opens_thinking: bool,
 ) -> bool:
     """Whether the parser finds in the `written` call exactly the tool `look` with the arguments."""
-    text = f"</think>{written}" if opens_thinking and "</think>" not in written else written
-    parsed = parser.parse(text, [{"type": "function", "function": _TRIAL}])
+    if opens_thinking and "</think>" not in written:
+        written = f"</think>{written}"
+    parsed = parser.parse(written, [{"type": "function", "function": _TRIAL}])
     calls = [(call.name, dict(call.arguments)) for call in parsed.tool_calls]
     return calls == [("look", arguments)] and not parsed.errors
 
@@ -106,7 +114,7 @@ class HermesParser(MarkedCallParser):
     closing = "</tool_call>"
     form = '<tool_call>{"name": …, "arguments": {…}}</tool_call>'
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
         value, end = json_at(text, mark.end())
         return [call_of(value)], end
 
@@ -118,12 +126,15 @@ class Llama3JsonParser(MarkedCallParser):
     form = '{"name": …, "parameters": {…}}'
     dropped = ("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
         value, end = json_at(text, mark.end())
         if isinstance(value, dict) and not value.keys() & {"parameters", "arguments", "function"}:
             return [], end  # an answer in JSON
+        call = call_of(value)
         follower = skip_space(text, end)
-        return [call_of(value)], follower + 1 if text.startswith(";", follower) else end
+        if text.startswith(";", follower):
+            end = follower + 1
+        return [call], end
 
     def _next(self, text: str, position: int) -> int:
         return len(text)  # the braces inside aren't calls
@@ -138,24 +149,26 @@ class PythonTagParser(MarkedCallParser):
     dropped = ("<|eom_id|>", "<|eot_id|>")
     _END = re.compile(r"<\|(?:eom_id|eot_id|python_tag)\|>")
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
-        ended = self._END.search(text, mark.end())
-        end = ended.start() if ended else len(text)
-        said = text[mark.end() : end]
-        if said.lstrip().startswith("{"):
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
+        closing = self._END.search(text, mark.end())
+        end = closing.start() if closing else len(text)
+        code = text[mark.end() : end]
+        if code.lstrip().startswith("{"):
             value, end = json_at(text, mark.end())
             return [call_of(value)], end
-        program = _program_call(said, types)
+        program = _program_call(code, types)
         try:
             if end > _MAX_PYTHON:
                 raise Unreadable(f"it stands behind the first {_MAX_PYTHON} characters of the response")
-            call = _python_call(said, types.names)
+            call = _python_call(code, types.names)
         except Unreadable:
             if program is None:
                 raise
             return [program], end
-        is_code = program is not None and call.name not in types.names
-        return [program if program is not None and is_code else call], end
+        # Code such as `print(end="")` has the form of a call, too.
+        if program is not None and call.name not in types.names:
+            call = program
+        return [call], end
 
 
 class MistralParser(MarkedCallParser):
@@ -166,14 +179,15 @@ class MistralParser(MarkedCallParser):
     form = '[TOOL_CALLS][{"name": …, "arguments": {…}}]'
     _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\](\w+)\s*)?(?:\[ARGS\])?")
 
-    def read(
-        self, text: str, mark: re.Match[str], types: ArgumentTypes
-    ) -> tuple[Sequence[ToolCall | Unreadable], int]:
-        if named := self._NAMED.match(text, mark.end()):
-            value, end = json_at(text, named.end())
-            return [call_of({"name": named.group(1), "arguments": value, "id": named.group(2) or ""})], end
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
+        if head := self._NAMED.match(text, mark.end()):
+            name, call_id = head.groups(default="")
+            arguments, end = json_at(text, head.end())
+            return [call_of({"name": name, "arguments": arguments, "id": call_id})], end
         values, end = json_at(text, mark.end())
-        return _calls_or_faults(values if isinstance(values, list) else [values]), end
+        if not isinstance(values, list):
+            values = [values]
+        return _calls_or_faults(values), end
 
 
 class Qwen3CoderParser(MarkedCallParser):
@@ -187,10 +201,11 @@ class Qwen3CoderParser(MarkedCallParser):
     _PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]+)>")
     _VALUE_END = re.compile(r"</parameter>|(?=<parameter=|</function>)")
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
         if not mark.group(1):
             raise Unreadable("it names no function")
-        texts, end = dict[str, str](), mark.end()
+        texts: dict[str, str] = {}
+        end = mark.end()
         while parameter := self._PARAMETER.match(text, end):
             value_end = self._VALUE_END.search(text, parameter.end())
             if value_end is None:
@@ -198,8 +213,9 @@ class Qwen3CoderParser(MarkedCallParser):
             value = text[parameter.end() : value_end.start()]
             if not value_end.group():  # a parameter that isn't closed ends with its last letter
                 value = value.rstrip()
-            key, end = parameter.group(1).strip(), value_end.end()
+            key = parameter.group(1).strip()
             texts[key] = value.removeprefix("\n").removesuffix("\n")
+            end = value_end.end()
         return [_typed_call(mark.group(1).strip(), texts, types)], end
 
 
@@ -214,16 +230,18 @@ class Glm45Parser(MarkedCallParser):
     _KEY = re.compile(r"\s*+<arg_key>([^<\n]+)</arg_key>\s*+<arg_value>")
     _VALUE_END = "</arg_value>"
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
         name = self._NAME.match(text, mark.end())
         if name is None:
             raise Unreadable("it names no function")
-        texts, end = dict[str, str](), name.end()
-        while key := self._KEY.match(text, end):
-            value_end = text.find(self._VALUE_END, key.end())
+        texts: dict[str, str] = {}
+        end = name.end()
+        while tag := self._KEY.match(text, end):
+            key = tag.group(1)
+            value_end = text.find(self._VALUE_END, tag.end())
             if value_end < 0:
-                raise Unreadable(f"the argument {key.group(1)[:40]} isn't closed by {self._VALUE_END}")
-            texts[key.group(1).strip()] = text[key.end() : value_end]
+                raise Unreadable(f"the argument {key[:40]} isn't closed by {self._VALUE_END}")
+            texts[key.strip()] = text[tag.end() : value_end]
             end = value_end + len(self._VALUE_END)
         return [_typed_call(name.group(1).strip(), texts, types)], end
 
@@ -241,12 +259,12 @@ class GptOssParser(MarkedCallParser):
     _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
     dropped = ("<|channel|>final<|message|>", "<|start|>assistant", "<|call|>", "<|return|>", "<|end|>")
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
         name = mark.group(1) or mark.group(2)
         if name is None:  # an analysis, or a preamble to the user
-            ended = self._END.search(text, mark.end())
-            assert ended is not None, "the end of the text matches"
-            return [], ended.end()
+            closing = self._END.search(text, mark.end())
+            assert closing is not None, "the end of the text matches"
+            return [], closing.end()
         value, end = json_at(text, mark.end())
         return [call_of({"name": name, "arguments": value})], end
 
@@ -261,21 +279,25 @@ class DeepSeekParser(MarkedCallParser):
     dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     _HEAD = re.compile(r"\s*+([^\s<]*+)\s*+<｜tool▁sep｜>(?:\s*+([^\s{`<]++)\s*+```(?:json)?)?")
 
-    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], types: ArgumentTypes) -> CallsAndEnd:
         head = self._HEAD.match(text, mark.end())
         if head is None:
             raise Unreadable("<｜tool▁sep｜> doesn't follow the name")
-        value, end = json_at(text, head.end())
+        arguments, end = json_at(text, head.end())
         fence = skip_space(text, end)
-        end = fence + 3 if text.startswith("```", fence) else end
-        return [call_of({"name": head.group(2) or head.group(1), "arguments": value})], end
+        if text.startswith("```", fence):
+            end = fence + 3
+        name = head.group(2) or head.group(1)
+        return [call_of({"name": name, "arguments": arguments})], end
 
 
 def _typed_call(name: str, texts: Mapping[str, str], types: ArgumentTypes) -> ToolCall:
     """The call whose arguments are unquoted texts. Each is decoded once, though a response may give it
     thousands of times."""
     types_of_call = types.of(name)
-    arguments = {key: typed_value(text, types_of_call.get(key, {"string"})) for key, text in texts.items()}
+    arguments: dict[str, Any] = {}
+    for key, text in texts.items():
+        arguments[key] = typed_value(text, types_of_call.get(key, {"string"}))
     return ToolCall(json_value(name), json_value(arguments), "")
 
 
@@ -297,10 +319,13 @@ def _calls_or_faults(values: Sequence[Any]) -> list[ToolCall | Unreadable]:
 
 def _program_call(code: str, types: ArgumentTypes) -> ToolCall | None:
     """The call of the tool that runs Python code; None if there is no such tool."""
-    for schema in types.tools:
-        parameters = (schema["function"].get("parameters") or {}).get("properties") or {}
-        if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
-            return ToolCall(schema["function"]["name"], {next(iter(parameters)): code.strip()}, "")
+    for tool in types.tools:
+        function = tool["function"]
+        schema = function.get("parameters") or {}
+        parameters = schema.get("properties") or {}
+        if function["name"] in ("python", "code_interpreter") and parameters:
+            parameter = next(iter(parameters))
+            return ToolCall(function["name"], {parameter: code.strip()}, "")
     return None
 
 
@@ -314,14 +339,16 @@ def _python_call(code: str, names: Collection[str]) -> ToolCall:
     if called is None:
         raise Unreadable("it isn't a call with named literal arguments")
     try:
-        call = ast.parse("f" + code[called.end() :].strip(), _CALL_FILE, mode="eval").body
+        source = "f" + code[called.end() :].strip()
+        call = ast.parse(source, _CALL_FILE, mode="eval").body
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
-        arguments = {
-            keyword.arg: ast.literal_eval(keyword.value)
-            for keyword in call.keywords
-            if keyword.arg is not None
-        }
+        arguments: dict[str, Any] = {}
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                arguments[keyword.arg] = ast.literal_eval(keyword.value)
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
         raise Unreadable("it isn't a call with named literal arguments") from None
-    name = called.group(1) if called.group(1) in names else called.group(1).removesuffix(".call")
+    name = called.group(1)
+    if name not in names:
+        name = name.removesuffix(".call")
     return ToolCall(json_value(name), json_value(arguments), "")

@@ -28,22 +28,26 @@ def tried(template: ChatTemplate) -> ChatTemplate:
     memory."""
     renderer = template.renderer
     sources = [GENERATION_TAG.sub("", source) for source in renderer.sources()]
-    asked = {"sources": sources, "variables": renderer.variables, "cpu_s": CPU_S, "num_bytes": _BYTES}
-    if fault := _fault(json.dumps(asked, default=str)):
+    task = {
+        "sources": sources,
+        "variables": renderer.variables,
+        "cpu_s": CPU_S,
+        "num_bytes": _BYTES,
+    }
+    if fault := _fault(json.dumps(task, default=str)):
         raise ChatTemplateError(
-            f"{renderer.where} {fault} on conversations of up to 100 turns: it seems to loop; fix it, or "
-            f"give the model "
-            "another chat template"
+            f"{renderer.label} {fault} on conversations of up to 100 turns: it seems to loop; fix it, or "
+            "give the model another chat template"
         )
     return template
 
 
 @lru_cache(maxsize=64)
-def _fault(asked: str) -> str:
+def _fault(task: str) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", str(_PROGRAM)],
-            input=asked,
+            input=task,
             capture_output=True,
             text=True,
             timeout=_WALL_S,
@@ -54,11 +58,12 @@ def _fault(asked: str) -> str:
     except OSError as error:
         logger.warning("the chat template could not be tried in its own process: %s", error)
         return ""
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"doesn't end within {CPU_S} s of computing"
-    if "MemoryError" in done.stderr:
+    if "MemoryError" in process.stderr:
         return f"takes more than {_BYTES // 2**30} GiB"
-    if done.returncode:
+    if process.returncode:
         # A template that isn't valid Jinja is refused at its first use.
-        logger.warning("the chat template could not be tried: %s", done.stderr.strip().rpartition("\n")[2])
+        _, _, last_line = process.stderr.strip().rpartition("\n")
+        logger.warning("the chat template could not be tried: %s", last_line)
     return ""

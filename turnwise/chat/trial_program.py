@@ -12,9 +12,14 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+Objects = list[dict[str, Any]]
 NUM_TURNS = 100
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-_CALL = {"id": "abcdef123", "type": "function", "function": {"name": "look", "arguments": {"side": "left"}}}
+_CALL = {
+    "id": "abcdef123",
+    "type": "function",
+    "function": {"name": "look", "arguments": {"side": "left"}},
+}
 _TOOL = {
     "name": "look",
     "description": "Looks.",
@@ -26,11 +31,11 @@ _TOOL = {
 }
 
 
-def conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
+def conversations() -> Iterator[tuple[Objects, Objects | None]]:
     """Yields `(messages, tools)`: conversations of 100 turns, and short ones of every kind, also with
     contents as lists."""
-    user: dict[str, Any] = {"role": "user", "content": "a"}
-    answer: dict[str, Any] = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
+    user = {"role": "user", "content": "a"}
+    answer = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
     system = {"role": "system", "content": "d"}
     called = {
         "role": "assistant",
@@ -41,25 +46,32 @@ def conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]
     }
     result = {"role": "tool", "name": "look", "tool_call_id": "abcdef123", "content": "f"}
     tools = [{"type": "function", "function": _TOOL}]
-    long: list[dict[str, Any]] = [system, *[user, answer] * NUM_TURNS]
-    short: list[dict[str, Any]] = [user, user, answer, system, *[user, called, result, result, answer] * 2]
-    yield from ((long, None), (long[1:-1], tools), (short, tools))
+    long: Objects = [system, *[user, answer] * NUM_TURNS]
+    short: Objects = [user, user, answer, system]
+    short += [user, called, result, result, answer] * 2
+    yield long, None
+    yield long[1:-1], tools
+    yield short, tools
     for messages in (long[:5], short):
-        yield (
-            [{**m, "content": [{"type": "text", "text": m["content"]}, {"type": "image"}]} for m in messages],
-            tools,
-        )
+        yield list(map(_in_parts, messages)), tools
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = [{"type": "text", "text": message["content"]}, {"type": "image"}]
+    return {**message, "content": content}
 
 
 def environment() -> ImmutableSandboxedEnvironment:
     """Jinja as transformers sets it up for chat templates."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    jinja = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols"],
     )
-    made.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    jinja.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    jinja.globals["raise_exception"] = _refuse
+    jinja.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return jinja
 
 
 def _refuse(message: str) -> None:
@@ -71,15 +83,17 @@ def _limit(cpu_s: int, num_bytes: int) -> None:
         import resource
     except ImportError:  # not a POSIX system: the caller's own limit remains
         return
-    for kind, most in ((resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_AS, num_bytes)):
+    for kind, limit in ((resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_AS, num_bytes)):
         _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+        resource.setrlimit(kind, (limit, hard))
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    _limit(asked["cpu_s"], asked["num_bytes"])
-    for source in asked["sources"]:
+    task = json.load(sys.stdin)
+    _limit(task["cpu_s"], task["num_bytes"])
+    for source in task["sources"]:
         template = environment().from_string(source)
         for messages, tools in conversations():
             for opens_answer in (True, False):
@@ -88,7 +102,7 @@ def main() -> None:
                         messages=messages,
                         tools=tools,
                         add_generation_prompt=opens_answer,
-                        **asked["variables"],
+                        **task["variables"],
                     )
                 except FAULTS:  # a template may refuse any conversation; here it only has to end
                     continue

@@ -203,7 +203,7 @@ class ProcessCluster:
 
     def shutdown(self) -> None:
         """Ends the processes without waiting for their running calls."""
-        self._set_num_threads(self.num_threads.both)
+        self._set_num_threads(self.num_threads.total)
         self._end()
 
     def _end(self) -> None:

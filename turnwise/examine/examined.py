@@ -14,7 +14,8 @@ from turnwise.examine.rewards import make_rewards
 from turnwise.examine.rows import RowParts, Rows, read_loops, read_rows
 from turnwise.examine.tools import make_tools, make_users
 from turnwise.rollout.group_filter import GroupFilter, load_group_filter
-from turnwise.tools.tool_box import Interactions, ToolBox
+from turnwise.tools.interactions import Interactions
+from turnwise.tools.tool_box import ToolBox
 from turnwise.types import Split
 
 if TYPE_CHECKING:

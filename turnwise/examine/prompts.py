@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.chat.rendering import Tools, texts_of
+from turnwise.chat.message_content import texts_of
+from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
 from turnwise.data.prompts import prompt_of

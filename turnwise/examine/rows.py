@@ -21,7 +21,8 @@ from turnwise.examine.rewards import functions_of
 from turnwise.examine.tools import agent_name, check_tools_of_rows, check_users_of_rows
 from turnwise.rollout.tasks import DataRow
 from turnwise.spec import AGENTS, ROWS_TAG
-from turnwise.tools.tool_box import Interactions, ToolBox
+from turnwise.tools.interactions import Interactions
+from turnwise.tools.tool_box import ToolBox
 from turnwise.types import Split
 
 SPLITS: tuple[Split, ...] = ("train", "val")

@@ -18,8 +18,9 @@ from turnwise.runtime.entry_points import load_class, load_object
 from turnwise.runtime.foreign import Foreign
 from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
+from turnwise.tools.interactions import Interactions, interaction_kwargs
 from turnwise.tools.mcp_server import McpServer
-from turnwise.tools.tool_box import Interactions, OfferedTool, ToolBox, interaction_kwargs
+from turnwise.tools.tool_box import OfferedTool, ToolBox
 
 _TOOL_PARTS = ("schema", "create", "execute", "calc_reward", "release")
 

@@ -269,7 +269,7 @@ class ModelRole:
         `memory` (None = all). After the call, the yielded list has the call's metrics: its tokens' shares of
         padding and of merged prefixes."""
         work = self.stopwatch.work
-        if work.done >= work.total:
+        if work.finished >= work.total:
             self.stopwatch.work = Work("micro-batches", num_batches)
         if self.claim_devices is not None:
             self.claim_devices(self.owner, memory)
@@ -280,5 +280,5 @@ class ModelRole:
             name = f"batch/{self.name}/{kind}"
             metrics += [
                 Metric(f"{name}/padding", counts.padding_share, weight=counts.computed),
-                Metric(f"{name}/merged", counts.merged_share, weight=counts.given),
+                Metric(f"{name}/merged", counts.merged_share, weight=counts.unmerged),
             ]

@@ -56,7 +56,7 @@ def show_tokens(onlooker: Onlooker, contexts: TokenContexts) -> TokenContexts:
 
     def on_prompt(prompt: Prompt, sampling: SamplingParams) -> None:
         onlooker.prompted(
-            ShownPrompt(prompt.added_ids, (), prompt.before.num_tokens, sampling.max_new_tokens)
+            ShownPrompt(prompt.added_ids, (), prompt.prefix.num_tokens, sampling.max_new_tokens)
         )
 
     return replace(contexts, on_prompt=on_prompt)

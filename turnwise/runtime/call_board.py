@@ -3,8 +3,11 @@ process has ended."""
 
 import mmap
 
-_NUM_LINES, _WIDTH = 64, 256
-_IS_DONE, _LAST, _STATUS = 0, 1, 2
+_NUM_LINES = 64
+_WIDTH = 256
+_IS_DONE = 0
+_LAST = 1
+_STATUS = 2
 """Bytes of line 0: whether the command is done, the line number of the last call, and the exit status to
 come."""
 
@@ -23,7 +26,8 @@ class CallBoard:
         except IndexError:
             return 0
         written = b"+%b\0" % text.encode(errors="replace")[: _WIDTH - 2]
-        self._memory[line * _WIDTH : line * _WIDTH + len(written)] = written
+        start = line * _WIDTH
+        self._memory[start : start + len(written)] = written
         self._memory[_LAST] = line
         return line
 
@@ -48,18 +52,24 @@ class CallBoard:
 
     def going_on(self) -> list[str]:
         """The calls that haven't returned."""
-        return [
-            self._text(line) for line in range(1, _NUM_LINES + 1) if self._memory[line * _WIDTH] == ord("+")
-        ]
+        texts: list[str] = []
+        for line in range(1, _NUM_LINES + 1):
+            if self._memory[line * _WIDTH] == ord("+"):
+                texts.append(self._text(line))
+        return texts
 
     def last(self) -> str:
         """The call that began last, "" if there was none."""
-        return self._text(self._memory[_LAST]) if self._memory[_LAST] else ""
+        line = self._memory[_LAST]
+        if not line:
+            return ""
+        return self._text(line)
 
     def _text(self, line: int) -> str:
-        return (
-            self._memory[line * _WIDTH + 1 : (line + 1) * _WIDTH].partition(b"\0")[0].decode(errors="replace")
-        )
+        start = line * _WIDTH
+        # The byte before the text says whether the call is going on.
+        text, _, _ = self._memory[start + 1 : start + _WIDTH].partition(b"\0")
+        return text.decode(errors="replace")
 
 
 CALLS = CallBoard()

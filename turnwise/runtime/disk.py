@@ -53,8 +53,11 @@ class writing:  # a context, as `suppress` is
         if not isinstance(error, Exception):
             return
         number = system_error(error, self._path)
-        is_told = isinstance(error, OSError) and error.errno is not None and error.errno not in NO_SPACE
-        if number is not None and not is_told:
+        if number is None:
+            return
+        # An error of a full disk may name a file in between.
+        is_plain = isinstance(error, OSError) and error.errno is not None and error.errno not in NO_SPACE
+        if not is_plain:
             raise OSError(number, os.strerror(number), str(self._path)) from error
 
 
@@ -126,8 +129,11 @@ def file_error(fault: OSError, continued: str | None = None, unnamed: str = "a f
     if fault.filename is None:
         return f"{unnamed} can't be written: {fault.strerror}; {advice}"
     name = os.fsdecode(fault.filename)
+    reason = str(fault.strerror)
     free = free_text(Path(name))
-    return f"{name} can't be written: {fault.strerror}{f'. {free}' if free else ''}; {advice}"
+    if free:
+        reason += f". {free}"
+    return f"{name} can't be written: {reason}; {advice}"
 
 
 def _trial(folder: Path) -> int | None:

@@ -47,7 +47,8 @@ class LoopIteration(Wait):
     def _beat(self) -> None:
         if self.timeout_s is not None:
             self.renew()
-            self._timer = self._loop.call_later(min(_BEAT_S, self.timeout_s / 4), self._beat)
+            beat_s = min(_BEAT_S, self.timeout_s / 4)
+            self._timer = self._loop.call_later(beat_s, self._beat)
 
     def interrupt(self) -> None:
         # Siblings of the blocking task may be about to block too.
@@ -141,9 +142,10 @@ def outer_loop_aside() -> Iterator[None]:
 def seldom_collecting() -> Iterator[None]:
     """Raises the garbage collector's thresholds while the body runs, unless automatic collection is off
     (threshold 0)."""
-    before = within = gc.get_threshold()
-    if before[0]:
-        first, second, third = (max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True))
+    outer = gc.get_threshold()
+    within = outer
+    if outer[0]:
+        first, second, third = map(max, _COLLECTOR, outer)
         within = (first, second, third)
         gc.set_threshold(*within)
     try:
@@ -151,7 +153,7 @@ def seldom_collecting() -> Iterator[None]:
     finally:
         # If somebody else has set thresholds meanwhile, those stay.
         if gc.get_threshold() == within:
-            gc.set_threshold(*before)
+            gc.set_threshold(*outer)
 
 
 class IdleSelector(selectors.DefaultSelector):
@@ -166,8 +168,10 @@ class IdleSelector(selectors.DefaultSelector):
             return super().select(timeout)
         started = self._stopwatch.now()
         events = super().select(timeout)
-        why = (IDLE, "nothing to do") if self._stopwatch.num_playing else (HELD, "no episode plays")
-        self._stopwatch.add(*why, started)
+        if self._stopwatch.num_playing:
+            self._stopwatch.add(IDLE, "nothing to do", started)
+        else:
+            self._stopwatch.add(HELD, "no episode plays", started)
         return events
 
 
@@ -178,7 +182,8 @@ class OwnLoop(asyncio.SelectorEventLoop):
     _main: asyncio.Future[Any] | None = None
 
     def run_until_complete(self, future: Any) -> Any:
-        outer, self._main = self._main, asyncio.ensure_future(future, loop=self)
+        outer = self._main
+        self._main = asyncio.ensure_future(future, loop=self)
         try:
             return super().run_until_complete(self._main)
         finally:

@@ -12,10 +12,8 @@ from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.watchdog import Interrupt
 
-_HANDLERS = (
-    "asyncio.runners",
-    "turnwise.lifecycle.interrupt",
-)  # the signal handlers of these modules raise KeyboardInterrupt
+_HANDLERS = ("asyncio.runners", "turnwise.lifecycle.interrupt")
+"""The modules whose signal handlers raise KeyboardInterrupt."""
 
 
 class Foreign:
@@ -27,10 +25,14 @@ class Foreign:
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 
     def __init__(self, call: str, episode: str = "", are_faults: bool = False) -> None:
-        self._call, self._episode, self._are_faults = call, episode, are_faults
+        self._call = call
+        self._episode = episode
+        self._are_faults = are_faults
 
     def __enter__(self) -> Self:
-        self._line = CALLS.begin(f"{self._call}, {self._episode}") if self._episode else 0
+        self._line = 0
+        if self._episode:
+            self._line = CALLS.begin(f"{self._call}, {self._episode}")
         return self
 
     def __exit__(
@@ -39,23 +41,20 @@ class Foreign:
         CALLS.end(self._line)
         if fault is None:
             return
-        is_ordinary = (
-            isinstance(fault, Exception) and not isinstance(fault, StopIteration) and not self._are_faults
-        )
+        is_exception = isinstance(fault, Exception)
+        is_ordinary = is_exception and not isinstance(fault, StopIteration) and not self._are_faults
         if is_ordinary or _is_from_outside(fault):
             return
         if isinstance(fault, SystemExit):
-            what = f"called sys.exit({fault.code!r})"
+            event = f"called sys.exit({fault.code!r})"
         else:
-            what = f"raised {''.join(traceback.format_exception_only(fault)).strip()}"
+            event = f"raised {''.join(traceback.format_exception_only(fault)).strip()}"
+        advice = "let it raise an Exception, which fails one episode"
+        if is_exception:
+            advice = "fix it there"
         place = traceback.extract_tb(trace)[-1]
         raise EnvironmentFault(
-            f"{self._call} {what} ({place.filename}, line {place.lineno}); "
-            + (
-                "fix it there"
-                if isinstance(fault, Exception)
-                else "let it raise an Exception, which fails one episode"
-            )
+            f"{self._call} {event} ({place.filename}, line {place.lineno}); {advice}"
         ) from fault
 
 
@@ -90,4 +89,5 @@ def _is_raised(fault: BaseException) -> bool:
         trace = trace.tb_next
     if trace is None or trace.tb_frame.f_globals.get("__name__") in _HANDLERS:
         return False
-    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return dis.opname[operation] == "RAISE_VARARGS"

@@ -17,7 +17,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
+                    place = f"{path}, line {number}"
+                    yield place, _object(line, place)
     except FileNotFoundError as fault:
         raise DataError(f"{path}: no such file") from fault
     except OSError as fault:
@@ -36,19 +37,19 @@ def half_character(fault: UnicodeEncodeError) -> str:
     return f"holds {fault.object[fault.start]!a}, half a character, which no tokenizer reads; write it again"
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
+def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"))
         if b"\\ud" in line.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as fault:
         raise DataError(
-            f"{where} isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8"
+            f"{place} isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8"
         ) from fault
     except UnicodeEncodeError as fault:
-        raise DataError(f"{where} {half_character(fault)}") from fault
+        raise DataError(f"{place} {half_character(fault)}") from fault
     except (ValueError, RecursionError) as fault:
-        raise DataError(f"{where} isn't JSON ({fault})") from fault
+        raise DataError(f"{place} isn't JSON ({fault})") from fault
     if not isinstance(value, dict):
-        raise DataError(f"{where} is {json.dumps(value)[:40]}; a line is a JSON object, {{...}}")
+        raise DataError(f"{place} is {json.dumps(value)[:40]}; a line is a JSON object, {{...}}")
     return value

@@ -6,11 +6,8 @@ from dataclasses import dataclass, replace
 
 from turnwise.runtime.rank import launched
 
-_DRIVERS = (
-    "/dev/nvidiactl",
-    "/dev/dxg",
-    "/dev/kfd",
-)  # one of these exists if Linux has a driver for accelerators
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One of these exists if Linux has a driver for accelerators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,11 @@ class Machine:
         core."""
         if num_per_node is None:
             return self
-        nodes = (node if node.accelerator else replace(node, num_devices=num_per_node) for node in self.nodes)
+        nodes: list[Node] = []
+        for node in self.nodes:
+            if not node.accelerator:
+                node = replace(node, num_devices=num_per_node)
+            nodes.append(node)
         return replace(self, nodes=tuple(nodes))
 
     def locate(self, device: int) -> tuple[int, int]:
@@ -67,7 +68,9 @@ class Machine:
         """Torch's name for a device, in the processes of its node."""
         index, number = self.locate(device)
         accelerator = self.nodes[index].accelerator
-        return f"{accelerator}:{number}" if accelerator else "cpu"
+        if not accelerator:
+            return "cpu"
+        return f"{accelerator}:{number}"
 
 
 def find_machine() -> Machine:
@@ -86,8 +89,11 @@ def _num_cores() -> int:
 
 
 def _num_accelerators() -> int:
-    if "torch" not in sys.modules and sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
-        return 0
+    if "torch" not in sys.modules and sys.platform == "linux":
+        if not any(map(os.path.exists, _DRIVERS)):
+            return 0
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.device_count()

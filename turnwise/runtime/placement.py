@@ -28,13 +28,13 @@ BESIDE_TRAINERS = -1
 
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
-    """Numbers of threads of torch's operators: for training, for rollouts, and for the whole run (`both`). If
-    training and rollouts overlap, they split these threads as the config says. If not, each of the two uses
-    all of them."""
+    """Numbers of threads of torch's operators: for training, for rollouts, and for the whole run (`total`).
+    If training and rollouts overlap, they split these threads as the config says. If not, each of the two
+    uses all of them."""
 
     train: int
     rollout: int
-    both: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,9 @@ class Placement:
     device.
 
     >>> pair = RolePlacement(((0,), (1,)), (0, 1), {"dp": 2})
-    >>> placement = Placement("process", Machine(), (0, 1), {"actor_train": pair, "critic":
-    RolePlacement(((1,),), (1,))})
+    >>> single = RolePlacement(((1,),), (1,))
+    >>> roles = {"actor_train": pair, "critic": single}
+    >>> placement = Placement("process", Machine(), (0, 1), roles)
     >>> placement.num_processes, placement.neighbours("actor_train", 1), placement.ranks_on(0)
     (2, {'critic': 0}, {'actor_train': 0})
     """
@@ -112,7 +113,9 @@ class Placement:
         """Number of inference servers. A single one is in the run's process, several have processes of their
         own."""
         servers = self.served.get("actor_infer")
-        return servers.size if servers else 0
+        if servers is None:
+            return 0
+        return servers.size
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -161,7 +164,9 @@ class Placement:
         if self.cluster == "local":
             return self._all
         # The first of a launcher's processes trains in a thread of its own, beside what is served there.
-        return self.roles if role in self.roles else self.served
+        if role in self.roles:
+            return self.roles
+        return self.served
 
     def context(self, role: str, rank: int, stopwatch: Stopwatch | None = None) -> RankContext:
         """The context of one rank of a training role."""
@@ -229,9 +234,10 @@ def _column(noun: str, placed: RolePlacement) -> dict[int, str]:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
     """The rows in lines, with cells of a column below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     lines: list[str] = []
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = map(str.ljust, row, widths)
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

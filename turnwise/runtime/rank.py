@@ -8,41 +8,48 @@ from typing import Any
 from turnwise.errors import ConfigError
 from turnwise.runtime.stopwatch import Stopwatch
 
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+
 
 def launched() -> tuple[int, int]:
     """`(rank, size)`: the number of this process among those that a launcher started, and how many there are;
     `(0, 1)` unless RANK and WORLD_SIZE are set. Raises ConfigError if the processes are on several machines,
     if a launcher's variables hold impossible numbers, or if MASTER_ADDR or MASTER_PORT is missing and there
     are several processes."""
-    told = {
-        name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in os.environ
-    }
-    if not {"RANK", "WORLD_SIZE"} <= told.keys():
+    variables = {name: os.environ[name] for name in _NUMBERS if name in os.environ}
+    if not {"RANK", "WORLD_SIZE"} <= variables.keys():
         return 0, 1
-    numbers = [int(text) if text.isdecimal() else -1 for text in told.values()]
-    rank, size, here = (*numbers, numbers[1])[:3]
+    rank = _number(variables["RANK"])
+    size = _number(variables["WORLD_SIZE"])
+    here = _number(variables.get("LOCAL_WORLD_SIZE", variables["WORLD_SIZE"]))
     if not 0 <= rank < size or here < 1:
+        assignments = " and ".join(f"{name}={text}" for name, text in variables.items())
         raise ConfigError(
-            f"the environment has {' and '.join(map('='.join, told.items()))}, which no launcher sets (RANK "
-            f"counts from 0 up "
-            f"to WORLD_SIZE - 1, LOCAL_WORLD_SIZE from 1); unset {', '.join(told)} to train without one"
+            f"the environment has {assignments}, which no launcher sets (RANK counts from 0 up to "
+            f"WORLD_SIZE - 1, LOCAL_WORLD_SIZE from 1); unset {', '.join(variables)} to train without one"
         )
-    if size > 1 and (
-        missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    ):
+    missing = [name for name in _MEETING_PLACE if not os.environ.get(name)]
+    if size > 1 and missing:
         raise ConfigError(
             f"the environment has RANK and WORLD_SIZE but not {' and '.join(missing)}, where the processes "
-            f"meet; start them "
-            "with torchrun or accelerate launch, which set all four, or unset RANK and WORLD_SIZE to train "
-            "without a launcher"
+            "meet; start them with torchrun or accelerate launch, which set all four, or unset RANK and "
+            "WORLD_SIZE to train without a launcher"
         )
     if here != size:
         raise ConfigError(
             f"a launcher started {size} processes, {here} of them on this machine, and this version trains "
-            f"on one machine; "
-            "start all of them here (--nnodes 1 of torchrun, --num_machines 1 --machine_rank 0 of accelerate)"
+            "on one machine; start all of them here (--nnodes 1 of torchrun, --num_machines 1 "
+            "--machine_rank 0 of accelerate)"
         )
     return rank, size
+
+
+def _number(text: str) -> int:
+    """The number that a variable holds; -1, which is never valid, if it holds something else."""
+    if not text.isdecimal():
+        return -1
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,11 @@ def is_model_file(name: str) -> bool:
     return _MODEL_FILES.fullmatch(name) is not None
 
 
-def require_replaceable(folder: Path, option: str, kept: Iterable[str | Path] = ()) -> None:
+def require_replaceable(folder: Path, option: str, needed: Iterable[str | Path] = ()) -> None:
     """Raises ConfigError, which begins with `option`, if a model mustn't be written as `folder`: something
     else than a folder is there, or a folder with anything that turnwise doesn't write into a model's folder,
-    or one that a run needs. `kept` are more folders that stay, such as the model that a run started from."""
-    reason = why_kept(folder, kept)
+    or one that a run needs. `needed` are more folders that stay, such as the model a run started from."""
+    reason = why_kept(folder, needed)
     if reason:
         raise ConfigError(
             f"{option}: {folder} already exists and isn't replaced, as {reason}; name another folder, or "
@@ -59,7 +59,7 @@ def require_new_folder(folder: Path, option: str) -> None:
         raise ConfigError(f"{option} {folder} already exists; name a new folder, or remove it first")
 
 
-def why_kept(folder: Path, kept: Iterable[str | Path] = ()) -> str:
+def why_kept(folder: Path, needed: Iterable[str | Path] = ()) -> str:
     """The reason why `require_replaceable` refuses the folder; empty if it may be replaced."""
     if not os.path.lexists(folder):
         return ""
@@ -73,7 +73,7 @@ def why_kept(folder: Path, kept: Iterable[str | Path] = ()) -> str:
         return _MOUNTED
     if not any(folder.iterdir()):
         return ""
-    return _needed_by_a_run(folder, kept) or _foreign_reason(folder) or _no_model(folder)
+    return _needed_by_a_run(folder, needed) or _foreign_reason(folder) or _no_model(folder)
 
 
 def why_files_kept(folder: Path) -> str:
@@ -86,15 +86,16 @@ def why_files_kept(folder: Path) -> str:
 
 def model_files(folder: Path) -> list[Path]:
     """The entries of a folder that have the name of a model's file."""
-    return sorted(path for path in folder.iterdir() if is_model_file(path.name)) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if is_model_file(path.name))
 
 
 def require_new_or_same(file: Path, text: str | bytes, option: str) -> None:
     """Raises ConfigError if `file` is there and holds anything but `text`."""
-    content = text.encode() if isinstance(text, str) else text
     if not os.path.lexists(file):
         return
-    if not file.is_file() or file.read_bytes() != content:
+    if not file.is_file() or file.read_bytes() != _bytes_of(text):
         raise ConfigError(
             f"{file} already exists with other contents, and isn't replaced; name another {option}, or "
             f"remove it first"
@@ -106,7 +107,13 @@ def write_new_or_same(file: Path, text: str | bytes, option: str) -> None:
     already stays. Raises ConfigError, which names `option` as what to change, if something else is there."""
     require_new_or_same(file, text, option)
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, text.encode() if isinstance(text, str) else text)
+    replace_file(file, _bytes_of(text))
+
+
+def _bytes_of(text: str | bytes) -> bytes:
+    if isinstance(text, str):
+        return text.encode()
+    return text
 
 
 def require_new_or_link(link: Path, option: str) -> None:
@@ -126,10 +133,10 @@ def point_link(link: Path, target: Path, option: str) -> Path:
     return link
 
 
-def _needed_by_a_run(folder: Path, kept: Iterable[str | Path]) -> str:
+def _needed_by_a_run(folder: Path, needed: Iterable[str | Path]) -> str:
     resolved = folder.resolve()
-    for other in kept:
-        if Path(other).is_dir() and Path(other).resolve().is_relative_to(resolved):
+    for model in map(Path, needed):
+        if model.is_dir() and model.resolve().is_relative_to(resolved):
             return "it is or holds a model that this run starts from"
     for name in _STATE_FILES:
         if (folder / name).exists():
@@ -145,32 +152,35 @@ def foreign_entries(folder: Path, more_names: Collection[str] = ()) -> list[str]
     if not folder.is_dir():
         return []
     allowed = {*_modules_of(folder), *more_names}
-    return [
-        entry.name
-        for entry in sorted(folder.iterdir())
-        if entry.is_symlink()
-        or not entry.is_file()
-        or not (is_model_file(entry.name) or entry.name in allowed)
-    ]
+    foreign: list[str] = []
+    for entry in sorted(folder.iterdir()):
+        is_allowed = is_model_file(entry.name) or entry.name in allowed
+        is_plain_file = entry.is_file() and not entry.is_symlink()
+        if not (is_allowed and is_plain_file):
+            foreign.append(entry.name)
+    return foreign
 
 
 def _foreign_reason(folder: Path) -> str:
     # A model's own code comes from elsewhere, and may be the only copy.
-    foreign = sorted(
-        {*foreign_entries(folder), *(name for name in _modules_of(folder) if (folder / name).exists())}
-    )
+    modules = [name for name in _modules_of(folder) if (folder / name).exists()]
+    foreign = sorted({*foreign_entries(folder), *modules})
     if not foreign:
         return ""
-    more = len(foreign) - _NUM_NAMED
-    rest = f" and {counted(more, 'other')}" if more > 0 else ""
-    return f"it holds {', '.join(foreign[:_NUM_NAMED])}{rest}, which isn't part of a model"
+    names = ", ".join(foreign[:_NUM_NAMED])
+    num_unnamed = len(foreign) - _NUM_NAMED
+    if num_unnamed > 0:
+        names += f" and {counted(num_unnamed, 'other')}"
+    return f"it holds {names}, which isn't part of a model"
 
 
 def _modules_of(folder: Path) -> set[str]:
     """The Python files that the config of a model with its own code names."""
     auto_map = _config_of(folder).get("auto_map")
-    references = auto_map.values() if isinstance(auto_map, dict) else ()
-    return {f"{reference.partition('.')[0]}.py" for reference in references if isinstance(reference, str)}
+    if not isinstance(auto_map, dict):
+        return set()
+    references = [reference for reference in auto_map.values() if isinstance(reference, str)]
+    return {f"{reference.partition('.')[0]}.py" for reference in references}
 
 
 def _no_model(folder: Path) -> str:
@@ -181,15 +191,14 @@ def _no_model(folder: Path) -> str:
     if is_adapter:
         return ""
     if not any(re.fullmatch(_WEIGHTS, name) for name in names):
-        return (
-            f"it has no weights, so its {names[0]} is of something else than a model"
-            if names
-            else "it has no model"
-        )
+        if not names:
+            return "it has no model"
+        return f"it has no weights, so its {names[0]} is of something else than a model"
     config = _config_of(folder)
-    if not isinstance(config.get("model_type"), str) or not isinstance(config.get("architectures"), list):
-        return f"its {_CONFIG} is of something else than a model"
-    return ""
+    has_type = isinstance(config.get("model_type"), str)
+    if has_type and isinstance(config.get("architectures"), list):
+        return ""
+    return f"its {_CONFIG} is of something else than a model"
 
 
 def _config_of(folder: Path) -> dict[str, object]:

@@ -5,6 +5,7 @@ follows from the config (`docs/design/asynchronous.md`)."""
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,21 +47,28 @@ class ScheduleLog:
         self._file = file.open("a", encoding="utf-8") if file else None
         self._pending = EngineSteps((), 0)  # steps that have happened and aren't written yet
         self._num_batches = 0  # batches that `record_batch` has recorded
+        self._conditions: dict[str, Any] = {}
+        self._batches: dict[int, BatchGroups] = {}
+        self._validations: set[int] = set()
+        """Numbers of batches after which the record has a complete validation."""
+        self._task_versions: dict[int, int] = {}
+        engine_events: list[dict[str, Any]] = []
         events = [] if recorded is None else _read(recorded)
-        self._conditions: dict[str, Any] = next((event["on"] for event in events if "on" in event), {})
-        batches = (event for event in events if "batch" in event)
-        self._batches = {
-            e["batch"]: BatchGroups(e.get("parts") or [e["groups"]], e.get("rejected", [])) for e in batches
-        }
-        # Numbers of batches after which the record has a complete validation.
-        self._validations = {event["validation"] for event in events if "validation" in event}
-        self._task_versions = {event["task"]: event["version"] for event in events if "task" in event}
-        self._events = (
-            _decode(event) for event in events if not event.keys() & {"batch", "validation", "on", "task"}
-        )
-        self._next = next(
-            self._events, None
-        )  # the next engine steps, or the version of the next weight update
+        for event in events:
+            if "on" in event:
+                # Later ones are of runs that wrote into the same file; the first run is the recorded one.
+                self._conditions = self._conditions or event["on"]
+            elif "batch" in event:
+                self._batches[event["batch"]] = _decode_batch(event)
+            elif "validation" in event:
+                self._validations.add(event["validation"])
+            elif "task" in event:
+                self._task_versions[event["task"]] = event["version"]
+            else:
+                engine_events.append(event)
+        self._events = map(_decode, engine_events)
+        self._next = next(self._events, None)
+        """The next engine steps, or the version of the next weight update."""
 
     # What is to happen
 
@@ -68,7 +76,9 @@ class ScheduleLog:
     def admissions(self) -> Admissions | None:
         """Admissions of the next engine step. None if a weight update comes first, at the record's end, or
         without a record."""
-        return self._next.admissions if isinstance(self._next, EngineSteps) else None
+        if isinstance(self._next, EngineSteps):
+            return self._next.admissions
+        return None
 
     @property
     def update(self) -> int | None:
@@ -76,7 +86,9 @@ class ScheduleLog:
         record's end."""
         if self._next is None:
             raise self._end()
-        return self._next if isinstance(self._next, int) else None
+        if isinstance(self._next, EngineSteps):
+            return None
+        return self._next
 
     def batch(self, step: int) -> BatchGroups | None:
         """The recorded groups of the batch of a `step`; None without a record. Raises DataError if it has no
@@ -94,16 +106,20 @@ class ScheduleLog:
     def check(self, index: int, is_rejected: bool) -> None:
         """Raises DataError if group `index` is rejected here and was trained on in the record, or the other
         way round."""
-        trained_on = any(index in part for groups in self._batches.values() for part in groups.parts)
-        if trained_on if is_rejected else self.rejects(index):
-            then, now = (
-                ("was trained on", "is rejected") if is_rejected else ("was rejected", "would be trained on")
-            )
-            raise DataError(
-                f"group {index} {then} in {self._recorded} and {now} here, so there is no more to repeat: "
-                f"an environment, a "
-                "reward or a time limit answered otherwise than it did then"
-            )
+        if is_rejected and self._trains_on(index):
+            difference = f"was trained on in {self._recorded} and is rejected here"
+        elif not is_rejected and self.rejects(index):
+            difference = f"was rejected in {self._recorded} and would be trained on here"
+        else:
+            return
+        raise DataError(
+            f"group {index} {difference}, so there is no more to repeat: an environment, a reward or a time "
+            "limit answered otherwise than it did then"
+        )
+
+    def _trains_on(self, index: int) -> bool:
+        parts = chain.from_iterable(groups.parts for groups in self._batches.values())
+        return any(index in part for part in parts)
 
     def task_version(self, index: int) -> int | None:
         """The version of the tasks' state with which group `index` was admitted; 0 if none is recorded. None
@@ -119,8 +135,7 @@ class ScheduleLog:
         if self._conditions and self._num_batches not in self._validations:
             raise DataError(
                 f"{self._recorded} holds no complete validation after {self._num_batches} batches: its run "
-                f"ended there, or had "
-                "another eval_steps; there is no more to repeat"
+                "ended there, or had another eval_steps; there is no more to repeat"
             )
 
     def _end(self) -> DataError:
@@ -134,16 +149,16 @@ class ScheduleLog:
     def begin(self, conditions: Mapping[str, Any]) -> None:
         """Writes the `conditions` on which results depend besides the config. Raises DataError if one differs
         in the record."""
-        others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
-        if others:
-            parts = [
-                f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()
-            ]
+        differences: list[str] = []
+        for name, recorded in self._conditions.items():
+            current = conditions.get(name)
+            if current != recorded:
+                differences.append(f"{name} {recorded}, and here it is {current}")
+        if differences:
             raise DataError(
-                f"{self._recorded} can't be repeated bit by bit: it was recorded with {'; '.join(parts)}. "
-                f"Repeat it where that "
-                "is the same: the version of torch, OMP_NUM_THREADS, TURNWISE_KERNELS, device and processor "
-                "decide it"
+                f"{self._recorded} can't be repeated bit by bit: it was recorded with "
+                f"{'; '.join(differences)}. Repeat it where that is the same: the version of torch, "
+                "OMP_NUM_THREADS, TURNWISE_KERNELS, device and processor decide it"
             )
         self._write({"on": dict(conditions)})
 
@@ -151,10 +166,14 @@ class ScheduleLog:
         """Records a step of the engine and the requests it admitted."""
         if admissions:
             self._flush()
-        self._pending = EngineSteps(admissions or self._pending.admissions, self._pending.num_steps + 1)
+        num_steps = self._pending.num_steps + 1
+        self._pending = EngineSteps(admissions or self._pending.admissions, num_steps)
         if isinstance(self._next, EngineSteps):
             num_left = self._next.num_steps - 1
-            self._next = EngineSteps((), num_left) if num_left else next(self._events, None)
+            if num_left:
+                self._next = EngineSteps((), num_left)
+            else:
+                self._next = next(self._events, None)
 
     def updated(self, version: int) -> None:
         """Records that the weights now have this version."""
@@ -167,9 +186,14 @@ class ScheduleLog:
         """Records the groups of a step's batch, and those that failed or were filtered out since the batch
         before."""
         self._num_batches += 1
-        parts, rejected = groups
-        event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}
-        self._write({"batch": step, **event, **({"rejected": rejected} if rejected else {})})
+        event: dict[str, Any] = {"batch": step}
+        if len(groups.parts) > 1:
+            event["parts"] = groups.parts
+        else:
+            event["groups"] = groups.parts[0]
+        if groups.rejected:
+            event["rejected"] = groups.rejected
+        self._write(event)
 
     def admitted(self, index: int, version: int) -> None:
         """Records with which version of the tasks' state a group was admitted. Version 0 isn't written."""
@@ -197,14 +221,21 @@ class ScheduleLog:
 
     def _write(self, event: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+            line = json.dumps(event, separators=(",", ":"))
+            self._file.write(line + "\n")
             self._file.flush()
 
 
 def _decode(event: dict[str, Any]) -> EngineSteps | int:
     if "update" in event:
         return int(event["update"])
-    return EngineSteps(tuple((request_id, slot) for request_id, slot in event["admit"]), event["steps"])
+    admissions = tuple((request_id, slot) for request_id, slot in event["admit"])
+    return EngineSteps(admissions, event["steps"])
+
+
+def _decode_batch(event: dict[str, Any]) -> BatchGroups:
+    parts = event.get("parts") or [event["groups"]]
+    return BatchGroups(parts, event.get("rejected", []))
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

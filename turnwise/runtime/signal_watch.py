@@ -56,11 +56,15 @@ def _counting(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(*args, **kwargs)
         except ValueError:
-            if threading.current_thread() is not threading.main_thread():
+            if not _is_main_thread():
                 _HERE.refused += 1
             raise
 
     return counting
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _refusing(original: Callable[..., Any], seconds_at: int) -> Callable[..., Any]:
@@ -70,7 +74,7 @@ def _refusing(original: Callable[..., Any], seconds_at: int) -> Callable[..., An
     @functools.wraps(original)
     def refusing(*args: Any) -> Any:
         starts = len(args) > seconds_at and args[seconds_at] != 0
-        if starts and _HERE.watches and threading.current_thread() is not threading.main_thread():
+        if starts and _HERE.watches and not _is_main_thread():
             _HERE.refused += 1
             raise ValueError(
                 f"{REFUSAL} of the main interpreter, so a timer's signal would reach the run itself"

@@ -33,45 +33,59 @@ Stack = tuple[StackCall, ...]
 """The calls of a stack, the outermost first."""
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-_OWN = os.path.join(Path(__file__).parents[1], "")  # the package's folder
+_PACKAGE = os.path.join(Path(__file__).parents[1], "")
 _IDLE = {
     (str(Path(__file__).with_name("threads.py")), "_next"),
     (str(Path(__file__).with_name("time_limit.py")), "_watch"),
 }
 """The innermost calls of turnwise's own threads that have nothing to do."""
-_EVENT_LOOP = str(
-    Path(asyncio.__file__).parent
-)  # the folder of asyncio, whose own calls don't show who waits for whom
+_EVENT_LOOP = str(Path(asyncio.__file__).parent)
+"""The folder of asyncio, whose own calls don't show who waits for whom."""
 
 
 def describe_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
     """The stacks of the busy threads, except the calling one and watchdogs, and of the suspended tasks of
     `loop`: at most `MAX_STACKS` of each. Equal stacks are shown once. Every line is indented, so that the
     text can go below a heading."""
-    running = None if loop is None else asyncio.current_task(loop)
-    frames = sys._current_frames()
-    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    threads = [thread for thread in others if thread.ident in frames and thread.name != WATCHDOG]
-    threads.sort(key=lambda thread: thread is not threading.main_thread())
-    names = {thread: thread.name for thread in threads}
-    if running is not None and threading.main_thread() in names:
-        names[threading.main_thread()] += f" in task {running.get_name()!r}"
-    tasks = [] if loop is None else [task for task in asyncio.all_tasks(loop) if task is not running]
-    tasks.sort(key=lambda task: task.get_name())
-    stacks = {thread: _stack(traceback.walk_stack(frames[thread.ident or 0]))[::-1] for thread in threads}
+    running: asyncio.Task[Any] | None = None
+    tasks: list[asyncio.Task[Any]] = []
+    if loop is not None:
+        running = asyncio.current_task(loop)
+        tasks = [task for task in asyncio.all_tasks(loop) if task is not running]
+        tasks.sort(key=lambda task: task.get_name())
     lines = [
-        *_groups(
-            "thread",
-            ((names[thread], stack) for thread, stack in stacks.items() if not _waits_for_work(stack)),
-        ),
-        *_groups("task", ((task.get_name(), _stack(_awaited(task))) for task in tasks)),
+        *_groups("thread", _busy_threads(running)),
+        *_groups("task", [(task.get_name(), _stack(_awaited(task))) for task in tasks]),
     ]
     return "\n".join(f"  {line}" for line in lines)
 
 
+def _busy_threads(running: asyncio.Task[Any] | None) -> list[tuple[str, Stack]]:
+    """Name and stack of each busy thread, the main one first. The main thread's name includes the `running`
+    task."""
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    busy: list[tuple[str, Stack]] = []
+    for thread in sorted(threading.enumerate(), key=lambda thread: thread is not main):
+        is_hidden = thread is threading.current_thread() or thread.name == WATCHDOG
+        frame = frames.get(thread.ident or 0)
+        if is_hidden or frame is None:
+            continue
+        # `walk_stack` begins with the innermost call.
+        stack = _stack(traceback.walk_stack(frame))[::-1]
+        if _waits_for_work(stack):
+            continue
+        name = thread.name
+        if thread is main and running is not None:
+            name += f" in task {running.get_name()!r}"
+        busy.append((name, stack))
+    return busy
+
+
 def describe_error(error: BaseException) -> str:
     """The calls of `describe_calls`, and below them the exception itself."""
-    return "\n".join([*describe_calls(error), "".join(traceback.format_exception_only(error)).strip()])
+    text = "".join(traceback.format_exception_only(error))
+    return "\n".join([*describe_calls(error), text.strip()])
 
 
 def describe_calls(error: BaseException) -> list[str]:
@@ -79,7 +93,8 @@ def describe_calls(error: BaseException) -> list[str]:
     innermost call."""
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
-    foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]
+    hidden = (*_LIBRARIES, _PACKAGE)
+    foreign = [call for call in calls if call.line and not call.filename.startswith(hidden)]
     shown = (foreign or calls[-1:])[-3:]
     return [f"{_relative(call.filename)}:{call.lineno} in {call.name}: {call.line}" for call in shown]
 
@@ -94,14 +109,24 @@ def _relative(file: str) -> str:
 def _waits_for_work(stack: Stack) -> bool:
     """Whether a thread is idle: its stack is library code only (a writer or monitor), or it waits for
     something to do."""
-    return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack) or (
-        (stack[-1].file, stack[-1].function) in _IDLE
-    )
+    if all(map(_is_library_code, stack)):
+        return True
+    innermost = stack[-1]
+    return (innermost.file, innermost.function) in _IDLE
+
+
+def _is_library_code(call: StackCall) -> bool:
+    # The package itself may be installed among the libraries.
+    return call.file.startswith(_LIBRARIES) and not call.file.startswith(_PACKAGE)
 
 
 def _stack(frames: Iterable[tuple[FrameType, int]]) -> Stack:
-    calls = (StackCall(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
-    return tuple(call for call in calls if not call.file.startswith(_EVENT_LOOP))
+    calls: list[StackCall] = []
+    for frame, line in frames:
+        code = frame.f_code
+        if not code.co_filename.startswith(_EVENT_LOOP):
+            calls.append(StackCall(code.co_filename, line, code.co_name))
+    return tuple(calls)
 
 
 def _awaited(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
@@ -117,13 +142,16 @@ def _groups(kind: str, stacks: Iterable[tuple[str, Stack]]) -> Iterator[str]:
     names: dict[Stack, list[str]] = {}
     for name, stack in stacks:
         names.setdefault(stack, []).append(name)
-    for stack, same in list(names.items())[:MAX_STACKS]:
-        yield f"{kind} {same[0]}:" if len(same) == 1 else f"{len(same)} {kind}s, one of them {same[0]}:"
+    for stack, owners in list(names.items())[:MAX_STACKS]:
+        if len(owners) == 1:
+            yield f"{kind} {owners[0]}:"
+        else:
+            yield f"{len(owners)} {kind}s, one of them {owners[0]}:"
         if len(stack) > MAX_CALLS:
             yield f"  … {len(stack) - MAX_CALLS} calls further out"
         for place in stack[-MAX_CALLS:]:
             source = linecache.getline(place.file, place.line).strip()
             yield f"  {place.file}:{place.line} in {place.function}: {source}".rstrip(": ")
-    rest = sum(len(same) for same in list(names.values())[MAX_STACKS:])
-    if rest:
-        yield f"and {rest} more {kind}s"
+    num_hidden = sum(map(len, list(names.values())[MAX_STACKS:]))
+    if num_hidden:
+        yield f"and {num_hidden} more {kind}s"

@@ -18,7 +18,9 @@ def shown_step(step: float, metric: str) -> float:
     >>> shown_step(0, "rollout/score/mean"), shown_step(30, "val/score/mean")
     (1, 30)
     """
-    return step if is_validation(metric) else step + 1
+    if is_validation(metric):
+        return step
+    return step + 1
 
 
 def split_by_step(step: int, metrics: Mapping[str, float]) -> dict[int, dict[str, float]]:
@@ -28,6 +30,6 @@ def split_by_step(step: int, metrics: Mapping[str, float]) -> dict[int, dict[str
     {2: {'val/a': 0.5}, 3: {'a': 1.0}}
     """
     validation = {name: value for name, value in metrics.items() if is_validation(name)}
-    others = {name: value for name, value in metrics.items() if not is_validation(name)}
-    parts = {step: validation, step + 1: others}
-    return {number: part for number, part in parts.items() if part}
+    training = {name: value for name, value in metrics.items() if name not in validation}
+    rows = {step: validation, step + 1: training}
+    return {number: row for number, row in rows.items() if row}

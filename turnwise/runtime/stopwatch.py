@@ -1,6 +1,7 @@
 """Adds up what a run spends its time on and how many tokens its models compute. This is cheap enough to be
 always on."""
 
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import Any, NamedTuple
 class TokenCounts(NamedTuple):
     """Counts of the tokens that went through a model.
 
-    >>> TokenCounts(given=100, distinct=60, computed=80).padding_share
+    >>> TokenCounts(unmerged=100, distinct=60, computed=80).padding_share
     0.25
     """
 
-    given: int = 0
+    unmerged: int = 0
     """Tokens of all samples; a prefix that several samples share counts for each of them."""
     distinct: int = 0
     """Tokens of the samples, where a prefix shared within a micro-batch counts once."""
@@ -27,19 +28,22 @@ class TokenCounts(NamedTuple):
 
     @property
     def merged_share(self) -> float:
-        return 1 - self.distinct / self.given
+        return 1 - self.distinct / self.unmerged
 
-    def plus(self, other: "TokenCounts") -> "TokenCounts":
-        return TokenCounts(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, counts: "TokenCounts") -> "TokenCounts":
+        return TokenCounts(*map(operator.add, self, counts))
 
-    def minus(self, other: "TokenCounts") -> "TokenCounts":
-        return TokenCounts(*(a - b for a, b in zip(self, other, strict=True)))
+    def minus(self, counts: "TokenCounts") -> "TokenCounts":
+        return TokenCounts(*map(operator.sub, self, counts))
 
 
-LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
+LOOP = "event loop"
+ENGINE = "engine"
+ENVIRONMENTS = "environments"
 """Tracks of the event loop: all the time that it runs, and the parts that the engine and calls of
 environments take."""
-IDLE, HELD = "idle", "held"
+IDLE = "idle"
+HELD = "held"
 """Tracks of the time that the event loop waits with nothing to do: while episodes play, and while no episode
 plays."""
 
@@ -51,16 +55,18 @@ class Work:
     unit: str = ""
     """`episodes` or `micro-batches`."""
     total: int = 0
-    done: int = 0
+    finished: int = 0
     tokens: int = 0
     """Tokens of the finished micro-batches."""
     count: Callable[[], int] | None = None
-    """Returns the number of finished units. It replaces `done` where updating a counter would cost too
+    """Returns the number of finished units. It replaces `finished` where updating a counter would cost too
     much."""
 
     @property
     def num_done(self) -> int:
-        return self.done if self.count is None else self.count()
+        if self.count is None:
+            return self.finished
+        return self.count()
 
 
 class Stopwatch:
@@ -86,14 +92,23 @@ class Stopwatch:
         self.tokens = TokenCounts()
         """Tokens of all passes of policy, critic, reference and reward model; servers' passes don't count."""
 
-    def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
+    def add(
+        self,
+        track: str,
+        name: str,
+        started: float,
+        ended: float | None = None,
+        **details: Any,
+    ) -> None:
         """Records that `name` ran on `track` from `started` to `ended` (times of `now()`; None = now). Only
         one thread may add to a track."""
-        self._spent(track, (self.now() if ended is None else ended) - started)
+        if ended is None:
+            ended = self.now()
+        self._spent(track, ended - started)
 
     def did_batch(self, num_tokens: int) -> None:
         """Notes a finished micro-batch of the current work."""
-        self.work.done += 1
+        self.work.finished += 1
         self.work.tokens += num_tokens
 
     def did_tokens(self, counts: TokenCounts) -> None:

@@ -53,9 +53,8 @@ class DaemonThread:
             if result.set_running_or_notify_cancel():
                 try:
                     result.set_result(function())
-                except (
-                    BaseException
-                ) as error:  # boundary: the thread that waits for the result gets what was raised
+                # Boundary: the thread that waits for the result gets what was raised.
+                except BaseException as error:
                     if not result.done():  # an `interrupt` may come while the result is handed over
                         result.set_exception(error)
 

@@ -32,43 +32,57 @@ def form_groups(groups: Sequence[tuple[int, ...]]) -> None:
 
 def group_of(ranks: tuple[int, ...]) -> Any:
     """The process group of these ranks; None for all ranks, since torch takes None as the default group."""
-    return None if len(ranks) == dist.get_world_size() else _groups[ranks]
+    if len(ranks) == dist.get_world_size():
+        return None
+    return _groups[ranks]
 
 
-def join_processes(rendezvous: str | None, rank: int, world_size: int, device: str) -> None:
+def join_processes(
+    rendezvous: str | None,
+    rank: int,
+    world_size: int,
+    device: str,
+) -> None:
     """Joins the default process group of the run's processes, all on this machine. They meet through the file
     `rendezvous`, or at their launcher's address if `rendezvous` is None. NCCL connects GPUs, gloo the rest
     (over the loopback interface, unless GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining
     fails."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     backend = "gloo"
     if device.startswith("cuda"):
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
             raise WorkerError(
                 f"rank {rank} of {world_size} is to train on {device} over NCCL, but its torch "
-                f"{torch.__version__} sees no GPU "
-                "or has no NCCL; give all processes the same torch and the same CUDA_VISIBLE_DEVICES"
+                f"{torch.__version__} sees no GPU or has no NCCL; give all processes the same torch and the "
+                "same CUDA_VISIBLE_DEVICES"
             )
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     try:
         if rendezvous is None:
-            store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=_JOIN_S)))
+            timeout = timedelta(seconds=_JOIN_S)
+            store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
         else:
             store = dist.FileStore(rendezvous, world_size)
         _rendezvous(store, rank, world_size)
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S)
+            backend,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=_SUM_S),
         )
     except (RuntimeError, ValueError) as error:
-        port = (
-            f"port {os.environ.get('MASTER_PORT')} is taken; give the launcher another one "
-            f"(--master_port of torchrun, "
-        )
-        why = f"{port}--main_process_port of accelerate)" if "EADDRINUSE" in str(error) else str(error)
+        reason = str(error)
+        if "EADDRINUSE" in reason:
+            reason = (
+                f"port {os.environ.get('MASTER_PORT')} is taken; give the launcher another one "
+                "(--master_port of torchrun, --main_process_port of accelerate)"
+            )
         raise WorkerError(
-            f"rank {rank} of {world_size} could not join the others ({backend}): {why}"
+            f"rank {rank} of {world_size} could not join the others ({backend}): {reason}"
         ) from error
 
 
@@ -82,8 +96,7 @@ def _rendezvous(store: dist.Store, rank: int, world_size: int) -> None:
         if time.monotonic() > end:
             raise WorkerError(
                 f"rank {rank} of {world_size} waited {_JOIN_S:g} s for {', '.join(missing)}; under a "
-                f"launcher the first "
-                "process must train (turnwise train, sft or tool train, or a script with Trainer.train()) "
-                "while they live"
+                "launcher the first process must train (turnwise train, sft or tool train, or a script with "
+                "Trainer.train()) while they live"
             )
         time.sleep(_POLL_S)

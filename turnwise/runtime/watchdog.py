@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import Context, ContextVar
+from itertools import chain
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -119,13 +120,13 @@ class Wait:
             self._watchdog.of_task[self._task] = self._before
         # Tasks started inside may outlive the wait.
         self.deadline = float("inf")
-        num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
-        is_cancelled = num_cancels > self._num_cancels and isinstance(fault, asyncio.CancelledError)
-        if (
-            self.report is not None
-            and not is_cancelled
-            and not isinstance(fault, KeyboardInterrupt | SystemExit)
-        ):
+        if self._has_cancelled:
+            self._task.uncancel()
+        # Somebody else has cancelled the task too, and waits for its end.
+        is_cancelled = self._task.cancelling() > self._num_cancels
+        if self.report is None or (is_cancelled and isinstance(fault, asyncio.CancelledError)):
+            return
+        if not isinstance(fault, KeyboardInterrupt | SystemExit):
             raise self.error(self.report) from None
 
     def renew(self) -> None:
@@ -186,7 +187,8 @@ class Watchdog:
         """The loop, its timer for the earliest deadline, and that deadline. Waits share one timer, because
         most end long before their deadlines."""
         self._pending: Wait | None = None  # the wait to be interrupted, until the interrupt is raised
-        self._stacks, self._stacks_at = "", float("-inf")
+        self._stacks = ""
+        self._stacks_at = float("-inf")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_id: int | None = None  # the watched thread, if it can be interrupted
@@ -223,12 +225,10 @@ class Watchdog:
         self._thread.join()
         self._thread = None
         faulthandler.cancel_dump_traceback_later()
-        if (
-            self._thread_id is not None
-            and _SIGNAL is not None
-            and signal.getsignal(_SIGNAL) == self._on_signal
-        ):
-            signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
+        if _SIGNAL is not None and self._thread_id is not None:
+            is_ours = signal.getsignal(_SIGNAL) == self._on_signal
+            if is_ours:
+                signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
         self._thread_id = None
 
     def __enter__(self) -> Self:
@@ -247,26 +247,34 @@ class Watchdog:
                 return
             self._timer[1].cancel()
         # The context of a wait would keep the waits around it alive.
-        handle = loop.call_later(deadline - time.monotonic(), self._look, loop, context=_NO_CONTEXT)
+        remaining_s = deadline - time.monotonic()
+        handle = loop.call_later(remaining_s, self._look, loop, context=_NO_CONTEXT)
         self._timer = loop, handle, deadline
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer, now = None, time.monotonic()
-        waits = {wait for inner in self.of_task.values() for wait in _chain(inner) if wait.is_due_in(loop)}
-        for wait in sorted(waits, key=lambda wait: wait.deadline):
-            if wait.deadline > now:
+        self._timer = None
+        time_s = time.monotonic()
+        # A task inherits the waits around its creator, so that one wait may be in several chains.
+        waits = set(chain.from_iterable(map(_chain, self.of_task.values())))
+        due = [wait for wait in waits if wait.is_due_in(loop)]
+        for wait in sorted(due, key=lambda wait: wait.deadline):
+            if wait.deadline > time_s:
                 return self.look_at(wait.deadline)
             wait.expire()
 
     def expired(self) -> Wait | None:
         """The innermost of the waits around the running task that are past their deadlines; None if no wait
         is."""
-        return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
+        for wait in _chain(_awaiting.get()):
+            if wait.report is not None:
+                return wait
+        return None
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
         """A text that says who waits for whom, with the stacks of all other threads and tasks."""
         if time.monotonic() - self._stacks_at > _SAME_STACKS_S:
-            self._stacks, self._stacks_at = describe_stacks(loop), time.monotonic()
+            self._stacks = describe_stacks(loop)
+            self._stacks_at = time.monotonic()
         return f"{wait}\n{self._stacks}"
 
     def _waits(self) -> list[Wait]:
@@ -276,19 +284,26 @@ class Watchdog:
         if self.loop is None or self.loop_iteration not in waits:
             return waits
         index = waits.index(self.loop_iteration)
+        inside = waits[:index]
         task = asyncio.current_task(self.loop)
-        inside = waits[:index] + (list(_chain(self.of_task.get(task))) if task else [])
+        if task is not None:
+            inside += _chain(self.of_task.get(task))
         is_limited = any(wait.deadline < float("inf") for wait in inside)
-        return inside + (waits[index + 1 :] if is_limited else waits[index:])
+        if is_limited:
+            index += 1
+        return inside + waits[index:]
 
     def _watch(self) -> None:
         self._arm(self._stall_s)
         while not self._stop.wait(self._poll_s):
-            waits, iteration, now = self._waits(), self.loop_iteration, time.monotonic()
+            waits = self._waits()
+            iteration = self.loop_iteration
+            time_s = time.monotonic()
             if iteration is not None and iteration not in waits:
                 iteration.renew()
-            self._arm(min((wait.deadline for wait in waits), default=now) - now)
-            overdue = next((wait for wait in waits if now > wait.deadline), None)
+            earliest = min((wait.deadline for wait in waits), default=time_s)
+            self._arm(earliest - time_s)
+            overdue = next((wait for wait in waits if time_s > wait.deadline), None)
             if overdue is not None and overdue.is_interrupted:
                 self._give_up(overdue)
             elif overdue is not None:
@@ -304,8 +319,8 @@ class Watchdog:
     def _arm(self, remaining_s: float) -> None:
         """Makes faulthandler end the process after `remaining_s` or more (up to `_LONGEST_S`). The next call
         restarts it."""
-        timeout_s = min(max(remaining_s, self._stall_s) + 2 * self.grace_s, _LONGEST_S)
-        faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
+        timeout_s = max(remaining_s, self._stall_s) + 2 * self.grace_s
+        faulthandler.dump_traceback_later(min(timeout_s, _LONGEST_S), exit=True, file=_STDERR)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         wait = self._pending

@@ -44,26 +44,27 @@ class ArgumentSchema:
 
     def __init__(self, tool: str, parameters: Any) -> None:
         self._tool = tool
-        what = f"the schema of the tool {tool}"
+        label = f"the schema of the tool {tool}"
         self._slow: set[str] = set()
         try:
-            self._validator = self._checking(cleaned(parameters, what), what)
+            self._validator = self._checking(cleaned(parameters, label), label)
             list(self._validator.iter_errors({}))
         except (RecursionError, Unresolvable) as fault:
             raise ConfigError(
-                f"{what} can't be followed ({fault}); let no $ref lead back to itself, and nest it less"
+                f"{label} can't be followed ({fault}); let no $ref lead back to itself, and nest it less"
             ) from fault
 
-    def _checking(self, readable: Any, what: str) -> Validator:
-        dialect, parameters = _in_dialect(readable, what)
-        _check_references(parameters, what)
+    def _checking(self, readable: Any, label: str) -> Validator:
+        dialect, parameters = _in_dialect(readable, label)
+        _check_references(parameters, label)
         checks = {
             "pattern": self._check_pattern,
             "patternProperties": self._check_pattern_properties,
             "additionalProperties": self._check_additional_properties,
             "multipleOf": _check_multiple,
         }
-        validator: Validator = extend(dialect, checks)(_closed(parameters, dialect), registry=REGISTRY)
+        validator_class = extend(dialect, checks)
+        validator: Validator = validator_class(_closed(parameters, dialect), registry=REGISTRY)
         return validator
 
     def problem_of(self, arguments: Any) -> str:
@@ -72,13 +73,14 @@ class ArgumentSchema:
             json.dumps(arguments, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as fault:
             return f"they can't be written as JSON: {fault}"[:500]
-        # If a part of a composed schema refuses a value, the names of that part count as unknown too.
         try:
             errors = self._validator.iter_errors(arguments)
-            error = best_match(errors, key=lambda e: (e.validator != "unevaluatedProperties", relevance(e)))
+            error = best_match(errors, key=_relevance)
         except RecursionError:
             return "they are nested too deeply"
-        return "" if error is None else str(error.message)[:500]
+        if error is None:
+            return ""
+        return str(error.message)[:500]
 
     def _matches(self, pattern: str, text: str) -> bool:
         """Whether the pattern occurs in the text. True if that isn't known within `PATTERN_S`."""
@@ -88,84 +90,113 @@ class ArgumentSchema:
             return compiled(pattern).search(text, timeout=PATTERN_S) is not None
         except TimeoutError:
             self._slow.add(pattern)
-            what = (
-                f"the pattern {pattern!r} in the schema of the tool {self._tool} took more than "
-                f"{PATTERN_S:g} s"
+            logger.warning(
+                "the pattern %r in the schema of the tool %s took more than %g s for a text of %d "
+                "characters; it isn't checked any more",
+                pattern,
+                self._tool,
+                PATTERN_S,
+                len(text),
             )
-            logger.warning("%s for a text of %d characters; it isn't checked any more", what, len(text))
             return True
 
     def _check_pattern(
-        self, validator: Validator, pattern: str, instance: Any, schema: Any
+        self,
+        validator: Validator,
+        pattern: str,
+        instance: Any,
+        schema: Any,
     ) -> Iterator[ValidationError]:
         if isinstance(instance, str) and not self._matches(pattern, instance):
             yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
     def _check_pattern_properties(
-        self, validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any
+        self,
+        validator: Any,
+        patterns: Mapping[str, Any],
+        instance: Any,
+        schema: Any,
     ) -> Iterator[ValidationError]:
         if not isinstance(instance, Mapping):
             return
-        for pattern, wanted in patterns.items():
+        for pattern, part in patterns.items():
             for name, value in instance.items():
                 if self._matches(pattern, name):
-                    yield from validator.descend(value, wanted, path=name, schema_path=pattern)
+                    yield from validator.descend(value, part, path=name, schema_path=pattern)
 
     def _check_additional_properties(
-        self, validator: Any, wanted: Any, instance: Any, schema: Mapping[str, Any]
+        self,
+        validator: Any,
+        additional: Any,
+        instance: Any,
+        schema: Mapping[str, Any],
     ) -> Iterator[ValidationError]:
         if not isinstance(instance, Mapping):
             return
-        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        extra = [name for name in instance if name not in named]
-        extra = [name for name in extra if not any(self._matches(pattern, name) for pattern in patterns)]
-        if isinstance(wanted, Mapping):
+        properties = schema.get("properties", {})
+        patterns = schema.get("patternProperties", {})
+        extra: list[str] = []
+        for name in instance:
+            if name not in properties and not any(self._matches(pattern, name) for pattern in patterns):
+                extra.append(name)
+        if isinstance(additional, Mapping):
             for name in extra:
-                yield from validator.descend(instance[name], wanted, path=name)
-        elif wanted is False and extra:
+                yield from validator.descend(instance[name], additional, path=name)
+        elif additional is False and extra:
             names = ", ".join(repr(name) for name in sorted(extra))
             verb = "was" if len(extra) == 1 else "were"
             yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
+def _relevance(error: ValidationError) -> Any:
+    # If a part of a composed schema refuses a value, the names of that part count as unknown too.
+    return error.validator != "unevaluatedProperties", relevance(error)
+
+
 def _check_multiple(
-    validator: Validator, factor: Any, instance: Any, schema: Any
+    validator: Validator,
+    factor: Any,
+    instance: Any,
+    schema: Any,
 ) -> Iterator[ValidationError]:
     """Compares decimals as they are written: as binary fractions, 0.07 isn't a multiple of 0.01."""
     if not validator.is_type(instance, "number"):
         return
-    if (Fraction(str(instance)) / Fraction(str(factor))).denominator != 1:
+    quotient = Fraction(str(instance)) / Fraction(str(factor))
+    if quotient.denominator != 1:
         yield ValidationError(f"{instance!r} is not a multiple of {factor}")
 
 
-def _in_dialect(parameters: Any, what: str) -> tuple[type[Validator], Any]:
+def _in_dialect(parameters: Any, label: str) -> tuple[type[Validator], Any]:
     """The dialect that `$schema` names, or if that is unknown, the first of `_DIALECTS` that the schema fits;
     and the schema with that dialect's name."""
     if not isinstance(parameters, Mapping):
-        _check_form(Draft202012Validator, parameters, what)
+        _check_form(Draft202012Validator, parameters, label)
         return Draft202012Validator, parameters
     unnamed = {key: value for key, value in parameters.items() if key != "$schema"}
-    dialect = _named_dialect(parameters.get("$schema"), what) or _fitting_dialect(unnamed, what)
-    _check_form(dialect, unnamed, what)
+    dialect = _named_dialect(parameters.get("$schema"), label) or _fitting_dialect(unnamed, label)
+    _check_form(dialect, unnamed, label)
     return dialect, {"$schema": dialect.META_SCHEMA["$schema"], **unnamed}
 
 
-def _named_dialect(name: Any, what: str) -> type[Validator] | None:
+def _named_dialect(name: Any, label: str) -> type[Validator] | None:
     if not name:
         return None
-    spelt = _DIALECT_WORD.match(name) if isinstance(name, str) else None
-    if spelt is not None:
-        usual = f"{'https' if spelt[1].startswith('draft/') else 'http'}://json-schema.org/{spelt[1]}"
+    spelling = _DIALECT_WORD.match(name) if isinstance(name, str) else None
+    if spelling is not None:
+        path = spelling[1]
+        scheme = "https" if path.startswith("draft/") else "http"
+        usual = f"{scheme}://json-schema.org/{path}"
         dialect: type[Validator] | None = validator_for({"$schema": usual}, default=None)
         if dialect is not None:
             return dialect
     logger.warning(
-        "%s", f"{what} names the dialect {name!r:.80}, which isn't known; it is read as one without $schema"
+        "%s names the dialect %.80r, which isn't known; it is read as one without $schema", label, name
     )
     return None
 
 
-def _fitting_dialect(parameters: Mapping[str, Any], what: str) -> type[Validator]:
+def _fitting_dialect(parameters: Mapping[str, Any], label: str) -> type[Validator]:
     for name, dialect in _DIALECTS.items():
         try:
             dialect.check_schema(parameters)
@@ -173,14 +204,13 @@ def _fitting_dialect(parameters: Mapping[str, Any], what: str) -> type[Validator
             continue
         if dialect is not Draft202012Validator:
             logger.info(
-                "%s",
-                f"{what} isn't one of JSON schema 2020-12; it is read as {name}, since it has no $schema",
+                "%s isn't one of JSON schema 2020-12; it is read as %s, since it has no $schema", label, name
             )
         return dialect
     return Draft202012Validator
 
 
-def _check_form(dialect: type[Validator], parameters: Any, what: str) -> None:
+def _check_form(dialect: type[Validator], parameters: Any, label: str) -> None:
     try:
         dialect.check_schema(parameters)
     except SchemaError as fault:
@@ -188,10 +218,10 @@ def _check_form(dialect: type[Validator], parameters: Any, what: str) -> None:
         problem = f"{place}: {fault.message}"
         if fault.validator == "anyOf" and place.endswith("type"):
             problem = f"{place} is {fault.instance!r}, and a type is one of {', '.join(_TYPES)}"
-        raise ConfigError(f"{what}: parameters isn't a JSON schema: {problem}") from fault
+        raise ConfigError(f"{label}: parameters isn't a JSON schema: {problem}") from fault
 
 
-def _check_references(parameters: Any, what: str) -> None:
+def _check_references(parameters: Any, label: str) -> None:
     """Raises ConfigError if a `$ref` names something that the schema doesn't have. Nothing is fetched."""
     if not isinstance(parameters, Mapping):
         return
@@ -202,8 +232,10 @@ def _check_references(parameters: Any, what: str) -> None:
             resolver.lookup(reference)
         except (Unresolvable, NoSuchResource) as fault:
             section, _, name = reference.removeprefix("#/").rpartition("/")
-            owner = f"its {section} don't have" if reference.startswith("#/") else "the schema doesn't have"
-            raise ConfigError(f"{what}: $ref names {name}, which {owner}; add it") from fault
+            owner = "the schema doesn't have"
+            if reference.startswith("#/"):
+                owner = f"its {section} don't have"
+            raise ConfigError(f"{label}: $ref names {name}, which {owner}; add it") from fault
 
 
 def _closed(parameters: Any, dialect: type[Validator]) -> Any:

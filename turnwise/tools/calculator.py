@@ -21,7 +21,10 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 
 
 def calculator(expression: str) -> str:
@@ -33,7 +36,8 @@ def calculator(expression: str) -> str:
     if len(expression) > MAX_CHARACTERS:
         raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARACTERS} are read")
     try:
-        return str(_value(ast.parse(expression.strip(), mode="eval").body))
+        tree = ast.parse(expression.strip(), mode="eval")
+        return str(_value(tree.body))
     except (SyntaxError, RecursionError, MemoryError) as fault:
         raise ToolError(f"{expression!r} isn't an arithmetic expression") from fault
 
@@ -45,15 +49,21 @@ def _value(node: ast.expr) -> int | float:
         case ast.UnaryOp(op, operand) if type(op) in _UNARY:
             return _bounded(_UNARY[type(op)](_value(operand)))
         case ast.BinOp(left, op, right) if type(op) in _BINARY:
-            first, second = _value(left), _value(right)
-            if isinstance(op, ast.Pow) and abs(second) * max(int(first).bit_length(), 1) > MAX_BITS:
-                raise ToolError("the power is too large")
+            first = _value(left)
+            second = _value(right)
+            if isinstance(op, ast.Pow):
+                num_bits = max(int(first).bit_length(), 1)
+                if abs(second) * num_bits > MAX_BITS:
+                    raise ToolError("the power is too large")
             return _bounded(_BINARY[type(op)](first, second))
     raise ToolError(f"{ast.unparse(node)!r} isn't a number, nor one of the operators + - * / // % **")
 
 
 def _bounded(number: Any) -> Any:
-    is_real = isinstance(number, int) or (isinstance(number, float) and math.isfinite(number))
-    if not is_real or (isinstance(number, int) and number.bit_length() > MAX_BITS):
+    if isinstance(number, int):
+        is_allowed = number.bit_length() <= MAX_BITS
+    else:
+        is_allowed = isinstance(number, float) and math.isfinite(number)
+    if not is_allowed:
         raise ToolError("the result is too large, or no real number")
     return number

@@ -28,8 +28,7 @@ class FirstCalls:
             self._num_raised = None
             logger.warning(
                 "all of the first %d calls of the tool %s raised an error, the last one %s: %s. The model "
-                "reads it as its own "
-                "mistake. If it is the tool's, correct the tool",
+                "reads it as its own mistake. If it is the tool's, correct the tool",
                 NUM_FIRST,
                 self._tool,
                 type(error).__name__,

@@ -32,10 +32,11 @@ class FunctionSignature:
         self._described = _described(function)
         self._parameters = self._named_parameters(function)
         self._hints = self._resolved_hints()
-        adapters = {
-            name: self._adapter(name, hint) for name, hint in self._hints.items() if not _is_plain(hint)
-        }
-        self._adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        for name, hint in self._hints.items():
+            adapter = None if _is_plain(hint) else self._adapter(name, hint)
+            if adapter is not None:
+                self._adapters[name] = adapter
 
     def schema(self) -> dict[str, Any]:
         """The schema in OpenAI's form."""
@@ -72,7 +73,8 @@ class FunctionSignature:
             return adapter.validate_python(value)
         except ValidationError as error:
             [problem, *_] = error.errors()
-            place = ".".join(map(str, (name, *problem["loc"])))
+            steps = (name, *problem["loc"])
+            place = ".".join(map(str, steps))
             raise ToolError(f"{place}: {problem['msg']}") from error
 
     def _named_parameters(self, function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -85,20 +87,20 @@ class FunctionSignature:
         except (TypeError, ValueError) as fault:
             raise self._lacking(str(fault)) from fault
         bound = function.keywords if isinstance(function, partial) else {}
-        named = [p for p in parameters if p.name not in bound and p.kind not in _KINDS_OUTSIDE]
-        if parameters and not named and not bound:
+        unbound = [parameter for parameter in parameters if parameter.name not in bound]
+        nameable = [parameter for parameter in unbound if parameter.kind not in _KINDS_OUTSIDE]
+        if parameters and not nameable and not bound:
             raise ConfigError(
                 f"the tool {self.name} takes {' and '.join(map(str, parameters))}, and a call names its "
-                f"arguments: write "
-                "the parameters out"
+                "arguments: write the parameters out"
             )
-        if named and named[0].name in ("self", "cls") and named[0].annotation is inspect.Parameter.empty:
+        if nameable and _is_object(nameable[0]):
+            example = self._described.__qualname__.replace(".", "(…).", 1)
             raise ConfigError(
-                f"the tool {self.name} is a method without its object ({named[0].name} is its first "
-                f"parameter): give "
-                f"the method of an object, such as {self._described.__qualname__.replace('.', '(…).', 1)}"
+                f"the tool {self.name} is a method without its object ({nameable[0].name} is its first "
+                f"parameter): give the method of an object, such as {example}"
             )
-        return named
+        return nameable
 
     def _resolved_hints(self) -> dict[str, Any]:
         try:
@@ -126,7 +128,7 @@ class FunctionSignature:
         except RecursionError as fault:
             raise ConfigError(
                 f"the tool {self.name}: the type of {name} holds itself, which few chat templates show: let "
-                f"it hold a dict"
+                "it hold a dict"
             ) from fault
         return inlined
 
@@ -135,29 +137,25 @@ class FunctionSignature:
 
         def stand_in() -> None: ...
 
-        hints = {name: Any if name in self._adapters else hint for name, hint in self._hints.items()}
+        documentation = inspect.getdoc(self._described) or ""
         parameters = [
-            inspect.Parameter(
-                p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default, annotation=p.annotation
-            )
-            for p in self._parameters
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in self._parameters
         ]
         stand_in.__name__ = self.name
-        stand_in.__doc__ = _TYPED_PARAMETER.sub(r"\1:", inspect.getdoc(self._described) or "")
-        stand_in.__annotations__ = hints
+        stand_in.__doc__ = _TYPED_PARAMETER.sub(r"\1:", documentation)
+        stand_in.__annotations__ = self._hints | dict.fromkeys(self._adapters, Any)
         stand_in.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return stand_in
 
     def _lacking(self, problem: str) -> ConfigError:
         return ConfigError(
             f"the tool {self.name}: {problem}; a function that is a tool has type hints, and a docstring "
-            f"with `Args:` that "
-            "describes each parameter"
+            "with `Args:` that describes each parameter"
         )
 
     def _no_json(self, name: str, hint: Any) -> ConfigError:
         return ConfigError(
-            f"the tool {self.name}: JSON has no values for {name}: {hint}; take a text, a number, a "
+            f"the tool {self.name}: JSON has no values for {name}: {hint}; use a text, a number, a "
             "list, a dict, an enum, a dataclass or a pydantic model"
         )
 
@@ -182,9 +180,15 @@ def _described(function: Callable[..., Any]) -> Any:
     return function.__call__
 
 
+def _is_object(parameter: inspect.Parameter) -> bool:
+    """Whether a method's parameter stands for its object."""
+    return parameter.name in ("self", "cls") and parameter.annotation is inspect.Parameter.empty
+
+
 def _is_plain(hint: Any) -> bool:
     """Whether transformers writes the schema of this hint, and its values are JSON values."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin is None:
         return any(hint is plain for plain in _PLAIN)
     if origin is Literal:
@@ -204,9 +208,8 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
         return schema
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        schema = {
-            **definitions[reference.rpartition("/")[2]],
-            **{k: v for k, v in schema.items() if k != "$ref"},
-        }
+        _, _, name = reference.rpartition("/")
+        siblings = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = {**definitions[name], **siblings}
     is_dropped = {"$defs": True, "title": isinstance(schema.get("title"), str)}
     return {key: _inlined(value, definitions) for key, value in schema.items() if not is_dropped.get(key)}

@@ -21,9 +21,8 @@ from turnwise.types import Observation, Task
 logger = logging.getLogger(__name__)
 
 _NO_SIGNALS = (
-    "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or leave "
-    "its own time limit "
-    "out, since agent.tool_timeout_s bounds each call"
+    "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or remove "
+    "its own time limit, since agent.tool_timeout_s bounds each call"
 )
 
 
@@ -64,17 +63,22 @@ class FunctionTool(StatelessTool):
             schema = self._signature.schema()
         self.schema = schema
         self._function = function
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            type(function).__call__
-        )
+        forms = (function, type(function).__call__)
+        self._is_async = any(map(inspect.iscoroutinefunction, forms))
         self._name = name_of(function)
         self._pool = DaemonPool(self._name)
         self._has_warned = False
 
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str | Observation:
-        by_position, by_name = self._signature.bound(arguments) if self._signature else ((), arguments)
+        by_position: list[Any] = []
+        by_name = arguments
+        if self._signature:
+            by_position, by_name = self._signature.bound(arguments)
         call = partial(self._function, *by_position, **by_name)
-        result = call() if self._is_async else await self._pool.call(partial(self._called, call))
+        if self._is_async:
+            result = call()
+        else:
+            result = await self._pool.call(partial(self._called, call))
         if inspect.isawaitable(result):
             result = await result
         if isinstance(result, str | Observation):
@@ -82,9 +86,9 @@ class FunctionTool(StatelessTool):
         try:
             return json.dumps(result, ensure_ascii=False, allow_nan=False, default=_json_value)
         except (TypeError, ValueError, RecursionError) as fault:
-            what = f"the tool {self._name} returned a {type(result).__name__}"
             raise EnvironmentFault(
-                f"{what}, which is no text and can't be written as JSON ({fault}); return a text"
+                f"the tool {self._name} returned a {type(result).__name__}, which is no text and can't be "
+                f"written as JSON ({fault}); return a text"
             ) from fault
 
     def _called(self, call: Callable[[], Any]) -> Any:
@@ -119,9 +123,9 @@ def _json_value(value: Any) -> Any:
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises ConfigError if a tool's `config` has a key that isn't `known`."""
-    names = list(known)
+def check_keys(tool: str, config: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """Raises ConfigError if a tool's `config` has a key that isn't `allowed`."""
+    names = list(allowed)
     for key in config:
         if key not in names:
             raise ConfigError(

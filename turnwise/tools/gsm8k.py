@@ -10,7 +10,8 @@ from turnwise.data.answers import gsm8k_score
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Message, Task
 
-SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_SCHEMA_FILE = Path(__file__).with_suffix(".json")
+SCHEMA: Mapping[str, Any] = json.loads(_SCHEMA_FILE.read_text(encoding="utf-8"))
 """The tool's schema, as verl publishes it."""
 UNIMPROVED = -0.05
 """Reward of a submission whose score isn't higher than that of the submission before, or than 0 for the first
@@ -44,8 +45,10 @@ class Gsm8kTool:
 
     def _truth(self, columns: Mapping[str, Any]) -> Any:
         name = self.schema["function"]["name"]
-        kwargs = ((columns.get("extra_info") or {}).get("tools_kwargs") or {}).get(name) or {}
-        truth = (kwargs.get("create_kwargs") or {}).get("ground_truth")
+        truth: Any = columns
+        for key in ("extra_info", "tools_kwargs", name, "create_kwargs", "ground_truth"):
+            # Tables hold null for what is missing.
+            truth = (truth or {}).get(key)
         if truth is None:
             raise EnvironmentFault(
                 f"it needs the column extra_info.tools_kwargs.{name}.create_kwargs.ground_truth"
@@ -91,12 +94,8 @@ class Gsm8kInteraction:
         score = await self.calculate_score(state)
         if score == 1:
             return True, "Your response is correct!", score, {}
-        return (
-            False,
-            "Your response is incorrect! You need to reflect on your answer and try again.",
-            score,
-            {},
-        )
+        text = "Your response is incorrect! You need to reflect on your answer and try again."
+        return False, text, score, {}
 
     async def calculate_score(self, state: Answered) -> float:
         return gsm8k_score(state.text, state.ground_truth)

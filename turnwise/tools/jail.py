@@ -26,13 +26,15 @@ from types import ModuleType
 LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
 
 STDLIB = os.path.dirname(os.__file__)
-FIRST_UID, NUM_UIDS = 61184, 4096
+FIRST_UID = 61184
+NUM_UIDS = 4096
 """The first of the sandbox's user ids, and their number. They have no accounts, and no rights to others'
 files or processes."""
 OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Further paths that the code may read, where they exist."""
 MIN_LANDLOCK = 3
-READ_FILE, READ_DIR = 1 << 2, 1 << 3
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
 SCRATCH = 1 << 1 | READ_FILE | READ_DIR | 1 << 5 | 1 << 8 | 1 << 12 | 1 << 14
 """Rights in the code's own folder: reading, writing, deleting, truncating, and making files and symbolic
 links, but no folders, so that the folder's size is quickly measured."""
@@ -46,15 +48,32 @@ with open(os.path.join(os.path.dirname(__file__), "jail.json"), encoding="utf-8"
 some values of one argument. They make socket pairs, send without an address, name a thread, read or set the
 process's own limits, use fcntl (except to send signals) and ioctl (terminal checks, non-blocking,
 close-on-exec), and signal the process itself."""
-CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
+CLONE = (56, 220)
+CLONE3 = 435
+CLONE_THREAD = 0x10000
 
-LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
-ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-EACCES, ENOSYS = 13, 38
+LOAD = 0x20
+EQUAL = 0x15
+ANY_BIT = 0x45
+RETURN = 0x06
 
-ISOLATED, REFUSED = "isolated: ", "refused: "
+EACCES = 13
+ENOSYS = 38
+_ERRNO = 0x00050000
+ALLOW = (RETURN, 0, 0, 0x7FFF0000)
+KILL = (RETURN, 0, 0, 0x80000000)
+DENY = (RETURN, 0, 0, _ERRNO | EACCES)
+IS_MISSING = (RETURN, 0, 0, _ERRNO | ENOSYS)
+"""Instructions that end the filter: the call is made, the process is killed, the call fails with EACCES, or
+with ENOSYS, as if the kernel didn't have it."""
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+ISOLATED = "isolated: "
+REFUSED = "refused: "
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,34 +82,42 @@ class Refused(Exception):
     """The system can't isolate the code. The message says why."""
 
 
-def called(what: str, *arguments: object) -> int:
-    """Makes a system call (number, then arguments) and returns its result. Raises Refused, naming `what`, if
-    it fails."""
+def called(name: str, *arguments: object) -> int:
+    """Makes the system call `name` (number, then arguments) and returns its result. Raises Refused if it
+    fails."""
     result: int = libc.syscall(*arguments)
     if result < 0:
-        raise Refused(f"{what} failed: {os.strerror(ctypes.get_errno())}")
+        raise Refused(f"{name} failed: {os.strerror(ctypes.get_errno())}")
     return result
 
 
 def landlock_version() -> int:
     """The version of this kernel's Landlock; below 1 if it has none."""
-    return int(libc.syscall(444, None, 0, 1)) if sys.platform.startswith("linux") else 0
+    if not sys.platform.startswith("linux"):
+        return 0
+    return int(libc.syscall(444, None, 0, 1))
 
 
 def readable_files() -> list[tuple[str, int]]:
     """`(path, rights)` of what the code may read: the standard library (no site-packages), shared libraries,
     `OPTIONAL`."""
     with open("/proc/self/maps") as maps:
-        folders = {os.path.dirname(line.split()[-1]) for line in maps if ".so" in line}
-    found = [(STDLIB, READ_DIR), *((path, READ_FILE) for path in OPTIONAL if os.path.exists(path))]
+        libraries = [line.split()[-1] for line in maps if ".so" in line]
+    files = [(STDLIB, READ_DIR)]
+    files += [(path, READ_FILE) for path in OPTIONAL if os.path.exists(path)]
     for entry in os.scandir(STDLIB):
-        if entry.name not in ("site-packages", "dist-packages"):
-            found.append((entry.path, READ_FILE | READ_DIR if entry.is_dir() else READ_FILE))
+        if entry.name in ("site-packages", "dist-packages"):
+            continue
+        rights = READ_FILE
+        if entry.is_dir():
+            rights |= READ_DIR
+        files.append((entry.path, rights))
+    folders = set(map(os.path.dirname, libraries))
     for folder in folders - {STDLIB, f"{STDLIB}/lib-dynload"}:
-        found += [
-            (entry.path, READ_FILE) for entry in os.scandir(folder) if ".so" in entry.name and entry.is_file()
-        ]
-    return found
+        for entry in os.scandir(folder):
+            if ".so" in entry.name and entry.is_file():
+                files.append((entry.path, READ_FILE))
+    return files
 
 
 def become_nobody() -> str:
@@ -108,9 +135,8 @@ def become_nobody() -> str:
             raise Refused(
                 f"root can't become the user {uid} ({fault.strerror}); run turnwise as an ordinary user"
             ) from fault
-    called(
-        "capset", 126 if os.uname().machine == "x86_64" else 91, struct.pack("=Ii", 0x20080522, 0), bytes(24)
-    )
+    capset = 126 if os.uname().machine == "x86_64" else 91
+    called("capset", capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
     return f"as user {os.geteuid()}"
 
 
@@ -131,11 +157,14 @@ def limit(limits: dict[str, int]) -> None:
         "NOFILE": 64,
         "CORE": 0,
         "MEMLOCK": 0,
+        "NPROC": threads + limits["threads"],
+        "MSGQUEUE": 0,
     }
-    for key, size in {**sizes, "NPROC": threads + limits["threads"], "MSGQUEUE": 0}.items():
+    for key, size in sizes.items():
         number = resource.__dict__[f"RLIMIT_{key}"]
-        hard = resource.getrlimit(number)[1]
-        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        _, hard = resource.getrlimit(number)
+        if hard != resource.RLIM_INFINITY:
+            size = min(size, hard)
         resource.setrlimit(number, (size, size))
 
 
@@ -145,13 +174,13 @@ def rules_of_files() -> int:
     if landlock_version() < MIN_LANDLOCK:
         raise Refused(
             f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or "
-            f"newer, and `landlock` in "
-            "its list of security modules, /sys/kernel/security/lsm)"
+            "newer, and `landlock` in its list of security modules, /sys/kernel/security/lsm)"
         )
     rules = called("landlock_create_ruleset", 444, struct.pack("=Q", ALL_ACCESS), 8, 0)
     for path, access in [*readable_files(), (".", SCRATCH)]:
         file = os.open(path, os.O_PATH)
-        called("landlock_add_rule", 445, rules, 1, struct.pack("=Qi", access, file), 0)
+        rule = struct.pack("=Qi", access, file)
+        called("landlock_add_rule", 445, rules, 1, rule, 0)
         os.close(file)
     return rules
 
@@ -159,27 +188,35 @@ def rules_of_files() -> int:
 def filter_of_calls(column: int) -> bytes:
     """The seccomp filter in classic BPF (code, jump if true, jump if false, operand). `column` is a value of
     `MACHINES`."""
-    program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    program = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 1, 0, ARCHITECTURES[column]),
+        KILL,
+        (LOAD, 0, 0, 0),
+    ]
     for numbers in CALLS["allowed"].values():
-        if (number := numbers[column]) is not None:
-            program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+        number = numbers[column]
+        if number is not None:
+            program += [(EQUAL, 0, 1, number), ALLOW]
     for call in CALLS["only_with"].values():
-        tests = [(EQUAL, 0, 1, os.getpid() if value == "pid" else value) for value in call["values"]]
+        values = [os.getpid() if value == "pid" else value for value in call["values"]]
         program += [
-            (EQUAL, 0, 2 + 2 * len(tests), call["numbers"][column]),
+            (EQUAL, 0, 2 + 2 * len(values), call["numbers"][column]),
             (LOAD, 0, 0, 16 + 8 * call["argument"]),
         ]
-        program += [line for test in tests for line in (test, (RETURN, 0, 0, ALLOW))]
-        program.append((RETURN, 0, 0, ERRNO | EACCES))
+        for value in values:
+            program += [(EQUAL, 0, 1, value), ALLOW]
+        program.append(DENY)
     program += [
         (EQUAL, 0, 4, CLONE[column]),
         (LOAD, 0, 0, 16),
         (ANY_BIT, 0, 1, CLONE_THREAD),
-        (RETURN, 0, 0, ALLOW),
+        ALLOW,
+        DENY,
     ]
     # Without clone3, libraries call clone, whose flags a filter can read.
-    program += [(RETURN, 0, 0, ERRNO | EACCES), (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | ENOSYS)]
-    return b"".join(struct.pack("=HBBI", *line) for line in [*program, (RETURN, 0, 0, ERRNO | EACCES)])
+    program += [(EQUAL, 0, 1, CLONE3), IS_MISSING]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in [*program, DENY])
 
 
 def read_through(folder: str) -> None:
@@ -203,10 +240,12 @@ def isolate(folder: str, limits: dict[str, int]) -> str:
         raise Refused(
             f"the table of system calls is for {' and '.join(MACHINES)}, and this is {os.uname().machine}"
         )
-    rules, library = rules_of_files(), os.open(STDLIB, os.O_PATH)
+    rules = rules_of_files()
+    library = os.open(STDLIB, os.O_PATH)
     user = become_nobody()
-    if libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0) or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise Refused("prctl failed")
+    for option, value in ((PR_SET_PDEATHSIG, 9), (PR_SET_NO_NEW_PRIVS, 1)):
+        if libc.prctl(option, value, 0, 0, 0):
+            raise Refused("prctl failed")
     if os.getppid() != limits["parent"]:
         raise Refused("the process that asked for it is gone")
     if not os.access(f"{STDLIB}/os.py", os.R_OK):
@@ -241,7 +280,9 @@ def run() -> None:
 
 if __name__ == "__main__":
     try:
-        print(ISOLATED + isolate(sys.argv[1], json.loads(sys.argv[2])), flush=True)
+        _, scratch, limits_text = sys.argv
+        isolation = isolate(scratch, json.loads(limits_text))
+        print(ISOLATED + isolation, flush=True)
     except (Refused, OSError) as error:
         print(f"{REFUSED}{error}", flush=True)
         sys.exit(1)

@@ -37,8 +37,8 @@ class ReadableMessages:
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        ended: bool | None = await self._stream.__aexit__(kind, fault, trace)
-        return ended
+        is_handled: bool | None = await self._stream.__aexit__(kind, fault, trace)
+        return is_handled
 
     @property
     def last_context(self) -> Any:
@@ -69,10 +69,13 @@ def with_known_parts(result: Mapping[str, Any], types: Any) -> dict[str, Any]:
     that can't be read."""
     changed = dict(result)
     if isinstance(result.get("tools"), Sequence):
-        changed["tools"] = [tool for tool in map(_with_type, result["tools"]) if _is_known_tool(tool, types)]
+        tools = map(_with_type, result["tools"])
+        changed["tools"] = [tool for tool in tools if _is_known_tool(tool, types)]
     if "content" in result or "structuredContent" in result:
-        parts = result["content"] if isinstance(result.get("content"), list) else []
-        changed["content"] = [part if _is_known_part(part, types) else _named(part) for part in parts]
+        parts = result.get("content")
+        if not isinstance(parts, list):
+            parts = []
+        changed["content"] = [_known_part(part, types) for part in parts]
     return changed
 
 
@@ -80,12 +83,8 @@ def _with_type(tool: Any) -> Any:
     if not isinstance(tool, Mapping):
         return tool
     schema = tool.get("inputSchema") or {}
-    if not isinstance(schema, Mapping) or schema.get("type") not in (
-        None,
-        "object",
-        ["object"],
-        ["object", "null"],
-    ):
+    types_of_objects = (None, "object", ["object"], ["object", "null"])
+    if not isinstance(schema, Mapping) or schema.get("type") not in types_of_objects:
         return tool
     return {**tool, "inputSchema": {**schema, "type": "object"}}
 
@@ -102,27 +101,32 @@ def _problem_of(tool: Any, types: Any) -> str:
     from pydantic import ValidationError
 
     try:
-        known = types.Tool.model_validate(tool, by_name=False)
+        valid_tool = types.Tool.model_validate(tool, by_name=False)
     except ValidationError as error:
         [problem, *_] = error.errors()
-        return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-    kind = known.input_schema.get("type")
-    return "" if kind == "object" else f"inputSchema.type is {kind!r}; arguments are an object"
+        place = ".".join(map(str, problem["loc"]))
+        return f"{place}: {problem['msg']}"
+    kind = valid_tool.input_schema.get("type")
+    if kind != "object":
+        return f"inputSchema.type is {kind!r}; arguments are an object"
+    return ""
 
 
-def _is_known_part(part: Any, types: Any) -> bool:
+def _known_part(part: Any, types: Any) -> Any:
+    """The part, or a text that names it if the client doesn't know its kind."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         TypeAdapter(types.ContentBlock).validate_python(part, by_name=False)
     except ValidationError:
-        return False
-    return True
+        return _named(part)
+    return part
 
 
 def _named(part: Any) -> dict[str, Any]:
     described = part if isinstance(part, Mapping) else {}
     if described.get("type") == "text":
         return {"type": "text", "text": str(described.get("text") or "")}
-    kind = str(described.get("mimeType") or "unknown type")
-    return {"type": "text", "text": f"[{str(described.get('type', 'part'))[:40]} left out: {kind[:80]}]"}
+    kind = str(described.get("type", "part"))
+    mime_type = str(described.get("mimeType") or "unknown type")
+    return {"type": "text", "text": f"[{kind[:40]} left out: {mime_type[:80]}]"}

@@ -31,8 +31,10 @@ def _text_of_part(part: Any) -> str:
 
 
 def _link(part: Any) -> str:
-    described = f": {part.description}" if part.description else ""
-    return f"{part.name} ({part.uri}){described}"
+    link = f"{part.name} ({part.uri})"
+    if part.description:
+        link += f": {part.description}"
+    return link
 
 
 def _left_out(kind: str, mime_type: str | None, base64: str) -> str:
@@ -44,21 +46,17 @@ def _left_out(kind: str, mime_type: str | None, base64: str) -> str:
 def _is_copy(parts: list[str], structured: Any) -> bool:
     """Whether the parts say the same as the structured content. Servers wrap what isn't an object as
     `{"result": …}`, and write a list as one part for each item."""
-    wrapped = (
-        structured["result"]
-        if isinstance(structured, dict) and structured.keys() == {"result"}
-        else structured
-    )
-    whole = "\n".join(parts)
-    if wrapped is None:
+    content = structured
+    if isinstance(structured, dict) and structured.keys() == {"result"}:
+        content = structured["result"]
+    if content is None:
         return True
+    whole = "\n".join(parts)
     values = [_value_of(part) for part in parts]
-    lists = [parts, values] if parts else []
-    return any(
-        _equal(candidate, content)
-        for content in (structured, wrapped)
-        for candidate in (whole, _value_of(whole), *lists, *values)
-    )
+    candidates = [whole, _value_of(whole), *values]
+    if parts:
+        candidates += [parts, values]
+    return any(_equal(candidate, structured) or _equal(candidate, content) for candidate in candidates)
 
 
 def _value_of(text: str) -> Any:
@@ -68,6 +66,8 @@ def _value_of(text: str) -> Any:
         return text
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     """Equal as JSON, where true isn't 1."""
-    return type(one) is type(other) and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    if type(first) is not type(second):
+        return False
+    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)

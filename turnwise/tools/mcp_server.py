@@ -35,35 +35,25 @@ class McpServer:
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("mcp", config, KEYS)
         for key, value in config.items():
-            texts = (
-                [value]
-                if isinstance(value, str)
-                else [*value, *value.values()]
-                if isinstance(value, dict)
-                else value
-            )
-            if (
-                not isinstance(value, KEYS[key])
-                or not value
-                or not all(isinstance(text, str) for text in texts)
-            ):
-                form = "string" if KEYS[key] is str else f"{KEYS[key].__name__} of strings"
+            kind = KEYS[key]
+            if not isinstance(value, kind) or not value or not _has_only_texts(value):
+                form = "string" if kind is str else f"{kind.__name__} of strings"
                 raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {form}")
         if ("command" in config) == ("url" in config):
             raise ConfigError("mcp: config has command, a list of words, or url; give one of them")
         if tool_schema:
-            raise ConfigError("mcp: the server says what its tools' schemas are; leave tool_schema out")
-        self._connection = _connected(
-            json.dumps({key: config[key] for key in KEYS if key in config and key != "tools"})
-        )
-        offered = {tool.name: tool for tool in self._connection.tools}
+            raise ConfigError("mcp: the server says what its tools' schemas are; remove tool_schema")
+        settings = {key: config[key] for key in KEYS if key in config and key != "tools"}
+        self._connection = _connected(json.dumps(settings))
+        tools = {tool.name: tool for tool in self._connection.tools}
         for name in config.get("tools", ()):
-            if name not in offered:
+            if name not in tools:
                 raise ConfigError(
                     f"mcp: config.tools names {name!r}; the server has "
-                    f"{', '.join(offered)}.{nearest(name, offered)}"
+                    f"{', '.join(tools)}.{nearest(name, tools)}"
                 )
-        self._tools = [McpTool(self._connection, offered[name]) for name in config.get("tools", offered)]
+        names = config.get("tools", tools)
+        self._tools = [McpTool(self._connection, tools[name]) for name in names]
 
     def __iter__(self) -> "Iterator[McpTool]":
         return iter(self._tools)
@@ -74,15 +64,18 @@ class McpTool(StatelessTool):
     the episode."""
 
     def __init__(self, connection: "_Connection", tool: Any) -> None:
-        function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+        function = {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": tool.input_schema,
+        }
         self.schema: Mapping[str, Any] = {"type": "function", "function": function}
         self.name = str(tool.name)
         self._connection = connection
 
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str:
-        result = await asyncio.wrap_future(
-            self._connection.start(self._connection.call(self.name, dict(arguments)))
-        )
+        call = self._connection.call(self.name, dict(arguments))
+        result = await asyncio.wrap_future(self._connection.start(call))
         text = text_of(result)
         if result.is_error:
             raise ToolError(text or f"{self.name} failed and doesn't say why")
@@ -93,8 +86,9 @@ class _Connection:
     """Keeps a client open across episodes, on an event loop and a thread of its own. The asyncio task that
     opens a client also closes it. After the connection is lost, the next call opens a new client."""
 
-    def __init__(self, how: Mapping[str, Any]) -> None:
-        self._how, self._loop = how, asyncio.new_event_loop()
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
         self._holder: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Any] = self._loop.create_future()
         self._is_lost = asyncio.Event()
@@ -111,7 +105,7 @@ class _Connection:
             ) from fault
 
     def __str__(self) -> str:
-        return str(self._how.get("url") or " ".join(self._how["command"]))
+        return str(self._settings.get("url") or " ".join(self._settings["command"]))
 
     def start(self, call: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop)
@@ -135,7 +129,9 @@ class _Connection:
             raise EnvironmentFault(f"the MCP server {self} failed in a call of {name}: {problem}") from fault
 
     async def _listed(self) -> list[Any]:
-        client, tools, cursor = await self._connected(), [], None
+        client = await self._connected()
+        tools: list[Any] = []
+        cursor = None
         while True:
             page = await client.list_tools(cursor=cursor)
             tools += page.tools
@@ -145,13 +141,12 @@ class _Connection:
 
     async def _connected(self) -> Any:
         if self._holder is None or self._holder.done() or self._is_lost.is_set():
-            self._client, self._is_lost = self._loop.create_future(), asyncio.Event()
-            self._holder = self._loop.create_task(
-                self._hold(self._client, self._is_lost), name=f"MCP server {self}"
-            )
-            self._holder.add_done_callback(
-                lambda holder: holder.cancelled() or holder.exception()
-            )  # else asyncio logs it
+            self._client = self._loop.create_future()
+            self._is_lost = asyncio.Event()
+            holding = self._hold(self._client, self._is_lost)
+            self._holder = self._loop.create_task(holding, name=f"MCP server {self}")
+            # Otherwise asyncio logs the exception.
+            self._holder.add_done_callback(lambda holder: holder.cancelled() or holder.exception())
         holder = self._holder
         await asyncio.wait([holder, self._client], return_when=asyncio.FIRST_COMPLETED)
         if not self._client.done():
@@ -165,29 +160,41 @@ class _Connection:
         from mcp.shared._httpx_utils import create_mcp_http_client
 
         async with AsyncExitStack() as stack:
-            if "url" in self._how:
-                http = await stack.enter_async_context(
-                    create_mcp_http_client(headers=self._how.get("headers"))
-                )
-                server: Any = streamable_http_client(self._how["url"], http_client=http)
+            if "url" in self._settings:
+                headers = self._settings.get("headers")
+                http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+                server: Any = streamable_http_client(self._settings["url"], http_client=http)
             else:
-                command, *words = self._how["command"]
-                program = StdioServerParameters(command=command, args=words, env=self._how.get("env"))
+                command, *words = self._settings["command"]
+                environment = self._settings.get("env")
+                program = StdioServerParameters(command=command, args=words, env=environment)
                 # Bytes that aren't UTF-8 would end the reader, and all later calls would wait for nothing.
                 program.encoding_error_handler = "replace"
                 server = stdio_client(program)
-            client.set_result(await stack.enter_async_context(Client(readable(server, types))))
+            open_client = await stack.enter_async_context(Client(readable(server, types)))
+            client.set_result(open_client)
             await is_lost.wait()
+
+
+def _has_only_texts(value: Any) -> bool:
+    texts = [value]
+    if isinstance(value, dict):
+        texts = [*value, *value.values()]
+    elif not isinstance(value, str):
+        texts = value
+    return all(isinstance(text, str) for text in texts)
 
 
 def _cause(fault: BaseException | None) -> str:
     while isinstance(fault, BaseExceptionGroup):
         fault = fault.exceptions[0]
-    return f"{type(fault).__name__}: {fault}" if fault else "it closed the connection"
+    if fault is None:
+        return "it closed the connection"
+    return f"{type(fault).__name__}: {fault}"
 
 
 @lru_cache(maxsize=8)
-def _connected(how: str) -> _Connection:
+def _connected(settings: str) -> _Connection:
     """The connection to a server. It is cached: a `Trainer` examines its config at each call, and one server
     is enough."""
     try:
@@ -196,4 +203,4 @@ def _connected(how: str) -> _Connection:
         raise NotAvailableError(
             f"mcp needs the client mcp, which isn't installed; {install_hint('tools')}"
         ) from fault
-    return _Connection(json.loads(how))
+    return _Connection(json.loads(settings))

@@ -19,7 +19,8 @@ class PythonTool(FunctionTool):
     process."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
-        check_keys("tool python", config, [field.name for field in fields(Limits)])
+        names = [field.name for field in fields(Limits)]
+        check_keys("tool python", config, names)
         try:
             self._limits = Limits(**config)
         except ConfigError as fault:
@@ -34,4 +35,5 @@ class PythonTool(FunctionTool):
         Args:
             code: The program.
         """
-        return (await run_python(code, self._limits)).text or "The program printed nothing."
+        result = await run_python(code, self._limits)
+        return result.text or "The program printed nothing."

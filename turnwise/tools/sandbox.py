@@ -11,9 +11,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,15 +25,17 @@ from turnwise.tools.jail import ISOLATED, REFUSED
 JAIL = Path(__file__).with_name("jail.py")
 LOOK_S = 0.05
 """Seconds between two measurements of the folder's size."""
-START_S, KILL_S = 60.0, 10.0
-"""Time limits in seconds: for a busy machine to start the launcher, and for the kernel to end a killed
-process."""
+START_S = 60.0
+"""Maximum seconds that a busy machine takes to start the launcher."""
+KILL_S = 10.0
+"""Maximum seconds that the kernel takes to end a killed process."""
 MEBIBYTE = 1 << 20
 _MEASURED_SHARE = 0.1
 """Largest share of the time that a run's folder is measured: after a long measurement the next one comes
 later."""
 _NUM_THREADS = 2
-_FILES_BETWEEN_PAUSES, _PAUSE_S = 200, 0.001
+_FILES_BETWEEN_PAUSES = 200
+_PAUSE_S = 0.001
 T = TypeVar("T")
 
 
@@ -53,16 +55,15 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            kinds, least = (int, float) if name == "timeout_s" else (int,), 64 if name == "memory_mb" else 0
-            if (
-                not isinstance(value, kinds)
-                or isinstance(value, bool)
-                or not max(least, 1e-3) <= value <= 1 << 30
-            ):
-                what = "a number" if float in kinds else "a whole number"
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be {what}, {f'at least {least}' if least else 'above 0'}"
-                )
+            form = "a whole number"
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if name == "timeout_s":
+                form = "a number"
+                is_number = is_number or isinstance(value, float)
+            minimum = 64 if name == "memory_mb" else 0
+            if not is_number or not max(minimum, 1e-3) <= value <= 1 << 30:
+                bound = f"at least {minimum}" if minimum else "above 0"
+                raise ConfigError(f"{name} is {value!r}; it must be {form}, {bound}")
 
 
 class PythonResult(NamedTuple):
@@ -85,9 +86,15 @@ class _Process:
     the beginning, half from the end."""
 
     def __init__(self, pipe: int, size: int) -> None:
-        self._pipe, self._half = pipe, max(size // 2, 1)
-        self._begin, self._head, self._tail, self._num_bytes = b"", b"", b"", 0
-        self.has_begun, self.has_ended, self.status = asyncio.Event(), asyncio.Event(), 1
+        self._pipe = pipe
+        self._half = max(size // 2, 1)
+        self._begin = b""
+        self._head = b""
+        self._tail = b""
+        self._num_bytes = 0
+        self.has_begun = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self.status = 1
 
     def read(self) -> bytes | None:
         """Reads and returns up to 64 KiB of output: empty at its end, None if nothing is available yet."""
@@ -100,9 +107,11 @@ class _Process:
             if newline:
                 self.has_begun.set()
         self._num_bytes += len(chunk)
-        taken = self._half - len(self._head)
-        self._head += chunk[:taken]
-        self._tail = (self._tail + chunk[taken:])[-self._half :] if len(chunk) > taken else self._tail
+        room = self._half - len(self._head)
+        self._head += chunk[:room]
+        if len(chunk) > room:
+            tail = self._tail + chunk[room:]
+            self._tail = tail[-self._half :]
         return read
 
     @property
@@ -112,8 +121,11 @@ class _Process:
     @property
     def text(self) -> str:
         left_out = self._num_bytes - len(self._head) - len(self._tail)
-        middle = f"\n… {left_out:,} bytes left out …\n".encode() if left_out else b""
-        return (self._head + middle + self._tail).decode(errors="replace")
+        output = self._head
+        if left_out:
+            output += f"\n… {left_out:,} bytes left out …\n".encode()
+        output += self._tail
+        return output.decode(errors="replace")
 
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
@@ -131,30 +143,28 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
         async with _launched(folder, limits) as process:
             # Until its first line the process runs only the launcher, which a busy machine may delay.
             await _within(START_S, process.has_begun)
-            said = process.first_line
-            if not said.startswith(ISOLATED):
-                silence = (
-                    "ended and said nothing"
-                    if process.has_ended.is_set()
-                    else f"said nothing for {START_S:g} s"
-                )
-                reason = said.removeprefix(REFUSED) or f"its launcher {silence}"
+            answer = process.first_line
+            if not answer.startswith(ISOLATED):
+                silence = f"said nothing for {START_S:g} s"
+                if process.has_ended.is_set():
+                    silence = "ended and said nothing"
+                reason = answer.removeprefix(REFUSED) or f"its launcher {silence}"
                 raise NotAvailableError(f"this system can't isolate Python code of a model: {reason}")
-            ended = await _watched(process, folder, limits)
-    status, text = process.status, process.text
-    outcome: Literal["ok", "error", "timeout", "disk", "killed"]
-    if ended == "timeout":
-        outcome, text = ended, f"{text}\nThe code ran for longer than {limits.timeout_s:g} s and was ended."
-    elif ended == "disk":
-        outcome, text = (
-            ended,
-            f"{text}\nThe code wrote more than {limits.disk_mb} MiB of files and was ended.",
-        )
-    elif status < 0:
-        outcome, text = "killed", f"{text}\nThe code was ended by signal {-status}."
-    else:
-        outcome = "error" if status else "ok"
-    return PythonResult(text, outcome, time.monotonic() - started, said.removeprefix(ISOLATED))
+            limit = await _watched(process, folder, limits)
+    text = process.text
+    outcome: Literal["ok", "error", "timeout", "disk", "killed"] = "ok"
+    if limit == "timeout":
+        outcome = limit
+        text += f"\nThe code ran for longer than {limits.timeout_s:g} s and was ended."
+    elif limit == "disk":
+        outcome = limit
+        text += f"\nThe code wrote more than {limits.disk_mb} MiB of files and was ended."
+    elif process.status < 0:
+        outcome = "killed"
+        text += f"\nThe code was ended by signal {-process.status}."
+    elif process.status:
+        outcome = "error"
+    return PythonResult(text, outcome, time.monotonic() - started, answer.removeprefix(ISOLATED))
 
 
 def isolation() -> str:
@@ -166,14 +176,41 @@ def isolation() -> str:
 
 @asynccontextmanager
 async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
-    given = {
+    with ExitStack() as stack:
+        pipe, their_end = os.pipe()
+        os.set_blocking(pipe, False)
+        stack.callback(os.close, pipe)
+        try:
+            pid = _spawned(folder, limits, their_end)
+        finally:
+            os.close(their_end)
+        pidfd = _descriptor_of(pid)
+        stack.callback(os.close, pidfd)
+        process = _Process(pipe, limits.max_output)
+        stack.enter_context(_observed(process, pipe, pidfd))
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await _within(KILL_S, process.has_ended)
+            with suppress(ChildProcessError):  # somebody else waited for it
+                ended_pid, status = os.waitpid(pid, os.WNOHANG)
+                if ended_pid:
+                    process.status = os.waitstatus_to_exitcode(status)
+
+
+def _spawned(folder: str, limits: Limits, output: int) -> int:
+    """Starts the launcher, whose output goes to the descriptor `output`, and returns its process id."""
+    limits_of_jail = {
         "memory": limits.memory_mb * MEBIBYTE,
         "file": limits.disk_mb * MEBIBYTE // 4,
         "cpu_s": int(limits.timeout_s) + 2,
         "threads": limits.threads,
         "parent": os.getpid(),
     }
-    command = [sys.executable, "-I", "-S", "-B", "-u", "-X", "utf8", str(JAIL), folder, json.dumps(given)]
+    options = ["-I", "-S", "-B", "-u", "-X", "utf8"]
+    command = [sys.executable, *options, str(JAIL), folder, json.dumps(limits_of_jail)]
     # Each further malloc arena reserves 64 MiB of address space, and Python waits for ever for a thread that
     # finds no memory for its start (python/cpython#140746).
     environment = {
@@ -183,66 +220,63 @@ async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
         "LANG": "C.UTF-8",
         "MALLOC_ARENA_MAX": "1",
     }
+    streams = [
+        (os.POSIX_SPAWN_DUP2, output, 1),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+    ]
+    # Unlike subprocess, posix_spawn waits for no pipe, whose other end a process forked elsewhere might hold.
+    return os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsigmask=())
+
+
+def _descriptor_of(pid: int) -> int:
+    """A file descriptor of a process. Ends the process if the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as fault:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise NotAvailableError(
+            f"Python code of a model needs Linux 5.3 or newer: pidfd_open: {fault.strerror}"
+        ) from fault
+
+
+@contextmanager
+def _observed(process: _Process, pipe: int, pidfd: int) -> Iterator[None]:
+    """Reads the output as it comes, and notes the end of the process."""
     loop = asyncio.get_running_loop()
-    with ExitStack() as stack:
-        pipe, theirs = os.pipe()
-        os.set_blocking(pipe, False)
-        stack.callback(os.close, pipe)
-        streams = [
-            (os.POSIX_SPAWN_DUP2, theirs, 1),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        ]
-        try:
-            # Unlike subprocess, posix_spawn waits for no pipe, whose other end a process forked elsewhere
-            # might hold.
-            pid = os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsigmask=())
-        finally:
-            os.close(theirs)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError as fault:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise NotAvailableError(
-                f"Python code of a model needs Linux 5.3 or newer: pidfd_open: {fault.strerror}"
-            ) from fault
-        stack.callback(os.close, pidfd)
-        process = _Process(pipe, limits.max_output)
 
-        def on_output() -> None:
-            if process.read() == b"":
-                loop.remove_reader(pipe)
+    def on_output() -> None:
+        if process.read() == b"":
+            loop.remove_reader(pipe)
 
-        def on_end() -> None:
-            loop.remove_reader(pidfd)
-            while process.read():
-                continue  # the pipe still has what was written before the end
-            process.has_begun.set()
-            process.has_ended.set()
+    def on_end() -> None:
+        loop.remove_reader(pidfd)
+        while process.read():
+            continue  # the pipe still has what was written before the end
+        process.has_begun.set()
+        process.has_ended.set()
 
-        for file, call in ((pipe, on_output), (pidfd, on_end)):
-            loop.add_reader(file, call)
-            stack.callback(loop.remove_reader, file)
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await _within(KILL_S, process.has_ended)
-            with suppress(ChildProcessError):  # somebody else waited for it
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                process.status = os.waitstatus_to_exitcode(status) if ended else process.status
+    try:
+        loop.add_reader(pipe, on_output)
+        loop.add_reader(pidfd, on_end)
+        yield
+    finally:
+        loop.remove_reader(pidfd)
+        loop.remove_reader(pipe)
 
 
 async def _watched(process: _Process, folder: str, limits: Limits) -> Literal["", "timeout", "disk"]:
     """Waits until the process ends or reaches a limit. Returns the limit that it reached, else ""."""
-    deadline, look_s = time.monotonic() + limits.timeout_s, LOOK_S
+    deadline = time.monotonic() + limits.timeout_s
+    max_size = limits.disk_mb * MEBIBYTE
+    look_s = LOOK_S
     while True:
-        await _within(min(look_s, max(deadline - time.monotonic(), 0)), process.has_ended)
+        remaining_s = max(deadline - time.monotonic(), 0)
+        await _within(min(look_s, remaining_s), process.has_ended)
         has_ended = process.has_ended.is_set()
-        size, measured_s = await _in_a_thread(partial(_size, folder, limits.disk_mb * MEBIBYTE))
-        if size > limits.disk_mb * MEBIBYTE:
+        size, measured_s = await _in_a_thread(partial(_size, folder, max_size))
+        if size > max_size:
             return "disk"
         if has_ended:
             return ""
@@ -280,7 +314,8 @@ async def _folder() -> AsyncIterator[str]:
 
 async def _in_a_thread(work: Callable[[], T]) -> T:
     # Not the event loop's own threads, which rewards and tools may keep busy.
-    return await asyncio.wrap_future(_threads(os.getpid()).submit(work))
+    future = _threads(os.getpid()).submit(work)
+    return await asyncio.wrap_future(future)
 
 
 @lru_cache(maxsize=1)

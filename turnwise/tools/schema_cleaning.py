@@ -22,55 +22,66 @@ _RESTRICTING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}
 """Keywords besides `type` that may forbid null."""
 
 
-def cleaned(schema: Any, what: str) -> Any:
-    """The schema of `what` without keywords and properties that are null (tables pad with them), without an
+def cleaned(schema: Any, label: str) -> Any:
+    """The schema of `label` without keywords and properties that are null (tables pad with them), without an
     empty `required` (draft-04 has none), and without patterns that Python can't read, each of which a warning
     names. Where it says `nullable`, which validators of JSON schemas ignore, null is allowed."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [cleaned(part, what) for part in schema]
+        return [cleaned(part, label) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    kept: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in schema.items():
         if key in DATA:
-            kept[key] = value
+            result[key] = value
         elif value is None or (key == "required" and value == []):
             continue
         elif key == "pattern" and isinstance(value, str):
-            if _is_readable(value, what):
-                kept[key] = value
+            if _is_readable(value, label):
+                result[key] = value
         elif key in BY_NAME and isinstance(value, Mapping):
             names = [name for name in value if value[name] is not None]
             if key == "patternProperties":
-                names = [name for name in names if _is_readable(name, what)]
-            kept[key] = {name: cleaned(value[name], what) for name in names}
+                names = [name for name in names if _is_readable(name, label)]
+            result[key] = {name: cleaned(value[name], label) for name in names}
         else:
-            kept[key] = cleaned(value, what)
-    return _with_null(kept)
+            result[key] = cleaned(value, label)
+    return _with_null(result)
 
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
     """The pattern in Python's form. In JSON schemas `$` is the end of the text; Python's also fits before a
     last line break."""
-    return regex.compile(
-        _WORD_OF_PATTERN.sub(lambda word: r"\Z" if word.group() == "$" else word.group(), pattern)
-    )
+    return regex.compile(_WORD_OF_PATTERN.sub(_in_python, pattern))
+
+
+def _in_python(word: re.Match[str]) -> str:
+    if word.group() == "$":
+        return r"\Z"
+    return word.group()
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("nullable") is not True:
         return schema
-    if "type" not in schema or schema.keys() & (_RESTRICTING - {"enum"}):
-        return {"anyOf": [schema, {"type": "null"}]} if schema.keys() & _RESTRICTING else schema
-    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    with_null = {**schema, "type": [*types, *(["null"] if "null" not in types else [])]}
+    restricting = schema.keys() & _RESTRICTING
+    if "type" not in schema and not restricting:
+        return schema
+    if "type" not in schema or restricting - {"enum"}:
+        return {"anyOf": [schema, {"type": "null"}]}
+    types = schema["type"]
+    if not isinstance(types, list):
+        types = [types]
+    if "null" not in types:
+        types = [*types, "null"]
+    with_null = {**schema, "type": types}
     if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
         with_null["enum"] = [*schema["enum"], None]
     return with_null
 
 
-def _is_readable(pattern: str, what: str) -> bool:
+def _is_readable(pattern: str, label: str) -> bool:
     problem = "half a character of UTF-16" if _SURROGATE.search(pattern) else ""
     try:
         re.compile(pattern)
@@ -78,7 +89,5 @@ def _is_readable(pattern: str, what: str) -> bool:
     except (re.error, regex.error, OverflowError, RecursionError) as fault:
         problem = str(fault)
     if problem:
-        logger.warning(
-            "%s", f"{what}: Python can't read the pattern {pattern!r} ({problem}); it isn't checked"
-        )
+        logger.warning("%s: Python can't read the pattern %r (%s); it isn't checked", label, pattern, problem)
     return not problem

@@ -38,11 +38,12 @@ class SearchTool(FunctionTool):
                 f"tool search: config.documents is {name!r}; name a JSONL file of objects with id and text"
             )
         path = local_path(name)
-        status = path.stat() if path.is_file() else None
+        version: tuple[int, ...] = ()
+        if path.is_file():
+            status = path.stat()
+            version = (status.st_mtime_ns, status.st_size)
         self._library = _library()
-        self._documents, self._index = _indexed(
-            path, *((status.st_mtime_ns, status.st_size) if status else ())
-        )
+        self._documents, self._index = _indexed(path, version)
         super().__init__(self.search, tool_schema)
 
     def search(self, query: str) -> str:
@@ -55,11 +56,15 @@ class SearchTool(FunctionTool):
             [query], token_pattern=WORD, stopwords=[], return_ids=False, show_progress=False
         )
         scores = self._index.get_scores(words) if words else np.zeros(0)
-        found = np.flatnonzero(scores)
-        best = found[np.argsort(-scores[found], kind="stable")][: self._numbers["k"]]
-        texts = [self._documents[number] for number in best]
+        matching = np.flatnonzero(scores)
+        order = np.argsort(-scores[matching], kind="stable")
         length = self._numbers["max_document_length"]
-        shown = [f"[{id}] {text[:length]}{'…' if len(text) > length else ''}" for id, text in texts]
+        shown: list[str] = []
+        for number in matching[order][: self._numbers["k"]]:
+            id, text = self._documents[number]
+            if len(text) > length:
+                text = f"{text[:length]}…"
+            shown.append(f"[{id}] {text}")
         return "\n\n".join(shown) or "No document has any of these words."
 
 
@@ -74,28 +79,33 @@ def _library() -> Any:
 
 
 @lru_cache(maxsize=2)
-def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
-    """`(id, text)` of a file's documents, and their index. `changes`, the file's time and size, are for the
+def _indexed(path: Path, version: tuple[int, ...]) -> tuple[Sequence[tuple[str, str]], Any]:
+    """`(id, text)` of a file's documents, and their index. `version`, the file's time and size, is for the
     cache only."""
-    found: dict[str, tuple[str, str]] = {}
+    texts: dict[str, str] = {}
+    places: dict[str, str] = {}
     for place, row in read_jsonl(path):
-        id, text = row.get("id"), row.get("text")
+        id = row.get("id")
+        text = row.get("text")
         if isinstance(id, bool) or not isinstance(id, str | int) or not isinstance(text, str):
             raise DataError(
                 f"{place}: a document has id (a string or a whole number) and text; this one has "
                 f"{', '.join(row)}"
             )
-        if str(id) in found:
+        if str(id) in texts:
             raise DataError(
-                f"{place}: the id {id!r} is that of {found[str(id)][0]} too; ids of documents are unique"
+                f"{place}: the id {id!r} is that of {places[str(id)]} too; ids of documents are unique"
             )
-        found[str(id)] = (place, text)
-    documents = [(id, text) for id, (_, text) in found.items()]
+        texts[str(id)] = text
+        places[str(id)] = place
     index = _library().BM25()
     words = _library().tokenize(
-        [text for _, text in documents], token_pattern=WORD, stopwords=[], show_progress=False
+        list(texts.values()),
+        token_pattern=WORD,
+        stopwords=[],
+        show_progress=False,
     )
     if not words.vocab.keys() - {""}:
         raise DataError(f"{path} has no document with a word; write objects with id and text, one per line")
     index.index(words, show_progress=False)
-    return documents, index
+    return list(texts.items()), index

@@ -8,7 +8,8 @@ import pytest
 from chat_messages import LLAMA2, assistant, system, tool, user
 from hypothesis import HealthCheck, given, settings
 
-from turnwise.chat.rendering import SENTINEL, key_of
+from turnwise.chat.message_content import key_of
+from turnwise.chat.rendering import SENTINEL
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError
 from turnwise.testing.fakes import byte_tokenizer

@@ -12,7 +12,7 @@ from chat_messages import assistant, message, user
 from tokenizers import AddedToken
 
 from turnwise.chat.conversation import TokenContexts
-from turnwise.chat.rendering import ForeignText
+from turnwise.chat.foreign_text import ForeignText
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
 from turnwise.errors import RolloutError

@@ -189,7 +189,7 @@ def make_cluster(runner):
     before, made = torch.get_num_threads(), []
 
     def make(stopwatch=None, **options):
-        threads = CpuThreads(train=2, rollout=3, both=4)
+        threads = CpuThreads(train=2, rollout=3, total=4)
         made.append(
             ProcessCluster(
                 runner.run, runner.watchdog, stopwatch or Stopwatch(), threads, set_torch_threads, **options
@@ -208,7 +208,7 @@ def make_cluster(runner):
 @pytest.fixture(scope="module")
 def cluster(runner):
     """One for the tests that leave its process as they find it."""
-    threads = CpuThreads(train=2, rollout=3, both=torch.get_num_threads())
+    threads = CpuThreads(train=2, rollout=3, total=torch.get_num_threads())
     cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), threads, set_torch_threads)
     yield cluster
     cluster.shutdown()

@@ -313,7 +313,7 @@ def test_an_update_is_measured_on_a_few_of_its_tokens_in_the_first_two_steps():
     many = samples(1) * 4000
     [metric] = log_prob_change(own, many, step=1)
     assert metric.name == "actor/log_prob_change" and metric.value == 2.5, "tokens 2 and 3 of each sample"
-    assert own.stopwatch.tokens.given <= 4000 * 4 / 16
+    assert own.stopwatch.tokens.unmerged <= 4000 * 4 / 16
     assert log_prob_change(own, many, step=2) == []
     assert log_prob_change(role(first_step=5), many, step=4) == []
     assert len(log_prob_change(own, samples(1), step=0)) == 1, "a small step isn't too small"

@@ -133,7 +133,7 @@ class TestFirstEstimate:
         stopwatch, screen = parts
         screen.pace.begin_phase("rollout", 0.0)
         stopwatch.num_sampled = 100
-        stopwatch.work = Work("episodes", 8, done=4)
+        stopwatch.work = Work("episodes", 8, finished=4)
         assert "4/8 episodes" in plain(screen.render(10.0)) and "at most 0:10 more" in plain(
             screen.render(10.0)
         )
@@ -144,7 +144,7 @@ class TestFirstEstimate:
         screen.pace.begin_phase("total", 100.0)
         screen.pace.begin_phase("rollout", 100.0)
         screen.pace.begin_phase("train", 160.0)
-        stopwatch.work = Work("micro-batches", 4, done=1, tokens=500)
+        stopwatch.work = Work("micro-batches", 4, finished=1, tokens=500)
         text = plain(screen.render(170.0))
         assert "1/4 micro-batches  500 tokens, 50/s  0:30 more" in text
         assert "about 15:30 left" in text, "100 s a step without the validation, 70 s of the first are over"

@@ -202,7 +202,7 @@ def test_a_wrong_config_is_refused(config, message):
 def test_a_tool_that_the_server_lacks_is_refused(stdio):
     with pytest.raises(ConfigError, match=r"names 'adds'; the server has add, .* Did you mean 'add'"):
         McpServer(stdio | {"tools": ["adds"]}, None)
-    with pytest.raises(ConfigError, match="leave tool_schema out"):
+    with pytest.raises(ConfigError, match="remove tool_schema"):
         McpServer(stdio, {"type": "function"})
 
 
