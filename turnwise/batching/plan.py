@@ -10,7 +10,10 @@ _MAX_IMBALANCE = 1.05
 
 
 def optimizer_steps(
-    num_samples: int, samples_per_step: int, seed: int, num_epochs: int = 1
+    num_samples: int,
+    samples_per_step: int,
+    seed: int,
+    num_epochs: int = 1,
 ) -> list[list[list[int]]]:
     """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps. An epoch's last
     step may be smaller.

@@ -59,7 +59,11 @@ def _chain(parents: list[int | None], leaf: int) -> list[int]:
 
 
 def _sample(
-    turns: list[Turn], chain: list[int], trained: set[int], weight: float, temperature: float | None
+    turns: list[Turn],
+    chain: list[int],
+    trained: set[int],
+    weight: float,
+    temperature: float | None,
 ) -> Sample:
     if not len(turns[chain[0]].prompt_ids):
         raise RolloutError(

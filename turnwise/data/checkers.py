@@ -127,7 +127,10 @@ class _MathVerify:
         # In its own session, since only this process may get a terminal's Ctrl-C.
         command = [sys.executable, "-c", code]
         self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         theirs.close()
         try:

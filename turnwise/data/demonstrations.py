@@ -33,7 +33,10 @@ class DemonstrationRow(NamedTuple):
 
 
 def read_rows(
-    paths: Sequence[str | Path], key: str = "train_files", form: str | None = None, bad: BadRows | None = None
+    paths: Sequence[str | Path],
+    key: str = "train_files",
+    form: str | None = None,
+    bad: BadRows | None = None,
 ) -> Iterator[DemonstrationRow]:
     """Yields the rows of all sources in order; `read_tables` says what a source may be. Nulls with which
     tables pad objects are left out. `form` is one of `turnwise.data.forms.COLUMNS`; None = `messages`. Wrong

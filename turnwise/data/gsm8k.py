@@ -102,7 +102,11 @@ def generate_problems(
 
 
 def _problem(
-    drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool
+    drawn: random.Random,
+    num_steps: int,
+    largest: int,
+    operations: str,
+    is_test: bool,
 ) -> dict[str, str] | None:
     """A random problem. None if a training problem would have a step on held-out operands, the first step of
     a test problem would have operands that aren't held out, or no operation is possible."""

@@ -41,7 +41,11 @@ def has_format(text: str) -> bool:
 
 @needs_truth(*_TRUTHS)
 def accuracy(
-    completions: Sequence[str], ground_truth: Any = None, answer: Any = None, *, checker: Checker = "text"
+    completions: Sequence[str],
+    ground_truth: Any = None,
+    answer: Any = None,
+    *,
+    checker: Checker = "text",
 ) -> list[float]:
     """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or,
     without this column, of `answer`. `checker` says who compares them: the text reader (`data.answers`), or
@@ -71,7 +75,10 @@ def length_penalty(
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
     more = [-penalty_weight * max(0, length - max_length) for length in lengths]
     return _extended(
-        accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor
+        accuracy(completions, ground_truth, answer, checker=checker),
+        more,
+        only_if_correct,
+        floor,
     )
 
 
@@ -92,12 +99,18 @@ def step(
     stated = [num_steps(text) for text in completions]
     more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
     return _extended(
-        accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor
+        accuracy(completions, ground_truth, answer, checker=checker),
+        more,
+        only_if_correct,
+        floor,
     )
 
 
 def _extended(
-    right: Sequence[float], more: Sequence[float], only_if_correct: bool, floor: float | None
+    right: Sequence[float],
+    more: Sequence[float],
+    only_if_correct: bool,
+    floor: float | None,
 ) -> list[float]:
     rewards = [r + (m if r or not only_if_correct else 0.0) for r, m in zip(right, more, strict=True)]
     return rewards if floor is None else [max(floor, reward) for reward in rewards]

@@ -9,7 +9,9 @@ from turnwise.types import Message
 
 
 def prompt_of(
-    columns: Mapping[str, Any], prompt_key: str, tools: Sequence[Mapping[str, Any]] = ()
+    columns: Mapping[str, Any],
+    prompt_key: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Message]:
     """The messages of a row's prompt; a string is one user message. `tools` are schemas of tools that the
     messages may call, beside those in the row's column `tools`.

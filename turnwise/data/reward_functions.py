@@ -112,7 +112,10 @@ class FunctionReward:
         return other
 
     def _check_parameters(
-        self, named: Mapping[str, inspect.Parameter], takes_all: bool, positional: Sequence[str]
+        self,
+        named: Mapping[str, inspect.Parameter],
+        takes_all: bool,
+        positional: Sequence[str],
     ) -> None:
         """Raises ConfigError if the function can't be called with the names that a run has, or `args` don't
         fit."""
@@ -231,7 +234,11 @@ class FunctionReward:
         texts = [self.completion(run[-1]) for run in runs]
         arguments = {"texts": texts, "columns": columns}
         values = await call_reward(
-            _one_by_one(self.function), self.name, group.task.id, arguments, self._pool
+            _one_by_one(self.function),
+            self.name,
+            group.task.id,
+            arguments,
+            self._pool,
         )
         read = [_read_one(value, self.name) for value in values]
         return RewardResult(

@@ -143,7 +143,11 @@ class RewardManager:
     async def _result(self, weighted: WeightedReward, group: Group) -> RewardResult:
         what = f"data.reward {weighted.name}"
         async with self.watchdog.waiting(
-            group.task.id, what, self.timeout_s, "data.reward_timeout_s", RewardFault
+            group.task.id,
+            what,
+            self.timeout_s,
+            "data.reward_timeout_s",
+            RewardFault,
         ):
             return await weighted.reward(group)
 
@@ -166,7 +170,9 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
 
 @needs_truth("answer", "ground_truth")
 def exact_match(
-    completions: Sequence[str], answer: Sequence[Any] | None = None, ground_truth: Sequence[Any] | None = None
+    completions: Sequence[str],
+    answer: Sequence[Any] | None = None,
+    ground_truth: Sequence[Any] | None = None,
 ) -> list[float]:
     """1 if the completion is the row's `answer` or, without this column, its `ground_truth`, apart from
     spaces around it, else
@@ -187,7 +193,9 @@ def _matches(text: str, right: object) -> bool:
 
 @needs_truth("ground_truth", "answer")
 def gsm8k(
-    completions: Sequence[str], ground_truth: Sequence[Any] | None = None, answer: Sequence[Any] | None = None
+    completions: Sequence[str],
+    ground_truth: Sequence[Any] | None = None,
+    answer: Sequence[Any] | None = None,
 ) -> list[float]:
     """1 if the last answer that follows `####` is the row's `ground_truth`, also one nested in another
     column, or without it its `answer`; else 0.

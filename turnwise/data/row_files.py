@@ -180,7 +180,9 @@ def _of_table(file: BinaryIO, path: Path) -> Iterator[Row]:
     separator = TABLES[suffix_of(path)]
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(
-        io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=separator, strict=True
+        io.TextIOWrapper(file, encoding="utf-8-sig", newline=""),
+        delimiter=separator,
+        strict=True,
     )
     try:
         names = next(reader, [])

@@ -48,7 +48,10 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
     wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
     added = [name for name, parameter in wrapped.named_parameters() if id(parameter) not in base]
     _check_tensors(
-        folder, wrapped.peft_config["default"], peft.set_peft_model_state_dict(wrapped, tensors), added
+        folder,
+        wrapped.peft_config["default"],
+        peft.set_peft_model_state_dict(wrapped, tensors),
+        added,
     )
     is_split = is_tied and (
         model.get_input_embeddings() is not embedding or model.get_output_embeddings() is not head

@@ -27,7 +27,9 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def make_forward(
-    model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True
+    model: PreTrainedModel,
+    temperature: float = 1.0,
+    use_kernels: bool = True,
 ) -> "PackedForward":
     """A `ValueForward` if the model has a value head, else a `PolicyForward`. With `use_kernels` the model's
     layers run on turnwise's own kernels where these fit (`use_native_layers`)."""
@@ -86,7 +88,11 @@ class PackedForward(ABC):
             return self._flat(batch, batch.token_ids, batch.position_ids, sequences, with_logits)
         token_ids, position_ids = batch.token_ids[tree.tokens], batch.position_ids[tree.tokens]
         return self._flat(
-            batch, token_ids, position_ids, PackedSequences.along(tree), with_logits
+            batch,
+            token_ids,
+            position_ids,
+            PackedSequences.along(tree),
+            with_logits,
         ).index_select(0, tree.nodes)
 
     def _flat(
@@ -118,7 +124,13 @@ class PackedForward(ABC):
         inputs = {"input_ids": token_ids, "attention_mask": is_token.long()}
         return self._run(batch, batch.num_tokens, inputs, with_logits)[is_token]
 
-    def _run(self, batch: Batch, num_distinct: int, inputs: Mapping[str, Any], with_logits: bool) -> Tensor:
+    def _run(
+        self,
+        batch: Batch,
+        num_distinct: int,
+        inputs: Mapping[str, Any],
+        with_logits: bool,
+    ) -> Tensor:
         self.counts = self.counts.plus(
             TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel())
         )

@@ -75,7 +75,13 @@ def token_logprobs(
     )
     with torch.autocast(device_type, enabled=False):
         full, truncated, entropy = _TokenLogprobs.apply(
-            hidden, weight, targets, temperature, with_entropy, kept_ids, compute
+            hidden,
+            weight,
+            targets,
+            temperature,
+            with_entropy,
+            kept_ids,
+            compute,
         )
     truncated = None if kept_ids is None else torch.where(kept_ids.counts > 0, truncated, full)
     return TokenLogprobs(full, truncated, entropy if with_entropy else None)
@@ -97,7 +103,9 @@ def logprobs_of(
     if kept_ids is None:
         return TokenLogprobs(full, None, entropy)
     return TokenLogprobs(
-        full, torch.where(kept_ids.counts > 0, z_target - kept_ids.logsumexp(z), full), entropy
+        full,
+        torch.where(kept_ids.counts > 0, z_target - kept_ids.logsumexp(z), full),
+        entropy,
     )
 
 
@@ -141,7 +149,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logprobs: Tensor, grad_truncated: Tensor, grad_entropy: Tensor
+        ctx: Any,
+        grad_logprobs: Tensor,
+        grad_truncated: Tensor,
+        grad_entropy: Tensor,
     ) -> tuple[Tensor | None, ...]:
         """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H). For kept ids: onehot(t) − q, where q is their
         softmax."""

@@ -101,7 +101,11 @@ class Adapters:
     peft isn't installed."""
 
     def __init__(
-        self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None
+        self,
+        model: PreTrainedModel,
+        settings: LoRASettings,
+        base: str = "",
+        head: nn.Linear | None = None,
     ) -> None:
         peft = import_peft()
         self.model = model
@@ -258,7 +262,10 @@ def import_peft() -> ModuleType:
 
 
 def _adapted_modules(
-    model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
+    model: PreTrainedModel,
+    settings: LoRASettings,
+    frozen: Collection[str],
+    head: nn.Linear | None,
 ) -> tuple[list[str], list[str], list[str]]:
     """The targets (`all` replaced by names), the targeted modules that get adapters, and those that are
     `frozen`."""

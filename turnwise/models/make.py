@@ -90,7 +90,10 @@ def make_model(
 
 
 def _config(
-    shape: ModelPreset, tokenizer: PreTrainedTokenizerFast, vocab_size: int, overrides: Mapping[str, Any]
+    shape: ModelPreset,
+    tokenizer: PreTrainedTokenizerFast,
+    vocab_size: int,
+    overrides: Mapping[str, Any],
 ) -> PreTrainedConfig:
     fields = {
         **shape.config,

@@ -40,7 +40,9 @@ class PackedSequences:
     boundaries: Tensor
     tree: PrefixTree | None = None
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict,
+        repr=False,
+        compare=False,
     )
 
     @classmethod
@@ -68,7 +70,9 @@ class PackedSequences:
     def branches(self) -> Branches:
         """The sequences and their paths in the form that turnwise's own kernels read."""
         return Branches.of(
-            self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy()
+            self.lengths,
+            self.key_lengths,
+            None if self.tree is None else self.tree.paths.numpy(),
         )
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:

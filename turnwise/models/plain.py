@@ -14,13 +14,17 @@ from turnwise.types import FloatArray, Sample
 
 
 def plain_model(
-    config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+    config: PreTrainedConfig,
+    weights: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
 ) -> PreTrainedModel:
     """A new model with copies of `weights`, in `dtype`, on the weights' device. Raises ModelError if a weight
     doesn't fit."""
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(
-            deepcopy(config), dtype=dtype, attn_implementation="sdpa"
+            deepcopy(config),
+            dtype=dtype,
+            attn_implementation="sdpa",
         ).eval()
     own = dict(model.named_parameters())
     device = model.device

@@ -76,7 +76,9 @@ def load_value_model(
         replaced = _text_head(config)
         unexpected = [name for name in unexpected if name not in replaced]
     require_weights(
-        path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")], unexpected
+        path,
+        [name for name in missing if name.startswith(f"{model.base_model_prefix}.")],
+        unexpected,
     )
     for name in missing:
         nn.init.zeros_(model.get_parameter(name))

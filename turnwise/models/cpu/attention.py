@@ -28,7 +28,10 @@ class Branches(NamedTuple):
 
     @classmethod
     def of(
-        cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None
+        cls,
+        branch_lengths: tuple[int, ...],
+        path_lengths: tuple[int, ...],
+        paths: IntArray | None,
     ) -> "Branches":
         """Branches of these lengths with the concatenated `paths`. Without `paths` each branch is its own
         path.
@@ -40,7 +43,9 @@ class Branches(NamedTuple):
             np.cumsum((0, *lengths), dtype=np.int64) for lengths in (branch_lengths, path_lengths)
         )
         return cls(
-            starts, np.arange(ends[-1]) if paths is None else np.ascontiguousarray(paths, np.int64), ends
+            starts,
+            np.arange(ends[-1]) if paths is None else np.ascontiguousarray(paths, np.int64),
+            ends,
         )
 
     @property
@@ -89,7 +94,12 @@ class BranchAttention(torch.autograd.Function):
         outputs = out.data_ptr(), log_sums.data_ptr()
         _check(
             kernels.attend_branches(
-                *inputs, *branches.pointers(), scale, *outputs, *sizes, torch.get_num_threads()
+                *inputs,
+                *branches.pointers(),
+                scale,
+                *outputs,
+                *sizes,
+                torch.get_num_threads(),
             )
         )
         ctx.save_for_backward(query, key, value, out, log_sums)
@@ -108,7 +118,12 @@ class BranchAttention(torch.autograd.Function):
         backward = ctx.kernels.attend_branches_backward
         _check(
             backward(
-                *inputs, *ctx.branches.pointers(), ctx.scale, *outputs, *ctx.sizes, torch.get_num_threads()
+                *inputs,
+                *ctx.branches.pointers(),
+                ctx.scale,
+                *outputs,
+                *ctx.sizes,
+                torch.get_num_threads(),
             )
         )
         return q_grad, k_grad, v_grad, None, None, None

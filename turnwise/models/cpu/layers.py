@@ -57,11 +57,22 @@ class RMSNorm(torch.autograd.Function):
     """x [N, D] / √(mean x² + eps) · weight (Zhang & Sennrich 2019)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, kernels: ctypes.CDLL) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        kernels: ctypes.CDLL,
+    ) -> Tensor:
         x, weight = x.contiguous(), weight.contiguous()
         out = torch.empty_like(x)
         kernels.rms_norm(
-            x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape, torch.get_num_threads()
+            x.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            *x.shape,
+            torch.get_num_threads(),
         )
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.kernels = eps, kernels
@@ -237,13 +248,23 @@ def _attention_forward(
         or any(map(_is_watched, norms))
     ):
         return type(module).forward(
-            module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+            module,
+            hidden_states,
+            position_embeddings,
+            attention_mask,
+            past_key_values,
+            **kwargs,
         )
     num_tokens = hidden_states.shape[1]
     qkv = _together(hidden_states[0], module.q_proj, module.k_proj, module.v_proj)
     if _kernels_for(qkv) is None:
         return type(module).forward(
-            module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+            module,
+            hidden_states,
+            position_embeddings,
+            attention_mask,
+            past_key_values,
+            **kwargs,
         )
     num_rows = qkv.shape[1] // module.head_dim
     num_kv_heads = num_rows // (module.num_key_value_groups + 2)

@@ -11,7 +11,10 @@ from turnwise.types import FloatArray, IntArray
 
 
 def draw_natively(
-    kernels: ctypes.CDLL, scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray
+    kernels: ctypes.CDLL,
+    scores: Tensor,
+    is_greedy: NDArray[np.bool_],
+    numbers: FloatArray,
 ) -> tuple[IntArray, FloatArray] | None:
     """A token [B] for each row of `scores` [B, V], which are overwritten, and its log-prob [B]. A greedy row
     gets its likeliest token, with log-prob 0; in other rows the uniform `numbers` [B] pick it. None if a row
