@@ -95,13 +95,11 @@ def _sample(
             logprobs[start:position] = turn.logprobs
             spans.append(TurnSpan(index, start, position))
             versions.append(turn.versions)
-            if (
-                temperature is not None
-                and turn.sampling is not None
-                and turn.sampling.temperature != temperature
-            ):
-                temperatures = np.zeros(len(token_ids), np.float32) if temperatures is None else temperatures
-                temperatures[start:position] = turn.sampling.temperature
+            if temperature is None or turn.sampling is None or turn.sampling.temperature == temperature:
+                continue
+            if temperatures is None:
+                temperatures = np.zeros(len(token_ids), np.float32)
+            temperatures[start:position] = turn.sampling.temperature
     kept_ids, kept_offsets = join_kept_ids(parts)
     return Sample(
         token_ids=token_ids.astype(np.int64),
