@@ -28,6 +28,13 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
+def are_messages(value: Any) -> bool:
+    """Whether a column's value is a list of messages."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(entry, Mapping) and "role" in entry for entry in value)
+
+
 def plain_schema(schema: Any) -> Any:
     """A tool's schema without padding, at any depth. A `default` that is null stays where its own schema
     allows null.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.data.padding import plain_schema, without_padding
+from turnwise.data.padding import are_messages, plain_schema, without_padding
 from turnwise.types import Message
 
 
@@ -29,13 +29,13 @@ def prompt_of(
 
 def has_messages(columns: Mapping[str, Any]) -> bool:
     """Whether a column is a list of messages."""
-    return any(map(_are_messages, columns.values()))
+    return any(map(are_messages, columns.values()))
 
 
 def has_calls(columns: Mapping[str, Any]) -> bool:
     """Whether a message of a column has tool calls."""
     for value in columns.values():
-        if _are_messages(value) and any(message.get("tool_calls") for message in value):
+        if are_messages(value) and any(message.get("tool_calls") for message in value):
             return True
     return False
 
@@ -46,15 +46,9 @@ def with_plain_messages(
     """The columns with every list of messages as `prompt_of` reads it."""
     plain = dict(columns)
     for name, value in columns.items():
-        if _are_messages(value):
+        if are_messages(value):
             plain[name] = prompt_of(columns, name, tools)
     return plain
-
-
-def _are_messages(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(entry, Mapping) and "role" in entry for entry in value)
 
 
 def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
