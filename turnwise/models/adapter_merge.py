@@ -40,7 +40,8 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
             f"{folder}: {NOT_MERGED}: the weights there aren't those that the adapter was trained on; "
             f"restore them, or write where they are into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
         )
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
     tensors = load_file(folder / ADAPTER_WEIGHTS)
     _check_vocabulary(model, folder, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -113,7 +114,8 @@ def _check_vocabulary(model: PreTrainedModel, folder: Path, shapes: dict[str, tu
 def _say_whether_tied(model: PreTrainedModel) -> None:
     """Makes embedding and vocabulary projection one tensor again if the adapters have left them equal. Writes
     into the config whether they are one."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     is_tied = torch.equal(embedding.weight, head.weight)
     if is_tied:
         head.weight = embedding.weight
