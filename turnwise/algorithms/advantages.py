@@ -26,7 +26,10 @@ def whiten_all(x: Array) -> Array:
     >>> whiten_all(np.array([1.0, 2.0, 3.0])).round(6).tolist()
     [-1.0, 0.0, 1.0]
     """
-    return (x - x.mean()) / np.sqrt(x.var(ddof=1) + 1e-8) if len(x) > 1 else x
+    if len(x) <= 1:
+        return x
+    std = np.sqrt(x.var(ddof=1) + 1e-8)
+    return (x - x.mean()) / std
 
 
 def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[Metric]]:
@@ -34,18 +37,22 @@ def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[M
     `bound` is None."""
     if bound is None or not len(values):
         return values, []
-    return values.clip(-bound, bound), [
-        Metric(metric, float((np.abs(values) > bound).mean()), weight=len(values))
-    ]
+    is_clipped = np.abs(values) > bound
+    clipped_share = Metric(metric, float(is_clipped.mean()), weight=len(values))
+    return values.clip(-bound, bound), [clipped_share]
 
 
 def summary(name: str, values: Array) -> list[Metric]:
     """Mean, maximum and minimum of `values` as `name/mean`, `name/max`, `name/min`; none if there are no
     values."""
-    if not len(values):
+    count = len(values)
+    if not count:
         return []
+    mean = float(values.mean())
+    highest = float(values.max())
+    lowest = float(values.min())
     return [
-        Metric(f"{name}/mean", float(values.mean()), "mean", weight=len(values)),
-        Metric(f"{name}/max", float(values.max()), "max"),
-        Metric(f"{name}/min", float(values.min()), "min"),
+        Metric(f"{name}/mean", mean, "mean", weight=count),
+        Metric(f"{name}/max", highest, "max"),
+        Metric(f"{name}/min", lowest, "min"),
     ]

@@ -16,7 +16,9 @@ def token_covariances(advantages: Array, old_logprobs: Array) -> Array:
     >>> token_covariances(np.array([1.0, -1.0]), np.array([-1.0, -3.0]))
     array([1., 1.])
     """
-    return (advantages - advantages.mean()) * (old_logprobs - old_logprobs.mean())
+    advantage_deviations = advantages - advantages.mean()
+    logprob_deviations = old_logprobs - old_logprobs.mean()
+    return advantage_deviations * logprob_deviations
 
 
 def clip_cov(
@@ -31,21 +33,27 @@ def clip_cov(
 ) -> Index:
     """Indices drawn among tokens with a covariance in [covariance_low, covariance_high]: `fraction` of all
     tokens, or all such tokens if they are fewer. The clip bounds are for `variants.clip_cov` alone."""
-    eligible = np.flatnonzero((covariances >= covariance_low) & (covariances <= covariance_high))
+    is_in_band = (covariances >= covariance_low) & (covariances <= covariance_high)
+    eligible = np.flatnonzero(is_in_band)
     number = min(_number(fraction, len(covariances)), len(eligible))
-    return np.random.default_rng(seed).choice(eligible, number, replace=False)
+    generator = np.random.default_rng(seed)
+    return generator.choice(eligible, number, replace=False)
 
 
 def kl_cov(covariances: Array, seed: int, *, fraction: float, coef: float) -> Index:
     """Indices of the `fraction` of the tokens with the largest covariances; among equal ones, earlier tokens
     come first. The choice doesn't depend on `seed`, and `coef` is for `variants.kl_cov` alone."""
-    return np.argsort(-covariances, kind="stable")[: _number(fraction, len(covariances))]
+    number = _number(fraction, len(covariances))
+    from_largest = np.argsort(-covariances, kind="stable")
+    return from_largest[:number]
 
 
 def _number(fraction: float, num_tokens: int) -> int:
     """`fraction` of the tokens, but at least 1, since a step may have fewer than 1 / fraction tokens; 0 for a
     fraction of 0."""
-    return max(1, int(fraction * num_tokens)) if fraction > 0 else 0
+    if fraction <= 0:
+        return 0
+    return max(1, int(fraction * num_tokens))
 
 
 CHOICES: dict[str, Callable[..., Index]] = {"clip_cov": clip_cov, "kl_cov": kl_cov}

@@ -31,8 +31,10 @@ def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
         raise ValueError(
             "train_infer_correction needs old_logprobs on every sample before the loss is prepared"
         )
-    exponent = Spans.of(batch).over(batch.old_logprobs - batch.rollout_logprobs, granularity)
-    return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
+    difference = batch.old_logprobs - batch.rollout_logprobs
+    exponent = Spans.of(batch).over(difference, granularity)
+    bounded = exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT)
+    return torch.exp(bounded)
 
 
 def band_mask(batch: Batch, correction: Correction) -> Tensor | None:
@@ -54,18 +56,22 @@ def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
     you off-policy RL training")."""
     if correction.weights is None:
         return None
-    ratio = importance_ratio(batch, correction.weights.granularity).clamp(max=correction.weights.cap)
-    return replace_outside(ratio, batch.response_mask).detach()
+    ratio = importance_ratio(batch, correction.weights.granularity)
+    truncated = ratio.clamp(max=correction.weights.cap)
+    return replace_outside(truncated, batch.response_mask).detach()
 
 
 def correction_metrics(batch: Batch, keep_mask: Tensor | None, weights: Tensor | None) -> list[Metric]:
     """The share of trained tokens that the filters remove, and the mean importance weight of the rest."""
-    mask, metrics = batch.response_mask, []
+    mask = batch.response_mask
+    metrics: list[Metric] = []
     if keep_mask is not None:
-        metrics += mean_metrics({"actor/train_infer_masked_frac": ~keep_mask}, mask, batch.weights)
+        measured = {"actor/train_infer_masked_frac": ~keep_mask}
+        metrics += mean_metrics(measured, mask, batch.weights)
         mask = keep_mask
     if weights is not None:
-        metrics += mean_metrics({"actor/train_infer_weight_mean": weights}, mask, batch.weights)
+        measured = {"actor/train_infer_weight_mean": weights}
+        metrics += mean_metrics(measured, mask, batch.weights)
     return metrics
 
 
@@ -75,7 +81,9 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
     micro-batches and optimiser steps, they are the statistics of all tokens."""
     difference = (old_logprobs - rollout_logprobs).detach()[mask]
     distance = difference.abs()
-    ratio = torch.exp(difference.clamp(-MAX_EXPONENT, MAX_EXPONENT))
+    bounded = difference.clamp(-MAX_EXPONENT, MAX_EXPONENT)
+    ratio = torch.exp(bounded)
+    kl = k3(-difference)
     count = len(difference)
     if not count:
         return []
@@ -84,7 +92,7 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
         Metric("actor/train_infer_diff_token_max", distance.max(), "max"),
         Metric("actor/train_infer_diff_token_p99", distance, "p99"),
         Metric("actor/train_infer_ratio_token_mean", ratio.mean(), weight=count),
-        Metric("actor/train_infer_kl", k3(-difference).mean(), weight=count),
+        Metric("actor/train_infer_kl", kl.mean(), weight=count),
         Metric("actor/train_infer_ess", ratio, "ess"),
     ]
 
@@ -104,6 +112,9 @@ def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:
     count = sum(run.num_tokens for run in runs)
     if not count:
         return []
-    mean = sum((version - run.version) * run.num_tokens for run in runs) / count
-    oldest = float(max(version - run.version for run in runs))
-    return [Metric("actor/staleness_mean", mean, weight=count), Metric("actor/staleness_max", oldest, "max")]
+    total = sum((version - run.version) * run.num_tokens for run in runs)
+    oldest = max(version - run.version for run in runs)
+    return [
+        Metric("actor/staleness_mean", total / count, weight=count),
+        Metric("actor/staleness_max", float(oldest), "max"),
+    ]

@@ -32,9 +32,8 @@ class Estimator(ABC):
     running: Stateful | None
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
-        self.settings = replace(
-            settings, whiten_advantages=settings.whiten_advantages or self.spec.whitens_advantages
-        )
+        whitens = settings.whiten_advantages or self.spec.whitens_advantages
+        self.settings = replace(settings, whiten_advantages=whitens)
         self.normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
         if self.spec.needs_mean and self.normalizer.mean_type == "none":
             raise ConfigError(
@@ -45,7 +44,9 @@ class Estimator(ABC):
             )
         self.running = self.normalizer.running
         self.controller = kl_controller or KLController(
-            settings.init_kl_coef, settings.target_kl, settings.kl_horizon
+            settings.init_kl_coef,
+            settings.target_kl,
+            settings.kl_horizon,
         )
         self.loss = PolicyLoss(settings)
         self.needs = settings.needs | self.spec.needs
@@ -59,11 +60,13 @@ class Estimator(ABC):
         """β·KL of each token [R] (0 without a KL in the reward), and metrics. Each trajectory's sum becomes
         its `score_kl_penalty`."""
         penalties, metrics = penalize_kl(tokens, self.settings, self.controller)
-        for trajectory, penalty in zip(tokens.trajectories, tokens.totals(penalties).tolist(), strict=True):
+        totals = tokens.totals(penalties).tolist()
+        for trajectory, penalty in zip(tokens.trajectories, totals, strict=True):
             trajectory.score_kl_penalty = penalty
         return penalties, metrics
 
 
 def tokens_of(groups: Sequence[Group]) -> ResponseTokens:
     """The trained tokens of all trajectories of the groups."""
-    return ResponseTokens.of([trajectory for group in groups for trajectory in group.trajectories])
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    return ResponseTokens.of(trajectories)

@@ -12,7 +12,7 @@ from torch import Tensor
 from turnwise.algorithms.response_tokens import Array, ResponseTokens
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.spec import KLEstimator
-from turnwise.types import Metric
+from turnwise.types import FloatArray, Metric, Sample
 
 MAX_EXPONENT = 20.0
 """Bound of log-prob differences before they are exponentiated: exp(20) ≈ 5e8 is finite in fp32."""
@@ -77,9 +77,11 @@ class KLController:
     def update(self, kl: float, num_trajectories: int) -> None:
         """Adapts β. `kl` is in nats per token: the mean over the batch's trajectories of the mean over their
         tokens."""
-        if self.target is not None:
-            error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-            self.coef *= 1.0 + error * min(num_trajectories / self.horizon, 4.0)
+        if self.target is None:
+            return
+        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+        share_of_horizon = min(num_trajectories / self.horizon, 4.0)
+        self.coef *= 1.0 + error * share_of_horizon
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}
@@ -91,17 +93,15 @@ class KLController:
 
 
 def penalize_kl(
-    tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController
+    tokens: ResponseTokens,
+    settings: AlgorithmSettings,
+    controller: KLController,
 ) -> tuple[Array, list[Metric]]:
     """β·KL_t(old ‖ ref) of each token [R], to be subtracted from the token's reward, and metrics. Without
     `add_token_level_kl` these penalties are 0, and without old or ref log-probs no KL is logged, not even as
     0. With `add_token_level_kl`, a `controller` with a target then adapts β, and missing log-probs raise
     ValueError."""
-    full = [
-        sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs
-        for sample in tokens.samples
-    ]
-    old = tokens.gather(full)
+    old = tokens.gather([_full_logprobs(sample) for sample in tokens.samples])
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])
     if old is None or ref is None:
         if settings.add_token_level_kl:
@@ -112,7 +112,8 @@ def penalize_kl(
     kl = kl_divergence(torch.from_numpy(old), torch.from_numpy(ref), settings.kl_penalty).numpy()
     if not len(kl):
         return kl, []
-    sums, lengths = tokens.totals(kl)[tokens.is_trained], tokens.lengths[tokens.is_trained]
+    sums = tokens.totals(kl)[tokens.is_trained]
+    lengths = tokens.lengths[tokens.is_trained]
     kl_mean = float((sums / lengths).mean())
     metrics = [
         Metric("critic/kl", kl_mean, weight=len(sums)),
@@ -124,3 +125,10 @@ def penalize_kl(
     penalties = controller.coef * kl
     controller.update(kl_mean, len(tokens.trajectories))
     return penalties, metrics
+
+
+def _full_logprobs(sample: Sample) -> FloatArray | None:
+    """The old log-probs over the whole vocabulary; those over kept ids are beside them where both exist."""
+    if sample.old_full_logprobs is not None:
+        return sample.old_full_logprobs
+    return sample.old_logprobs

@@ -53,13 +53,23 @@ def token_factors(
     if mode == "seq-mean-token-sum-norm":
         denominator *= denominators.max_length
     if mode == "seq-mean-token-mean":
-        share = share / tokens_per_sequence(mask, sequence_id, num_sequences).clamp(min=1)[sequence_id]
-    return share / denominator if denominator > 0 else torch.zeros_like(share)
+        num_tokens = tokens_per_sequence(mask, sequence_id, num_sequences).clamp(min=1)
+        share = share / num_tokens[sequence_id]
+    return _divided(share, denominator)
+
+
+def _divided(share: Tensor, denominator: float) -> Tensor:
+    """`share` / `denominator`; 0 if the step counts nothing."""
+    if denominator > 0:
+        return share / denominator
+    return torch.zeros_like(share)
 
 
 def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
     """The W (`token-mean`) or B (other modes) of `token_factors`, without the constant T_max."""
-    return denominators.num_tokens if mode == "token-mean" else denominators.num_sequences
+    if mode == "token-mean":
+        return denominators.num_tokens
+    return denominators.num_sequences
 
 
 def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:
@@ -109,24 +119,28 @@ class PolicyLoss:
         """Whether advantages of 0 give a gradient of 0. False with a KL, an entropy bonus, kimi15, kl_cov or
         a user's loss."""
         settings = self.settings
-        has_own_term = settings.pg_variant not in VARIANTS or settings.pg_variant in ("kimi15", "kl_cov")
+        is_users = settings.pg_variant not in VARIANTS
+        has_own_term = is_users or settings.pg_variant in ("kimi15", "kl_cov")
         has_kl = settings.use_kl_loss and settings.kl_loss_coef != 0
         return not (has_kl or settings.entropy_loss_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """`keep_mask`, importance weights and `selected_mask` of an optimiser step, and their metrics, from
         its batch of numpy arrays. Raises ValueError if they need `old_logprobs` and there are none."""
-        batch, correction = step_batch.map(torch.as_tensor), self.settings.train_infer_correction
-        keep_mask, weights = band_mask(batch, correction), importance_weights(batch, correction)
+        batch = step_batch.map(torch.as_tensor)
+        correction = self.settings.train_infer_correction
+        keep_mask = band_mask(batch, correction)
+        weights = importance_weights(batch, correction)
         metrics = correction_metrics(batch, keep_mask, weights)
         annotations = TokenAnnotations(
-            *(None if values is None else values.numpy() for values in (keep_mask, weights))
+            keep_mask=None if keep_mask is None else keep_mask.numpy(),
+            importance=None if weights is None else weights.numpy(),
         )
         if self.settings.pg_variant in CHOICES:
             mask = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
-            annotations = annotations._replace(
-                selected_mask=self._choose(step_batch, mask & (step_batch.weights > 0), seed)
-            )
+            is_counted = mask & (step_batch.weights > 0)
+            selected_mask = self._choose(step_batch, is_counted, seed)
+            annotations = annotations._replace(selected_mask=selected_mask)
         return annotations, metrics
 
     def _choose(self, step_batch: Batch, mask: Any, seed: int) -> Any:
@@ -137,62 +151,75 @@ class PolicyLoss:
                 f"pg_variant {variant} needs old_logprobs on every sample before the loss is prepared"
             )
         # Over the whole vocabulary, since the entropy is that of the whole distribution.
-        full = (
-            step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
-        )
-        advantages, old = (array[mask].astype(np.float64) for array in (step_batch.advantages, full))
+        old_logprobs = step_batch.old_full_logprobs
+        if old_logprobs is None:
+            old_logprobs = step_batch.old_logprobs
         selected_mask = np.zeros(len(mask), np.bool_)
-        if mask.any():
-            picked = CHOICES[variant](token_covariances(advantages, old), seed, **self.parameters)
-            selected_mask[np.flatnonzero(mask)[picked]] = True
+        if not mask.any():
+            return selected_mask
+        advantages = step_batch.advantages[mask].astype(np.float64)
+        old = old_logprobs[mask].astype(np.float64)
+        covariances = token_covariances(advantages, old)
+        picked = CHOICES[variant](covariances, seed, **self.parameters)
+        positions = np.flatnonzero(mask)[picked]
+        selected_mask[positions] = True
         return selected_mask
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
         """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask have no
         effect."""
-        settings, mask, loss_mask = self.settings, batch.response_mask, batch.loss_mask
-        logprobs = replace_outside(outputs.logprobs.float(), mask)
-        full = (
-            logprobs
-            if outputs.full_logprobs is None
-            else replace_outside(outputs.full_logprobs.float(), mask)
-        )
-        inputs = PolicyInputs(
-            logprobs=logprobs,
-            old_logprobs=logprobs.detach()
-            if batch.old_logprobs is None
-            else replace_outside(batch.old_logprobs, mask),
-            advantages=replace_outside(batch.advantages, mask),
-            spans=Spans.of(batch),
-            granularity=settings.granularity,
-            selected_mask=batch.selected_mask,
-        )
+        settings = self.settings
+        mask = batch.response_mask
+        loss_mask = batch.loss_mask
+        inputs = self._inputs(outputs, batch)
         losses, measured = self.compute(inputs, **self.parameters)
         if batch.importance is not None:
             losses = losses * replace_outside(batch.importance, mask)
-        sizes = len(batch.lengths), batch.denominators, settings.aggregation
-        factors = token_factors(loss_mask, batch.weights, batch.sequence_id, *sizes)
+        factors = token_factors(
+            loss_mask,
+            batch.weights,
+            batch.sequence_id,
+            len(batch.lengths),
+            batch.denominators,
+            settings.aggregation,
+        )
         total = aggregate(losses, loss_mask, factors)
         parts = {"actor/pg_loss": total}
         if settings.use_kl_loss:
+            full = inputs.logprobs
+            if outputs.full_logprobs is not None:
+                full = replace_outside(outputs.full_logprobs.float(), mask)
             reference = replace_outside(batch.ref_logprobs, mask)
-            parts["actor/kl_loss"] = aggregate(
-                kl_divergence(full, reference, settings.kl_loss_type), loss_mask, factors
-            )
+            kl = kl_divergence(full, reference, settings.kl_loss_type)
+            parts["actor/kl_loss"] = aggregate(kl, loss_mask, factors)
             total = total + settings.kl_loss_coef * parts["actor/kl_loss"]
         # Always measured, in nats per token: a collapsing policy shows here first.
         if outputs.entropy is not None:
             measured["actor/entropy"] = outputs.entropy.detach()
         if settings.entropy_loss_coef:
-            total = total - settings.entropy_loss_coef * aggregate(
-                outputs.entropy.float(), loss_mask, factors
-            )
+            entropy = aggregate(outputs.entropy.float(), loss_mask, factors)
+            total = total - settings.entropy_loss_coef * entropy
         parts["actor/total_loss"] = total
         metrics = loss_metrics(parts, batch) + token_metrics(inputs, measured, batch.weights)
         if batch.rollout_logprobs is not None:
             policy = inputs.logprobs if settings.use_rollout_log_probs else inputs.old_logprobs
             metrics += token_mismatch(policy, batch.rollout_logprobs, mask)
         return total, metrics
+
+    def _inputs(self, outputs: ModelOutputs, batch: Batch) -> PolicyInputs:
+        mask = batch.response_mask
+        logprobs = replace_outside(outputs.logprobs.float(), mask)
+        old_logprobs = logprobs.detach()
+        if batch.old_logprobs is not None:
+            old_logprobs = replace_outside(batch.old_logprobs, mask)
+        return PolicyInputs(
+            logprobs=logprobs,
+            old_logprobs=old_logprobs,
+            advantages=replace_outside(batch.advantages, mask),
+            spans=Spans.of(batch),
+            granularity=self.settings.granularity,
+            selected_mask=batch.selected_mask,
+        )
 
     def divisor(self, denominators: Denominators) -> float:
         """The denominator of the step in the aggregation mode (`step_denominator`)."""
@@ -202,10 +229,13 @@ class PolicyLoss:
         """The `metrics` of a step's parts, with the losses rescaled from means over tokens to the aggregation
         mode."""
         scale = denominators.num_tokens / self.divisor(denominators)
-        return [
-            metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric
-            for metric in metrics
-        ]
+
+        def rescaled(metric: Metric) -> Metric:
+            if metric.name not in LOSS_METRICS:
+                return metric
+            return metric._replace(value=metric.value * scale)
+
+        return [rescaled(metric) for metric in metrics]
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
@@ -213,15 +243,21 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
     metric's weight is the micro-batch's share of the step's tokens. Shares sum to 1, so means are over
     *optimiser steps*, however each was split."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
-    share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
+    num_tokens = max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
+    share = tokens / num_tokens
     divisor = torch.where(share > 0, share, torch.ones_like(share))
-    return [Metric(name, (part / divisor).detach(), "mean", weight=share) for name, part in parts.items()]
+    metrics = []
+    for name, part in parts.items():
+        value = (part / divisor).detach()
+        metrics.append(Metric(name, value, "mean", weight=share))
+    return metrics
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
     """The policy's distance from `old_logprobs`, the ratio's mean and extremes, and `measured`; means over
     trained tokens."""
-    mask, ratio = inputs.mask, inputs.ratio.detach()
+    mask = inputs.mask
+    ratio = inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     means = {
         "actor/ratio_mean": ratio,
@@ -232,12 +268,10 @@ def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Te
     metrics = mean_metrics(means, mask, weights)
     count = metrics[0].weight
     # Outside the mask the ratio is exp(0) = 1; it is replaced so that it can't be the extreme.
-    metrics.append(
-        Metric("actor/ratio_max", replace_outside(ratio, mask, float("-inf")).max(), "max", weight=count)
-    )
-    metrics.append(
-        Metric("actor/ratio_min", replace_outside(ratio, mask, float("inf")).min(), "min", weight=count)
-    )
+    highest = replace_outside(ratio, mask, float("-inf")).max()
+    lowest = replace_outside(ratio, mask, float("inf")).min()
+    metrics.append(Metric("actor/ratio_max", highest, "max", weight=count))
+    metrics.append(Metric("actor/ratio_min", lowest, "min", weight=count))
     return metrics
 
 
@@ -255,24 +289,29 @@ class ValueLoss:
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
         """`(part of the step's loss, metrics)` from tensors [N]. Entries of other states have no effect."""
-        mask = first_tokens(batch) if self.is_by_turn else batch.response_mask
-        num_states = batch.denominators.num_turns if self.is_by_turn else batch.denominators.num_tokens
-        values, old, returns = (
-            replace_outside(x, mask) for x in (outputs.values.float(), batch.values, batch.returns)
-        )
+        if self.is_by_turn:
+            mask = first_tokens(batch)
+            num_states = batch.denominators.num_turns
+        else:
+            mask = batch.response_mask
+            num_states = batch.denominators.num_tokens
+        values = replace_outside(outputs.values.float(), mask)
+        old = replace_outside(batch.values, mask)
+        returns = replace_outside(batch.returns, mask)
         errors = (values - returns).square()
         losses = errors
         measured = {"critic/value": old, "critic/vpred": values, "critic/error": errors}
         if self.clip is not None:
-            clipped = (values.clamp(old - self.clip, old + self.clip) - returns).square()
+            clipped_values = values.clamp(old - self.clip, old + self.clip)
+            clipped = (clipped_values - returns).square()
             losses = torch.maximum(errors, clipped)
             measured["critic/clipfrac"] = clipped > errors
         share = replace_outside(batch.weights, mask)
-        factors = share / num_states if num_states > 0 else torch.zeros_like(share)
+        factors = _divided(share, num_states)
         total = 0.5 * aggregate(losses, mask, factors)
-        return total, loss_metrics({"critic/loss": total}, batch) + mean_metrics(
-            measured, mask, batch.weights
-        )
+        metrics = loss_metrics({"critic/loss": total}, batch)
+        metrics += mean_metrics(measured, mask, batch.weights)
+        return total, metrics
 
 
 def first_tokens(batch: Batch) -> Tensor:

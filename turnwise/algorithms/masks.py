@@ -26,14 +26,17 @@ def masked_mean(x: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     """
     share = mask * weights.to(x.dtype)
     total = share.sum()
-    return (replace_outside(x, mask) * share).sum() / torch.where(total > 0, total, torch.ones_like(total))
+    divisor = torch.where(total > 0, total, torch.ones_like(total))
+    weighted = replace_outside(x, mask) * share
+    return weighted.sum() / divisor
 
 
 def mean_metrics(measured: Mapping[str, Tensor], mask: Tensor, weights: Tensor) -> list[Metric]:
     """The `masked_mean` of each tensor [N], without a gradient, under its name. A metric's weight is Σ
     w·m."""
     count = replace_outside(weights, mask).sum()
-    return [
-        Metric(name, masked_mean(x.detach().float(), mask, weights), weight=count)
-        for name, x in measured.items()
-    ]
+    metrics = []
+    for name, x in measured.items():
+        mean = masked_mean(x.detach().float(), mask, weights)
+        metrics.append(Metric(name, mean, weight=count))
+    return metrics

@@ -45,7 +45,10 @@ class RunningMoments:
     @property
     def std(self) -> float:
         """Standard deviation; 0 if `count` is at most 1."""
-        return float(np.sqrt(self.squares / (self.count - 1.0))) if self.count > 1.0 else 0.0
+        if self.count <= 1.0:
+            return 0.0
+        variance = self.squares / (self.count - 1.0)
+        return float(np.sqrt(variance))
 
     def update(self, values: Array, weights: Array) -> None:
         """Adds `values` [T], weighted by `weights` [T]."""
@@ -53,8 +56,11 @@ class RunningMoments:
         if added == 0.0:
             return
         mean = float((weights * values).sum()) / added
-        total, shift = self.count + added, mean - self.mean
-        self.squares += float((weights * (values - mean) ** 2).sum()) + shift**2 * self.count * added / total
+        total = self.count + added
+        shift = mean - self.mean
+        squares_within = float((weights * (values - mean) ** 2).sum())
+        squares_between = shift**2 * self.count * added / total
+        self.squares += squares_within + squares_between
         self.mean += shift * added / total
         self.count = total
 
@@ -62,7 +68,9 @@ class RunningMoments:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
+        self.count = state["count"]
+        self.mean = state["mean"]
+        self.squares = state["squares"]
 
 
 @dataclass(slots=True)
@@ -111,33 +119,43 @@ class Normalizer:
     def __call__(self, scores: Array, group_ids: Index, weights: Array | None = None) -> Array:
         """Normalises `scores` [T]. `group_ids` [T] are the numbers of the scores' groups; `weights` [T]
         default to 1."""
-        weight = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=np.float64)
+        if weights is None:
+            weights = np.ones(len(scores))
+        weights = np.asarray(weights, dtype=np.float64)
         if self.running is not None:
-            self.running.update(scores, weight)
+            self.running.update(scores, weights)
         result = np.asarray(scores, dtype=np.float64).copy()
         defined = np.ones(len(scores), dtype=bool)
         if self.mean_type != "none":
-            mean, _, num_runs = self._statistics(self.mean_type, scores, group_ids, weight)
+            mean, _, num_runs = self._statistics(self.mean_type, scores, group_ids, weights)
             result -= mean
             defined &= num_runs > 1
         if self.mean_type == "group":
             defined &= differ(scores, group_ids)
         if self.std_type != "none":
-            _, std, num_runs = self._statistics(self.std_type, scores, group_ids, weight)
+            _, std, num_runs = self._statistics(self.std_type, scores, group_ids, weights)
             defined &= (num_runs > 1) & (std > MIN_STD)
             result /= std + MIN_STD
         result = np.where(defined, result, 0.0)
-        return result.clip(-1.0, 3.0) if self.method == "asym_clip" else result
+        if self.method == "asym_clip":
+            return result.clip(-1.0, 3.0)
+        return result
 
     def _statistics(
-        self, over: Statistic, scores: Array, group_ids: Index, weights: Array
+        self,
+        over: Statistic,
+        scores: Array,
+        group_ids: Index,
+        weights: Array,
     ) -> tuple[Array, Array, Array]:
         """Mean, standard deviation and number of runs of the scores that each trajectory is compared with,
         [T] each."""
         if over == "running" and self.running is not None:
-            same = np.ones(len(scores))
-            return same * self.running.mean, same * self.running.std, same * self.running.count
-        return group_statistics(scores, np.zeros_like(group_ids) if over == "batch" else group_ids, weights)
+            ones = np.ones(len(scores))
+            return ones * self.running.mean, ones * self.running.std, ones * self.running.count
+        if over == "batch":
+            group_ids = np.zeros_like(group_ids)
+        return group_statistics(scores, group_ids, weights)
 
 
 def group_statistics(scores: Array, ids: Index, weights: Array) -> tuple[Array, Array, Array]:
@@ -150,13 +168,14 @@ def group_statistics(scores: Array, ids: Index, weights: Array) -> tuple[Array, 
     """
     _, index = np.unique(ids, return_inverse=True)
     num_runs = np.bincount(index, weights).astype(np.float64)
-    num_runs = np.where(
-        np.abs(num_runs - 1.0) < 1e-9, 1.0, num_runs
-    )  # thirds and sixths only nearly add up to 1
-    mean = np.bincount(index, weights * scores) / np.maximum(num_runs, np.finfo(np.float64).tiny)
+    is_single = np.abs(num_runs - 1.0) < 1e-9  # thirds and sixths only nearly add up to 1
+    num_runs = np.where(is_single, 1.0, num_runs)
+    divisor = np.maximum(num_runs, np.finfo(np.float64).tiny)
+    mean = np.bincount(index, weights * scores) / divisor
     squares = np.bincount(index, weights * (scores - mean[index]) ** 2)
     variance = np.divide(squares, num_runs - 1.0, out=np.zeros(len(squares)), where=num_runs > 1.0)
-    return mean[index], np.sqrt(variance)[index], num_runs[index]
+    std = np.sqrt(variance)
+    return mean[index], std[index], num_runs[index]
 
 
 def differ(scores: Array, ids: Index) -> NDArray[np.bool_]:
@@ -174,18 +193,28 @@ def differ(scores: Array, ids: Index) -> NDArray[np.bool_]:
 
 
 def resolve_normalizer(
-    asked: RewardNormalization, default: tuple[Grouping, NormalizationMethod] | Literal["own"]
+    settings: RewardNormalization,
+    default: tuple[Grouping, NormalizationMethod] | Literal["own"],
 ) -> Normalizer:
-    """`asked`, completed by `default` (grouping, method). With default `own`, asking for a normalisation
+    """`settings`, completed by `default` (grouping, method). With default `own`, asking for a normalisation
     raises ConfigError."""
     as_it_is: tuple[Grouping, NormalizationMethod] = ("traj_group_id", "identity")
-    grouping, method = as_it_is if default == "own" else default
-    grouping, method = asked.grouping or grouping, asked.method or method
-    mean_type, std_type = METHOD_STATISTICS[method]
-    mean_type, std_type = asked.norm_mean_type or mean_type, asked.norm_std_type or std_type
-    running = RunningMoments() if "running" in (mean_type, std_type) else None
-    normalizer = Normalizer(grouping, method, mean_type, std_type, running)
-    if default == "own" and (normalizer.grouping, normalizer.is_identity) != ("traj_group_id", True):
+    default_grouping, default_method = as_it_is if default == "own" else default
+    grouping = settings.grouping or default_grouping
+    method = settings.method or default_method
+    default_mean_type, default_std_type = METHOD_STATISTICS[method]
+    mean_type = settings.norm_mean_type or default_mean_type
+    std_type = settings.norm_std_type or default_std_type
+    has_running = "running" in (mean_type, std_type)
+    normalizer = Normalizer(
+        grouping=grouping,
+        method=method,
+        mean_type=mean_type,
+        std_type=std_type,
+        running=RunningMoments() if has_running else None,
+    )
+    leaves_scores = normalizer.grouping == "traj_group_id" and normalizer.is_identity
+    if default == "own" and not leaves_scores:
         raise ConfigError("this adv_estimator centres scores in its own way; remove reward_normalization.")
     return normalizer
 
@@ -193,10 +222,15 @@ def resolve_normalizer(
 def group_ids(groups: Sequence[Group], grouping: Grouping = "traj_group_id") -> Index:
     """The number, from 0, of each trajectory's group [T]. A group is a task's siblings (`traj_group_id`), the
     trajectories of one environment tag (`tags`), or the whole batch (`batch`)."""
-    ids = np.arange(len(groups)) if grouping == "traj_group_id" else np.zeros(len(groups), np.int64)
-    if grouping == "tags":
+    ids: Index
+    if grouping == "traj_group_id":
+        ids = np.arange(len(groups))
+    elif grouping == "tags":
         ids = factorize(group.task.tag for group in groups)
-    return np.repeat(ids, [len(group.trajectories) for group in groups])
+    else:
+        ids = np.zeros(len(groups), np.int64)
+    num_trajectories = [len(group.trajectories) for group in groups]
+    return np.repeat(ids, num_trajectories)
 
 
 def factorize(keys: Iterable[Hashable]) -> Index:
@@ -205,5 +239,6 @@ def factorize(keys: Iterable[Hashable]) -> Index:
     >>> factorize(["b", "a", "b"]).tolist()
     [0, 1, 0]
     """
-    numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    number_of: dict[Hashable, int] = {}
+    numbers = [number_of.setdefault(key, len(number_of)) for key in keys]
+    return np.array(numbers, np.int64)

@@ -45,5 +45,6 @@ class Spans:
         exact = replace_outside(x, self.mask).double()
         totals = torch.zeros_like(exact).index_add(0, ids, exact)
         if granularity != "sequence":
-            totals = totals / torch.zeros_like(exact).index_add(0, ids, self.mask.double()).clamp(min=1)
+            counts = torch.zeros_like(exact).index_add(0, ids, self.mask.double())
+            totals = totals / counts.clamp(min=1)
         return totals[ids].to(x.dtype)

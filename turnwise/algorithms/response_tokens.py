@@ -51,18 +51,19 @@ class ResponseTokens:
         offset = 0
         for index, trajectory in enumerate(trajectories):
             for sample in trajectory.samples:
-                spans += [
-                    (index, span.turn, offset + span.start, offset + span.stop) for span in sample.turn_spans
-                ]
+                for span in sample.turn_spans:
+                    spans.append((index, span.turn, offset + span.start, offset + span.stop))
                 offset += sample.num_tokens
             samples += trajectory.samples
         table = np.array(spans, np.int64).reshape(-1, 4)
-        trajectory_of, turn_of, start, stop = table[np.lexsort((table[:, 1], table[:, 0]))].T
-        span_of = np.repeat(np.arange(len(start)), stop - start)
-        position = np.arange(len(span_of)) + np.repeat(stop - np.cumsum(stop - start), stop - start)
-        mask = (
-            np.concatenate([sample.response_mask for sample in samples]) if samples else np.zeros(0, np.bool_)
-        )
+        by_trajectory_and_turn = np.lexsort((table[:, 1], table[:, 0]))
+        trajectory_of, turn_of, start, stop = table[by_trajectory_and_turn].T
+        span_lengths = stop - start
+        span_of = np.repeat(np.arange(len(start)), span_lengths)
+        # Of the spans, joined one after the other, token i has the position i + shift of its span.
+        shift = stop - np.cumsum(span_lengths)
+        position = np.arange(len(span_of)) + np.repeat(shift, span_lengths)
+        mask = _joined_masks(samples)
         is_trained = mask[position]
         num_trained = np.bincount(span_of[is_trained], minlength=len(start))
         trained_turns = np.flatnonzero(num_trained)
@@ -79,7 +80,8 @@ class ResponseTokens:
     @property
     def last(self) -> Index:
         """[K] the last token of each turn."""
-        return np.searchsorted(self.turn, np.arange(len(self.turn_index)), side="right") - 1
+        turns = np.arange(len(self.turn_index))
+        return np.searchsorted(self.turn, turns, side="right") - 1
 
     @property
     def is_trained(self) -> NDArray[np.bool_]:
@@ -113,30 +115,44 @@ class ResponseTokens:
         if granularity == "token":
             each = np.arange(len(self.position))
             return Decisions(of_token=each, first=each, lengths=self.lengths)
-        first = np.searchsorted(self.turn, np.arange(len(self.turn_index)), side="left")
+        turns = np.arange(len(self.turn_index))
+        first = np.searchsorted(self.turn, turns, side="left")
         return Decisions(of_token=self.turn, first=first, lengths=self.num_turns)
 
     def totals(self, values: Array) -> Array:
         """Σ of the tokens' `values` [R] in each trajectory, [T]."""
-        of_token = np.repeat(np.arange(len(self.trajectories)), self.lengths)
-        return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
+        num_trajectories = len(self.trajectories)
+        of_token = np.repeat(np.arange(num_trajectories), self.lengths)
+        return np.bincount(of_token, values, num_trajectories).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
         """The entries [R] of `arrays`, one [N] per sample, at the tokens. None if a sample with trained
         tokens has no array."""
-        known: list[FloatArray] = []
+        if not self.samples:
+            return np.zeros(0)
+        parts: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
-            if array is None and sample.num_trained:
+            if array is not None:
+                parts.append(array)
+            elif sample.num_trained:
                 return None
-            known.append(np.zeros(sample.num_tokens, np.float32) if array is None else array)
-        return np.concatenate(known)[self.position].astype(np.float64) if known else np.zeros(0)
+            else:
+                parts.append(np.zeros(sample.num_tokens, np.float32))
+        return np.concatenate(parts)[self.position].astype(np.float64)
 
     def scatter(self, values: Array) -> list[FloatArray]:
         """One array [N] per sample with `values` [R] at the tokens, 0 elsewhere."""
-        edges = np.cumsum([0, *(sample.num_tokens for sample in self.samples)]).tolist()
+        lengths = [sample.num_tokens for sample in self.samples]
+        edges = np.cumsum([0, *lengths]).tolist()
         flat = np.zeros(edges[-1], np.float32)
         flat[self.position] = values
         return [flat[start:stop].copy() for start, stop in pairwise(edges)]
+
+
+def _joined_masks(samples: Sequence[Sample]) -> NDArray[np.bool_]:
+    if not samples:
+        return np.zeros(0, np.bool_)
+    return np.concatenate([sample.response_mask for sample in samples])
 
 
 RewardPlacement = Literal["turn", "final"]
@@ -145,7 +161,9 @@ RewardPlacement = Literal["turn", "final"]
 def place_rewards(tokens: ResponseTokens, reward_placement: RewardPlacement) -> Array:
     """The rewards of the tokens [R]: each turn's reward on its last token, or the score on the trajectory's
     last token."""
-    return turn_rewards(tokens) if reward_placement == "turn" else final_rewards(tokens, tokens.scores)
+    if reward_placement == "turn":
+        return turn_rewards(tokens)
+    return final_rewards(tokens, tokens.scores)
 
 
 def turn_rewards(tokens: ResponseTokens) -> Array:
@@ -153,20 +171,22 @@ def turn_rewards(tokens: ResponseTokens) -> Array:
     token. The reward of a turn without trained tokens (an empty or a greedy response) goes to the last
     trained turn before it, else to the first trained turn, so that a trajectory's rewards add up to its
     score. A trajectory without trained tokens gets none."""
-    counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
-    of_turns = np.array(
-        [turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64
-    )
-    owner = np.repeat(np.arange(len(counts)), counts)
-    trained = (np.cumsum(counts) - counts)[tokens.trajectory_of_turn] + tokens.turn_index
-    before = np.searchsorted(trained, np.arange(len(of_turns)), side="right") - 1
-    first = np.cumsum(tokens.num_turns) - tokens.num_turns
+    trajectories = tokens.trajectories
+    num_turns = np.array([len(trajectory.turns) for trajectory in trajectories], dtype=np.int64)
+    reward_of_each = [turn.reward for trajectory in trajectories for turn in trajectory.turns]
+    of_turns = np.array(reward_of_each, dtype=np.float64)
+    owner = np.repeat(np.arange(len(num_turns)), num_turns)
+    offsets = np.cumsum(num_turns) - num_turns
+    trained = offsets[tokens.trajectory_of_turn] + tokens.turn_index
+    turns = np.arange(len(of_turns))
+    last_trained = np.searchsorted(trained, turns, side="right") - 1
+    first_trained = np.cumsum(tokens.num_turns) - tokens.num_turns
+    credited_turn = np.maximum(last_trained, first_trained[owner])
     is_credited = tokens.is_trained[owner]
-    place = tokens.last[np.maximum(before, first[owner])[is_credited]]
+    place = tokens.last[credited_turn[is_credited]]
     rewards = np.bincount(place, of_turns[is_credited], len(tokens.position)).astype(np.float64)
-    outcomes = np.array(
-        [sum(trajectory.outcome_rewards.values()) for trajectory in tokens.trajectories], dtype=np.float64
-    )
+    episode_rewards = [sum(trajectory.outcome_rewards.values()) for trajectory in trajectories]
+    outcomes = np.array(episode_rewards, dtype=np.float64)
     return rewards + final_rewards(tokens, outcomes)
 
 
@@ -184,7 +204,8 @@ def discounted_sums(x: Array, lengths: Index, discount: float) -> Array:
     [0.3125, 0.625, 1.25, 0.5, 1.0, 2.0]
     """
     trajectory = np.repeat(np.arange(len(lengths)), lengths)
-    step = np.arange(len(x)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    offsets = np.cumsum(lengths) - lengths
+    step = np.arange(len(x)) - np.repeat(offsets, lengths)
     table = np.zeros((lengths.max(initial=0) + 1, len(lengths)))
     table[step, trajectory] = x
     for row in range(len(table) - 2, -1, -1):
@@ -211,9 +232,12 @@ def gae(
     >>> advantages.round(6).tolist(), returns.round(6).tolist()
     ([2.530575, 2.5585, 1.43, 1.4], [2.730575, 2.8585, 1.93, 2.0])
     """
-    ends = np.cumsum(lengths)[lengths > 0] - 1
+    has_steps = lengths > 0
+    ends = np.cumsum(lengths)[has_steps] - 1
     following = np.zeros_like(values)
     following[:-1] = values[1:]
-    following[ends] = 0.0 if last_values is None else last_values[lengths > 0]
-    advantages = discounted_sums(rewards + gamma * following - values, lengths, gamma * lambd)
-    return advantages, advantages + values
+    following[ends] = 0.0 if last_values is None else last_values[has_steps]
+    errors = rewards + gamma * following - values
+    advantages = discounted_sums(errors, lengths, gamma * lambd)
+    returns = advantages + values
+    return advantages, returns

@@ -49,11 +49,13 @@ class ScoreEstimator(Estimator):
             lengths=tokens.lengths,
             runs=run_index(groups),
         )
-        rewards, clipped = clip(
-            "critic/reward_clip_frac", self.transform(outcomes), self.settings.reward_clip
-        )
-        metrics += [*clipped, *summary("critic/score", scores), *summary("critic/rewards", rewards)]
-        return metrics + write_advantages(tokens, np.repeat(rewards, tokens.lengths), self.settings)
+        transformed = self.transform(outcomes)
+        rewards, clip_metrics = clip("critic/reward_clip_frac", transformed, self.settings.reward_clip)
+        metrics += clip_metrics
+        metrics += summary("critic/score", scores)
+        metrics += summary("critic/rewards", rewards)
+        advantages = np.repeat(rewards, tokens.lengths)
+        return metrics + write_advantages(tokens, advantages, self.settings)
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
         """The advantages [T] of the trajectories: by default their scores, normalised by
@@ -64,11 +66,12 @@ class ScoreEstimator(Estimator):
 def run_index(groups: Sequence[Group]) -> Index:
     """The agent run, numbered from 0, that each trajectory [T] belongs to. A trajectory of weight 1 is a run
     of its own. Trajectories of less weight are one run if they share group and `sibling` number."""
-    return factorize(
-        (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
-        for index, group in enumerate(groups)
-        for number, trajectory in enumerate(group.trajectories)
-    )
+    keys = []
+    for index, group in enumerate(groups):
+        for number, trajectory in enumerate(group.trajectories):
+            is_run = trajectory.weight >= 1.0
+            keys.append((index, trajectory.sibling, number if is_run else -1))
+    return factorize(keys)
 
 
 class GRPO(ScoreEstimator):
@@ -87,9 +90,13 @@ class GRPOPassK(ScoreEstimator):
     spec = ESTIMATORS["grpo_passk"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        scores, groups, weights, run = outcomes.scores, outcomes.groups, outcomes.weights, outcomes.runs
+        scores = outcomes.scores
+        groups = outcomes.groups
+        weights = outcomes.weights
+        run = outcomes.runs
         run_weights = np.bincount(run, weights)
-        run_scores = np.bincount(run, weights * scores) / np.where(run_weights > 0, run_weights, 1.0)
+        divisor = np.where(run_weights > 0, run_weights, 1.0)
+        run_scores = np.bincount(run, weights * scores) / divisor
         _, std, _ = group_statistics(scores, groups, weights)
         result = np.zeros_like(scores)
         for group in np.unique(groups):
@@ -104,9 +111,11 @@ class GRPOPassK(ScoreEstimator):
             candidates = candidates[run_weights[candidates] > 0]
             if len(candidates) < 2 or std[members[0]] <= MIN_STD:
                 continue
-            second, best = candidates[np.argsort(run_scores[candidates], kind="stable")[-2:]]
+            best_two = np.argsort(run_scores[candidates], kind="stable")[-2:]
+            second, best = candidates[best_two]
             winners = members[run[members] == best]
-            result[winners] = (run_scores[best] - run_scores[second]) / (std[winners] + MIN_STD)
+            margin = run_scores[best] - run_scores[second]
+            result[winners] = margin / (std[winners] + MIN_STD)
         return result
 
 
@@ -118,11 +127,13 @@ class GPG(ScoreEstimator):
     spec = ESTIMATORS["gpg"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        scores, weights = outcomes.scores, outcomes.weights
+        scores = outcomes.scores
+        weights = outcomes.weights
         mean, std, _ = group_statistics(scores, outcomes.groups, weights)
         differs = std > MIN_STD
         teaching = float(weights[differs].sum())
-        return np.where(differs, scores - mean, 0.0) * (float(weights.sum()) / teaching if teaching else 0.0)
+        scale = float(weights.sum()) / teaching if teaching else 0.0
+        return np.where(differs, scores - mean, 0.0) * scale
 
 
 class OPO(ScoreEstimator):
@@ -132,10 +143,13 @@ class OPO(ScoreEstimator):
     spec = ESTIMATORS["opo"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        lengths, groups = outcomes.weights * outcomes.lengths, outcomes.groups
+        scores = outcomes.scores
+        groups = outcomes.groups
+        lengths = outcomes.weights * outcomes.lengths
         total = np.bincount(groups, lengths)
-        baseline = np.bincount(groups, lengths * outcomes.scores) / np.where(total > 0, total, 1.0)
-        return np.where(differ(outcomes.scores, groups), outcomes.scores - baseline[groups], 0.0)
+        divisor = np.where(total > 0, total, 1.0)
+        baseline = np.bincount(groups, lengths * scores) / divisor
+        return np.where(differ(scores, groups), scores - baseline[groups], 0.0)
 
 
 class RLOO(ScoreEstimator):
@@ -146,13 +160,19 @@ class RLOO(ScoreEstimator):
     spec = ESTIMATORS["rloo"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        scores, weights, group, run = outcomes.scores, outcomes.weights, outcomes.groups, outcomes.runs
-        others, total = (
-            np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores)
-        )
-        has_others = others > 1e-9  # thirds and sixths only nearly add up to 1
-        is_compared = has_others & differ(scores, group)
-        return np.where(is_compared, scores - total / np.where(has_others, others, 1.0), 0.0)
+        scores = outcomes.scores
+        group = outcomes.groups
+
+        def over_siblings(x: Array) -> Array:
+            own_run = np.bincount(outcomes.runs, x)[outcomes.runs]
+            return np.bincount(group, x)[group] - own_run
+
+        num_siblings = over_siblings(outcomes.weights)
+        total = over_siblings(outcomes.weights * scores)
+        has_siblings = num_siblings > 1e-9  # thirds and sixths only nearly add up to 1
+        baseline = total / np.where(has_siblings, num_siblings, 1.0)
+        is_compared = has_siblings & differ(scores, group)
+        return np.where(is_compared, scores - baseline, 0.0)
 
 
 class ReinforcePlusPlusBaseline(ScoreEstimator):

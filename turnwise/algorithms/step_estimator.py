@@ -29,19 +29,27 @@ class StepEstimator(TokenEstimator):
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
         penalties, metrics = self.penalize(tokens)
         rewards = place_rewards(tokens, self.reward_placement) - penalties
-        return rewards, metrics + summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained])
+        totals = tokens.totals(rewards)[tokens.is_trained]
+        return rewards, metrics + summary("critic/rewards", totals)
 
     def estimate(
-        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        rewards: Array,
     ) -> tuple[Array, list[Metric]]:
         steps = tokens.steps("turn")
-        returns = discounted_sums(steps.sums(rewards), steps.lengths, self.settings.step_reward_gamma)
+        step_rewards = steps.sums(rewards)
+        returns = discounted_sums(step_rewards, steps.lengths, self.settings.step_reward_gamma)
         advantages, metrics = self.compare(groups, tokens, returns)
         return advantages[steps.of_token], metrics
 
     @abstractmethod
     def compare(
-        self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        returns: Array,
     ) -> tuple[Array, list[Metric]]:
         """The advantages [K] of the turns from their step `returns` [K], and metrics."""
 
@@ -60,10 +68,15 @@ class StepReinforce(StepEstimator):
     spec = ESTIMATORS["step_reinforce"]
 
     def compare(
-        self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        returns: Array,
     ) -> tuple[Array, list[Metric]]:
-        ids, owner = group_ids(groups, self.normalizer.grouping), tokens.trajectory_of_turn
-        return self._bounded("step", self.normalizer(returns, ids[owner], tokens.weights[owner]))
+        ids = group_ids(groups, self.normalizer.grouping)
+        owner = tokens.trajectory_of_turn
+        advantages = self.normalizer(returns, ids[owner], tokens.weights[owner])
+        return self._bounded("step", advantages)
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
@@ -89,13 +102,12 @@ def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> lis
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)
-    seen: dict[tuple[int, str], set[int]] = {}
-    shown = [
-        (group, turn.observation) for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True)
-    ]
-    for key, bucket in zip(shown, buckets.tolist(), strict=True):
-        seen.setdefault(key, set()).add(bucket)
-    num_aliased = sum(len(seen[key]) > 1 for key in shown)
+    observations = [turn.observation for turn in credited_turns(tokens)]
+    keys = list(zip(groups.tolist(), observations, strict=True))
+    buckets_of: dict[tuple[int, str], set[int]] = {}
+    for key, bucket in zip(keys, buckets.tolist(), strict=True):
+        buckets_of.setdefault(key, set()).add(bucket)
+    num_aliased = sum(len(buckets_of[key]) > 1 for key in keys)
     return [
         Metric("critic/bucket_size/mean", float(sizes.mean()), weight=len(sizes)),
         Metric("critic/bucket_size/max", float(sizes.max()), "max"),
@@ -106,7 +118,9 @@ def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> lis
 
 def credited_turns(tokens: ResponseTokens) -> Iterator[Turn]:
     """The K turns with a trained token."""
-    for owner, index in zip(tokens.trajectory_of_turn.tolist(), tokens.turn_index.tolist(), strict=True):
+    owners = tokens.trajectory_of_turn.tolist()
+    indices = tokens.turn_index.tolist()
+    for owner, index in zip(owners, indices, strict=True):
         yield tokens.trajectories[owner].turns[index]
 
 
@@ -124,29 +138,31 @@ class GiGPO(StepEstimator):
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
         self.step_normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
-        if self.normalizer.running and self.step_normalizer.running:
-            self.running = RunningParts(
-                {"episode": self.normalizer.running, "step": self.step_normalizer.running}
-            )
+        of_episodes = self.normalizer.running
+        of_steps = self.step_normalizer.running
+        if of_episodes and of_steps:
+            self.running = RunningParts({"episode": of_episodes, "step": of_steps})
 
     def compare(
-        self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        returns: Array,
     ) -> tuple[Array, list[Metric]]:
         owner = tokens.trajectory_of_turn
-        penalties = np.array(
-            [trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64
-        )
+        penalty_of_each = [trajectory.score_kl_penalty for trajectory in tokens.trajectories]
+        penalties = np.array(penalty_of_each, dtype=np.float64)
         ids = group_ids(groups, self.normalizer.grouping)
-        of_episodes, metrics = self._bounded(
-            "episode", self.normalizer(tokens.scores - penalties, ids, tokens.weights)
-        )
+        of_episodes = self.normalizer(tokens.scores - penalties, ids, tokens.weights)
+        of_episodes, metrics = self._bounded("episode", of_episodes)
         task_groups = group_ids(groups)[owner]
         buckets = state_buckets(tokens, task_groups)
-        of_steps, measured = self._bounded(
-            "step", self.step_normalizer(returns, buckets, tokens.weights[owner])
-        )
+        of_steps = self.step_normalizer(returns, buckets, tokens.weights[owner])
+        of_steps, step_metrics = self._bounded("step", of_steps)
         advantages = (
             self.settings.episode_reward_weight * of_episodes[owner]
             + self.settings.step_reward_weight * of_steps
         )
-        return advantages, [*metrics, *measured, *bucket_metrics(tokens, task_groups, buckets)]
+        metrics += step_metrics
+        metrics += bucket_metrics(tokens, task_groups, buckets)
+        return advantages, metrics

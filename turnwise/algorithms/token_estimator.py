@@ -41,14 +41,10 @@ class TokenEstimator(Estimator):
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        self.reward_placement = settings.reward_placement or (
-            "final" if self.spec.reward_placement == "final" else "turn"
-        )
-        if (
-            self.normalizes == "scores"
-            and self.reward_placement == "turn"
-            and not self.normalizer.is_identity
-        ):
+        default_placement: RewardPlacement = "final" if self.spec.reward_placement == "final" else "turn"
+        self.reward_placement = settings.reward_placement or default_placement
+        normalizes_scores = self.normalizes == "scores" and not self.normalizer.is_identity
+        if normalizes_scores and self.reward_placement == "turn":
             raise ConfigError(
                 f"with reward_placement turn, adv_estimator {settings.adv_estimator} works on single turn "
                 f"rewards, which can't "
@@ -58,9 +54,11 @@ class TokenEstimator(Estimator):
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         tokens = tokens_of(groups)
         rewards, metrics = self.token_rewards(groups, tokens)
-        rewards = whiten_all(rewards) if self.settings.whiten_rewards else rewards
-        advantages, measured = self.estimate(groups, tokens, rewards)
-        metrics += [*summary("critic/score", tokens.scores), *measured]
+        if self.settings.whiten_rewards:
+            rewards = whiten_all(rewards)
+        advantages, estimate_metrics = self.estimate(groups, tokens, rewards)
+        metrics += summary("critic/score", tokens.scores)
+        metrics += estimate_metrics
         return metrics + write_advantages(tokens, advantages, self.settings)
 
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
@@ -69,21 +67,22 @@ class TokenEstimator(Estimator):
         if self.normalizer.is_identity:
             rewards = place_rewards(tokens, self.reward_placement) - penalties
         else:
-            scores, ids = (
-                tokens.scores - tokens.totals(penalties),
-                group_ids(groups, self.normalizer.grouping),
-            )
-            rewards = final_rewards(tokens, self.normalizer(scores, ids, tokens.weights))
-        rewards, clipped = clip("critic/token_reward_clip_frac", rewards, self.settings.reward_clip)
-        return rewards, [
-            *metrics,
-            *clipped,
-            *summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained]),
-        ]
+            scores = tokens.scores - tokens.totals(penalties)
+            ids = group_ids(groups, self.normalizer.grouping)
+            normalized = self.normalizer(scores, ids, tokens.weights)
+            rewards = final_rewards(tokens, normalized)
+        rewards, clip_metrics = clip("critic/token_reward_clip_frac", rewards, self.settings.reward_clip)
+        totals = tokens.totals(rewards)[tokens.is_trained]
+        metrics += clip_metrics
+        metrics += summary("critic/rewards", totals)
+        return rewards, metrics
 
     @abstractmethod
     def estimate(
-        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        rewards: Array,
     ) -> tuple[Array, list[Metric]]:
         """The advantages [R] from the tokens' `rewards` [R], and metrics."""
 
@@ -95,7 +94,10 @@ class Reinforce(TokenEstimator):
     spec = ESTIMATORS["reinforce"]
 
     def estimate(
-        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        rewards: Array,
     ) -> tuple[Array, list[Metric]]:
         return discounted_sums(rewards, tokens.lengths, self.settings.gamma), []
 
@@ -107,10 +109,14 @@ class AgenticReinforce(TokenEstimator):
     spec = ESTIMATORS["agentic_reinforce"]
 
     def estimate(
-        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        rewards: Array,
     ) -> tuple[Array, list[Metric]]:
         steps = tokens.steps("turn")
-        return discounted_sums(steps.sums(rewards), steps.lengths, self.settings.gamma)[steps.of_token], []
+        returns = discounted_sums(steps.sums(rewards), steps.lengths, self.settings.gamma)
+        return returns[steps.of_token], []
 
 
 class ReinforcePlusPlus(Reinforce):
@@ -141,10 +147,14 @@ class ReMax(TokenEstimator):
             )
 
     def estimate(
-        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        rewards: Array,
     ) -> tuple[Array, list[Metric]]:
         baselines = np.array([self._baseline(group) for group in groups], dtype=np.float64)
-        of_token = np.repeat(baselines[group_ids(groups)], tokens.lengths)
+        of_trajectory = baselines[group_ids(groups)]
+        of_token = np.repeat(of_trajectory, tokens.lengths)
         return discounted_sums(rewards, tokens.lengths, self.settings.gamma) - of_token, []
 
     def _baseline(self, group: Group) -> float:
@@ -155,7 +165,9 @@ class ReMax(TokenEstimator):
                 "has none in `greedy`: the rollout must add one"
             )
         bound = self.settings.reward_clip or np.inf
-        rewards = [group.greedy.score] if self.reward_placement == "final" else rewards_by_turn(group.greedy)
+        rewards = rewards_by_turn(group.greedy)
+        if self.reward_placement == "final":
+            rewards = [group.greedy.score]
         return float(np.clip(rewards, -bound, bound).sum())
 
 
@@ -176,18 +188,19 @@ class PPO(TokenEstimator):
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        self.lambd = (
-            settings.lambd
-            if settings.lambd is not None
-            else (0.95 if settings.gae_granularity == "turn" else 1.0)
-        )
+        default_lambd = 0.95 if settings.gae_granularity == "turn" else 1.0
+        self.lambd = default_lambd if settings.lambd is None else settings.lambd
         self.value_loss = ValueLoss(settings)
 
     def estimate(
-        self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array
+        self,
+        groups: Sequence[Group],
+        tokens: ResponseTokens,
+        rewards: Array,
     ) -> tuple[Array, list[Metric]]:
         steps = tokens.steps(self.settings.gae_granularity)
-        values = _gathered(tokens, [sample.values for sample in tokens.samples])[steps.first]
+        value_of_token = _gathered(tokens, [sample.values for sample in tokens.samples])
+        values = value_of_token[steps.first]
         advantages, returns = gae(
             steps.sums(rewards),
             values,
@@ -196,30 +209,33 @@ class PPO(TokenEstimator):
             self.lambd,
             last_values=self._last_values(tokens),
         )
-        for sample, array in zip(tokens.samples, tokens.scatter(returns[steps.of_token]), strict=True):
+        return_arrays = tokens.scatter(returns[steps.of_token])
+        for sample, array in zip(tokens.samples, return_arrays, strict=True):
             sample.returns = array
-        measured = [*summary("critic/values", values), *summary("critic/returns", returns)]
-        return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
+        metrics = summary("critic/values", values)
+        metrics += summary("critic/returns", returns)
+        metrics += explained_variance(values, returns)
+        return advantages[steps.of_token], metrics
 
     def _last_values(self, tokens: ResponseTokens) -> Array:
         """The value of each trajectory's last state [T] if the trajectory `bootstraps` and the settings allow
         it, else 0."""
-        after = np.zeros(len(tokens.trajectories))
-        after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[
-            tokens.ends
-        ]
+        next_values = _gathered(tokens, [sample.next_values for sample in tokens.samples])
+        last_values = np.zeros(len(tokens.trajectories))
+        last_values[tokens.is_trained] = next_values[tokens.ends]
         is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)
-        return np.where(is_cut & self.settings.bootstrap_on_truncation, after, 0.0)
+        is_bootstrapped = is_cut & self.settings.bootstrap_on_truncation
+        return np.where(is_bootstrapped, last_values, 0.0)
 
 
 def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Array:
-    found = tokens.gather(arrays)
-    if found is None:
+    values = tokens.gather(arrays)
+    if values is None:
         raise ValueError(
             "adv_estimator gae needs values on every sample before credit: the critic's forward pass "
             "hasn't run"
         )
-    return found
+    return values
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
@@ -228,8 +244,5 @@ def explained_variance(values: Array, returns: Array) -> list[Metric]:
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []
-    return [
-        Metric(
-            "critic/explained_variance", 1.0 - float((returns - values).var()) / variance, weight=len(returns)
-        )
-    ]
+    unexplained = float((returns - values).var()) / variance
+    return [Metric("critic/explained_variance", 1.0 - unexplained, weight=len(returns))]

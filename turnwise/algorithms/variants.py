@@ -47,7 +47,8 @@ class PolicyInputs:
     @property
     def ratio(self) -> Tensor:
         """exp(lp − old) [N], with the exponent averaged over the span of `granularity` and clamped to ±20."""
-        return torch.exp(self.averaged(self.logprobs - self.old_logprobs).clamp(-MAX_EXPONENT, MAX_EXPONENT))
+        exponent = self.averaged(self.logprobs - self.old_logprobs)
+        return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
     def averaged(self, x: Tensor) -> Tensor:
         """For each token the mean of `x` [N] over its span of `granularity`."""
@@ -70,11 +71,13 @@ def _shares(is_clipped: Tensor, x: Tensor, low: float, high: float) -> dict[str,
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> VariantResult:
     """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) [N], and the flags of `_shares`."""
+    low = 1.0 - clip_low
+    high = 1.0 + clip_high
     unclipped = -ratio * advantages
-    clipped = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    return torch.maximum(unclipped, clipped), _shares(
-        clipped > unclipped, ratio, 1.0 - clip_low, 1.0 + clip_high
-    )
+    clipped = -ratio.clamp(low, high) * advantages
+    losses = torch.maximum(unclipped, clipped)
+    shares = _shares(clipped > unclipped, ratio, low, high)
+    return losses, shares
 
 
 def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
@@ -99,27 +102,34 @@ def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantR
     """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) at each token, with r = exp(mean of lp − old over the sequence) and
     the sequence's mean advantage A. With `ratio_type: segment` both are over the turn. Zheng et al. 2025,
     arXiv:2507.18071, eq. 5 to 7."""
-    return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
+    advantages = inputs.averaged(inputs.advantages)
+    return _clipped(inputs.ratio, advantages, clip_low, clip_high)
 
 
 def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), with Δ = lp − old
     and the sequence's mean advantage A. With `ratio_type: segment` both means are over the turn. This is the
     geometric mean of ratios, each clipped in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
-    difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
+    difference = inputs.difference
+    advantages = inputs.averaged(inputs.advantages)
     sign = torch.sign(advantages)
     clipped = difference.clamp(-clip_low, clip_high)
     exponent = sign * torch.minimum(sign * difference, sign * clipped)
-    shares = _shares(sign * clipped < sign * difference, difference, -clip_low, clip_high)
-    return -advantages * torch.exp(inputs.averaged(exponent)), shares
+    is_clipped = sign * clipped < sign * difference
+    shares = _shares(is_clipped, difference, -clip_low, clip_high)
+    ratio = torch.exp(inputs.averaged(exponent))
+    return -advantages * ratio, shares
 
 
 def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: every token keeps a gradient. MiniMax 2025, arXiv:2506.13585, eq. 4
     and 5."""
+    low = 1.0 - clip_low
+    high = 1.0 + clip_high
     ratio = inputs.ratio
-    weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return _weighted(inputs, weights), _shares(weights != ratio, ratio, 1.0 - clip_low, 1.0 + clip_high)
+    weights = ratio.clamp(low, high)
+    shares = _shares(weights != ratio, ratio, low, high)
+    return _weighted(inputs, weights), shares
 
 
 def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> VariantResult:
@@ -128,18 +138,21 @@ def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> V
     2025, arXiv:2511.20347."""
     advantages = inputs.advantages
     tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
-    return -advantages * (4.0 / tau) * torch.sigmoid(tau * (inputs.ratio - 1.0)), {}
+    gate = torch.sigmoid(tau * (inputs.ratio - 1.0))
+    return -advantages * (4.0 / tau) * gate, {}
 
 
 def vanilla(inputs: PolicyInputs) -> VariantResult:
     """−A·lp: the plain policy gradient (Williams 1992), which treats the samples as the current policy's."""
-    return -inputs.advantages * inputs.logprobs, {}
+    losses = -inputs.advantages * inputs.logprobs
+    return losses, {}
 
 
 def tis(inputs: PolicyInputs, *, cap: float) -> VariantResult:
     """−sg(min(r, cap))·A·lp: truncated importance sampling (Ionides 2008)."""
     ratio = inputs.ratio
-    return _weighted(inputs, ratio.clamp(max=cap)), {"actor/clipfrac": ratio > cap}
+    losses = _weighted(inputs, ratio.clamp(max=cap))
+    return losses, {"actor/clipfrac": ratio > cap}
 
 
 def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float) -> VariantResult:
@@ -148,14 +161,18 @@ def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float
     reward."""
     ratio = inputs.ratio
     is_good = inputs.advantages > 0
-    weights = torch.where(is_good, weight_positive, weight_negative * ratio.clamp(max=1.0))
-    return _weighted(inputs, weights), {"actor/clipfrac": ~is_good & (ratio > 1.0)}
+    truncated = ratio.clamp(max=1.0)
+    weights = torch.where(is_good, weight_positive, weight_negative * truncated)
+    is_clipped = ~is_good & (ratio > 1.0)
+    return _weighted(inputs, weights), {"actor/clipfrac": is_clipped}
 
 
 def kimi15(inputs: PolicyInputs, *, tau: float) -> VariantResult:
     """−A·lp + τ/2·(lp − old)²: the square keeps the policy near old. Kimi Team 2025, arXiv:2501.12599,
     section 2.3.2."""
-    return -inputs.advantages * inputs.logprobs + 0.5 * tau * inputs.difference.square(), {}
+    losses = -inputs.advantages * inputs.logprobs
+    penalty = 0.5 * tau * inputs.difference.square()
+    return losses + penalty, {}
 
 
 def clip_cov(
@@ -170,15 +187,16 @@ def clip_cov(
     """PPO's clipped loss, but 0 at the tokens chosen by `choices.clip_cov`, which have a high covariance of
     advantage and log-prob. Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11."""
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
-    return losses.masked_fill(_selected_mask(inputs), 0.0), shares
+    losses = losses.masked_fill(_selected_mask(inputs), 0.0)
+    return losses, shares
 
 
 def kl_cov(inputs: PolicyInputs, *, fraction: float, coef: float) -> VariantResult:
     """−rA, plus coef·|lp − old| at the tokens chosen by `choices.kl_cov`. Cui et al. 2025, arXiv:2505.22617,
     eq. 12 and 13."""
-    return -inputs.ratio * inputs.advantages + coef * replace_outside(
-        inputs.difference.abs(), _selected_mask(inputs)
-    ), {}
+    losses = -inputs.ratio * inputs.advantages
+    distance = replace_outside(inputs.difference.abs(), _selected_mask(inputs))
+    return losses + coef * distance, {}
 
 
 def _selected_mask(inputs: PolicyInputs) -> Tensor:

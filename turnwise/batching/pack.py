@@ -35,13 +35,14 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
     kept_ids, kept_offsets = join_kept_ids(
         (sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples
     )
+    weights = np.array([sample.weight for sample in samples], np.float32)
     return Batch(
         token_ids=np.concatenate([sample.token_ids for sample in samples]),
         position_ids=np.arange(lengths.sum()) - np.repeat(offsets, lengths),
         sequence_id=np.repeat(np.arange(len(samples)), lengths),
         turn_id=np.concatenate([_turn_id(sample) for sample in samples]),
         response_mask=np.concatenate([sample.response_mask for sample in samples]),
-        weights=np.repeat(np.array([sample.weight for sample in samples], np.float32), lengths),
+        weights=np.repeat(weights, lengths),
         lengths=tuple(lengths.tolist()),
         denominators=denominators,
         kept_ids=kept_ids,
@@ -49,11 +50,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
         temperatures=_temperatures(samples),
         rollout_logprobs=np.concatenate([sample.rollout_logprobs for sample in samples]),
         media=tuple(medium for sample in samples for medium in sample.media),
-        media_positions=tuple(
-            int(offset) + position
-            for sample, offset in zip(samples, offsets, strict=True)
-            for position in sample.media_positions
-        ),
+        media_positions=_media_positions(samples, offsets),
         **{name: _concatenated(samples, name) for name in _OPTIONAL},
     )
 
@@ -61,13 +58,19 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
 def blank(sample: Sample) -> Sample:
     """A sample of weight 0 for an empty micro-batch: two untrained tokens, with the optional arrays that
     `sample` has."""
-    known: dict[str, Any] = {
-        name: np.zeros_like(array, shape=2)
-        for name in _OPTIONAL
-        if (array := getattr(sample, name)) is not None
-    }
-    tokens, nothing = sample.token_ids[:1].repeat(2), np.zeros(2, np.bool_)
-    return Sample(tokens, nothing, np.zeros(2, np.float32), (), weight=0.0, **known)
+    arrays: dict[str, Any] = {}
+    for name in _OPTIONAL:
+        array = getattr(sample, name)
+        if array is not None:
+            arrays[name] = np.zeros_like(array, shape=2)
+    return Sample(
+        token_ids=sample.token_ids[:1].repeat(2),
+        response_mask=np.zeros(2, np.bool_),
+        rollout_logprobs=np.zeros(2, np.float32),
+        turn_spans=(),
+        weight=0.0,
+        **arrays,
+    )
 
 
 def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
@@ -81,7 +84,9 @@ def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarr
         raise ValueError(
             f"an array of {len(array)} can't be unpacked into samples of {sum(lengths)} tokens together"
         )
-    return [part.copy() for part in np.split(array, np.cumsum(lengths)[:-1])]
+    ends = np.cumsum(lengths)
+    parts = np.split(array, ends[:-1])
+    return [part.copy() for part in parts]
 
 
 def _turn_id(sample: Sample) -> np.ndarray[Any, Any]:
@@ -92,11 +97,23 @@ def _turn_id(sample: Sample) -> np.ndarray[Any, Any]:
     return turn_id
 
 
+def _media_positions(samples: Sequence[Sample], offsets: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    positions: list[int] = []
+    for sample, offset in zip(samples, offsets.tolist(), strict=True):
+        positions += [offset + position for position in sample.media_positions]
+    return tuple(positions)
+
+
 def _temperatures(samples: Sequence[Sample]) -> np.ndarray[Any, Any] | None:
     if all(sample.temperatures is None for sample in samples):
         return None
-    own = [np.zeros(s.num_tokens, np.float32) if s.temperatures is None else s.temperatures for s in samples]
-    return np.concatenate(own)
+    arrays = []
+    for sample in samples:
+        if sample.temperatures is None:
+            arrays.append(np.zeros(sample.num_tokens, np.float32))
+        else:
+            arrays.append(sample.temperatures)
+    return np.concatenate(arrays)
 
 
 def _concatenated(samples: Sequence[Sample], name: str) -> np.ndarray[Any, Any] | None:

@@ -10,7 +10,10 @@ _MAX_IMBALANCE = 1.05
 
 
 def optimizer_steps(
-    num_samples: int, samples_per_step: int, seed: int, num_epochs: int = 1
+    num_samples: int,
+    samples_per_step: int,
+    seed: int,
+    num_epochs: int = 1,
 ) -> list[list[list[int]]]:
     """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps. An epoch's last
     step may be smaller.
@@ -21,15 +24,12 @@ def optimizer_steps(
     if samples_per_step < 1:
         raise ValueError(f"samples_per_step is {samples_per_step}; it must be at least 1")
     plan = []
+    starts = range(0, num_samples, samples_per_step)
     for epoch in range(num_epochs):
-        order = (
-            np.random.default_rng(derive_seed("optimizer_steps", seed, epoch))
-            .permutation(num_samples)
-            .tolist()
-        )
-        plan.append(
-            [order[start : start + samples_per_step] for start in range(0, num_samples, samples_per_step)]
-        )
+        generator = np.random.default_rng(derive_seed("optimizer_steps", seed, epoch))
+        order = generator.permutation(num_samples).tolist()
+        steps = [order[start : start + samples_per_step] for start in starts]
+        plan.append(steps)
     return plan
 
 
@@ -51,23 +51,27 @@ def deal(samples: Sequence[Sample], num_ranks: int) -> list[list[int]]:
     """
     families: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
-        families.setdefault(sample.token_ids[: int(sample.response_mask.argmax())].tobytes(), []).append(
-            index
-        )
+        prompt_length = int(sample.response_mask.argmax())
+        prompt = sample.token_ids[:prompt_length].tobytes()
+        families.setdefault(prompt, []).append(index)
     lengths = [sample.num_tokens for sample in samples]
-    together = _dealt(list(families.values()), lengths, num_ranks)
-    apart = _dealt([[index] for index in range(len(samples))], lengths, num_ranks)
-    fullest, least = (
-        max(sum(lengths[index] for index in rank) for rank in dealt) for dealt in (together, apart)
-    )
-    return together if fullest <= _MAX_IMBALANCE * least else apart
+    by_family = _dealt(list(families.values()), lengths, num_ranks)
+    singly = _dealt([[index] for index in range(len(samples))], lengths, num_ranks)
+    if _most_tokens(by_family, lengths) <= _MAX_IMBALANCE * _most_tokens(singly, lengths):
+        return by_family
+    return singly
+
+
+def _most_tokens(ranks: list[list[int]], lengths: Sequence[int]) -> int:
+    return max(sum(lengths[index] for index in rank) for rank in ranks)
 
 
 def _dealt(units: list[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     sizes = [sum(lengths[index] for index in unit) for unit in units]
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     tokens = [0] * num_ranks
-    for number in sorted(range(len(units)), key=lambda number: (-sizes[number], number)):
+    from_largest = sorted(range(len(units)), key=lambda number: (-sizes[number], number))
+    for number in from_largest:
         rank = tokens.index(min(tokens))
         ranks[rank] += units[number]
         tokens[rank] += sizes[number]
@@ -90,17 +94,21 @@ def micro_batches(
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
     [[2, 4], [0, 1, 3]]
     """
-    if (max_tokens is not None and max_tokens < 1) or (max_sequences is not None and max_sequences < 1):
+    limits = [limit for limit in (max_tokens, max_sequences) if limit is not None]
+    if any(limit < 1 for limit in limits):
         raise ValueError(
             f"micro-batch limits must be at least 1, got max_tokens={max_tokens}, "
             f"max_sequences={max_sequences}"
         )
     bins: list[list[int]] = []
     tokens: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)) if order is None else order:
+    if order is None:
+        order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    for index in order:
         for bin_index, members in enumerate(bins):
-            has_room = max_tokens is None or tokens[bin_index] + lengths[index] <= max_tokens
-            if has_room and (max_sequences is None or len(members) < max_sequences):
+            fits_tokens = max_tokens is None or tokens[bin_index] + lengths[index] <= max_tokens
+            fits_sequences = max_sequences is None or len(members) < max_sequences
+            if fits_tokens and fits_sequences:
                 break
         else:
             bin_index = len(bins)
@@ -120,9 +128,12 @@ def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
     >>> denominators([sample, sample, sample], max_length=8)
     Denominators(num_tokens=3.0, num_sequences=1.5, max_length=8, num_turns=1.5)
     """
+    num_tokens = sum(sample.weight * int(sample.loss_mask.sum()) for sample in samples)
+    num_sequences = sum(sample.weight for sample in samples if sample.loss_mask.any())
+    num_turns = sum(sample.weight * sample.num_counted_turns for sample in samples)
     return Denominators(
-        num_tokens=float(sum(sample.weight * int(sample.loss_mask.sum()) for sample in samples)),
-        num_sequences=float(sum(sample.weight for sample in samples if sample.loss_mask.any())),
+        num_tokens=float(num_tokens),
+        num_sequences=float(num_sequences),
         max_length=max_length,
-        num_turns=float(sum(sample.weight * sample.num_counted_turns for sample in samples)),
+        num_turns=float(num_turns),
     )

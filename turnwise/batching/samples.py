@@ -59,7 +59,11 @@ def _chain(parents: list[int | None], leaf: int) -> list[int]:
 
 
 def _sample(
-    turns: list[Turn], chain: list[int], trained: set[int], weight: float, temperature: float | None
+    turns: list[Turn],
+    chain: list[int],
+    trained: set[int],
+    weight: float,
+    temperature: float | None,
 ) -> Sample:
     if not len(turns[chain[0]].prompt_ids):
         raise RolloutError(
@@ -91,13 +95,11 @@ def _sample(
             logprobs[start:position] = turn.logprobs
             spans.append(TurnSpan(index, start, position))
             versions.append(turn.versions)
-            if (
-                temperature is not None
-                and turn.sampling is not None
-                and turn.sampling.temperature != temperature
-            ):
-                temperatures = np.zeros(len(token_ids), np.float32) if temperatures is None else temperatures
-                temperatures[start:position] = turn.sampling.temperature
+            if temperature is None or turn.sampling is None or turn.sampling.temperature == temperature:
+                continue
+            if temperatures is None:
+                temperatures = np.zeros(len(token_ids), np.float32)
+            temperatures[start:position] = turn.sampling.temperature
     kept_ids, kept_offsets = join_kept_ids(parts)
     return Sample(
         token_ids=token_ids.astype(np.int64),

@@ -33,6 +33,8 @@ _EDGE = re.compile(r"[\s$]")
 _FIRST_ANSWER = re.compile(r"(\S*\d\S*)\s+or\s+[$\s]*(?:[A-Za-z]\s*=\s*)?$")
 _NEARBY = 120
 """Characters beside a box in which a second answer is looked for."""
+_MAX_BOXES = 20
+"""Boxes before the last one that are read as parts of its answer, at most."""
 
 _SENTENCE_END = re.compile(r"(?<=[^\s.])[.!?]\s+(?=\S)")
 _CORRECTION = re.compile(r"\W*(?:or|no|wait|actually|hmm|but|however|sorry)\b", re.IGNORECASE)
@@ -68,19 +70,26 @@ def stated_answer(text: str) -> str | None:
     Therefore, we are done.") ('3 + 4 = 7', '5')
     """
     statement = _statement(text)
-    return None if statement is None else statement.text
+    if statement is None:
+        return None
+    return statement.text
 
 
 def states_answer(text: str) -> bool:
     """Whether a text states an answer."""
-    return _STATES.search(text) is not None and _statement(text) is not None
+    if _STATES.search(text) is None:
+        return False
+    return _statement(text) is not None
 
 
 def answer_of(text: str) -> Quantity | None:
     """The number in the answer that a text states, or in the last line with a digit if it states none. None
     if this isn't one number."""
-    numbers = (number_of(candidate) for candidate in _candidates(text))
-    return next((number for number in numbers if number is not None), None)
+    for candidate in _candidates(text):
+        number = number_of(candidate)
+        if number is not None:
+            return number
+    return None
 
 
 def is_correct(completion: str, truth: object) -> bool:
@@ -103,17 +112,24 @@ def true_answer(truth: object) -> str:
 def equals_number(text: str, truth: object) -> bool:
     """Whether a whole text is the number of a numeric column, written with or without separators and decimal
     places."""
-    number, right = read_quantity(plain_math(text), has_unit=False), read_quantity(str(truth), has_unit=False)
-    if number is None or right is None or number.is_percent or number.unit:
+    number = read_quantity(plain_math(text), has_unit=False)
+    true_number = read_quantity(str(truth), has_unit=False)
+    if number is None or true_number is None:
         return False
-    return abs(number.exact - right.exact) <= ROUNDING * max(Fraction(1), abs(right.exact))
+    if number.is_percent or number.unit:
+        return False
+    size = max(Fraction(1), abs(true_number.exact))
+    return abs(number.exact - true_number.exact) <= ROUNDING * size
 
 
 def answer_key(text: str) -> float | str:
     """What equal answers share, for counting them: the number of a text's answer, else its spelling; "" if it
     states none."""
     number = answer_of(text)
-    return number.value if number is not None else canonical(plain_math(stated_answer(text) or ""))
+    if number is not None:
+        return number.value
+    answer = stated_answer(text) or ""
+    return canonical(plain_math(answer))
 
 
 def gsm8k_score(text: str, ground_truth: object) -> float:
@@ -122,23 +138,31 @@ def gsm8k_score(text: str, ground_truth: object) -> float:
     >>> gsm8k_score("#### $1,234.", "1234"), gsm8k_score("The answer is 1234", "1234")
     (1.0, 0.0)
     """
-    answers = [line.strip() for part in text.split("####")[1:] if (line := part.partition("\n")[0]).strip()]
-    numeric = [answer for answer in answers if _DIGIT.search(answer)]
+    lines = [part.partition("\n")[0].strip() for part in text.split("####")[1:]]
+    answers = [line for line in lines if line]
     if not answers:
         return 0.0
+    numeric = [answer for answer in answers if _DIGIT.search(answer)]
     answer = (numeric or answers)[-1]
-    return float(same_answer(plain_math(_content_of_box(answer)), true_answer(ground_truth)))
+    plain = plain_math(_content_of_box(answer))
+    return float(same_answer(plain, true_answer(ground_truth)))
 
 
 def _content_of_box(text: str) -> str:
     boxes = _boxes(text)
-    return _boxed(text, boxes) if boxes else text
+    if not boxes:
+        return text
+    return _boxed(text, boxes)
 
 
 def _statement(text: str) -> _Statement | None:
+    box = None
+    begin = 0
     boxes = _boxes(text)
-    box = _Statement(_boxed(text, boxes), True) if boxes else None
-    line = _marked(text, boxes[-1][1] if boxes else 0, is_firm=bool(boxes))
+    if boxes:
+        box = _Statement(_boxed(text, boxes), True)
+        begin = boxes[-1][1]
+    line = _marked(text, begin, is_firm=bool(boxes))
     if line is None:
         return box
     if box is not None and _PROSE.search(line[:MAX_LENGTH]) and number_of(plain_math(line)) is None:
@@ -149,14 +173,14 @@ def _statement(text: str) -> _Statement | None:
 def _marked(text: str, begin: int, is_firm: bool) -> str | None:
     """The rest of the line after the last marker with something after it; with `is_firm`, after a firm one.
     `Therefore` counts before an earlier marker only with a digit after it."""
-    without_digit, end = None, len(text)
+    without_digit = None
+    end = len(text)
     for match in reversed(list(_MARKER.finditer(text, begin))):
         start = match.end()
         start = _AFTER_MARKER.match(text, start, end).end()  # type: ignore[union-attr]
-        newline = text.find("\n", start, end)
         # Each marker is judged by what stands before the next one, so that many markers in a line cost no
         # more than one.
-        part = text[start : end if newline < 0 else newline].partition("</answer>")[0]
+        part = _line_part(text, start, end)
         end = match.start()
         if not part.strip() or (is_firm and not match["firm"]):
             continue
@@ -164,19 +188,29 @@ def _marked(text: str, begin: int, is_firm: bool) -> str | None:
             return _rest_of_line(text, start)
         if without_digit is None:
             without_digit = start
-    return None if without_digit is None else _rest_of_line(text, without_digit)
+    if without_digit is None:
+        return None
+    return _rest_of_line(text, without_digit)
 
 
 def _rest_of_line(text: str, start: int) -> str:
-    newline = text.find("\n", start)
-    return text[start : len(text) if newline < 0 else newline].partition("</answer>")[0].strip()
+    return _line_part(text, start, len(text)).strip()
+
+
+def _line_part(text: str, start: int, end: int) -> str:
+    """The characters from `start` to the end of their line, to `</answer>`, or to `end`."""
+    newline = text.find("\n", start, end)
+    if newline >= 0:
+        end = newline
+    return text[start:end].partition("</answer>")[0]
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
     """`(start, end, content)` of every closed `\\boxed{}` that stands in no other one and isn't empty, from
     left to right."""
     first = text.find("\\boxed")
-    first = text.find("\\fbox") if first < 0 else first
+    if first < 0:
+        first = text.find("\\fbox")
     if first < 0:
         return []
     boxes: list[tuple[int, int, str]] = []
@@ -185,12 +219,14 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
         mark = match[0]
         if mark == "}":
             box = opened.pop() if opened else None
-            if box is not None:
-                content = text[box[1] : match.start()].strip()
-                while boxes and boxes[-1][0] > box[0]:
-                    boxes.pop()
-                if content:
-                    boxes.append((box[0], match.end(), content))
+            if box is None:
+                continue
+            start, content_start = box
+            content = text[content_start : match.start()].strip()
+            while boxes and boxes[-1][0] > start:
+                boxes.pop()
+            if content:
+                boxes.append((start, match.end(), content))
         elif mark == "{":
             opened.append(None)
         elif mark.endswith("{") and len(mark) > 2:
@@ -201,38 +237,42 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 def _boxed(text: str, boxes: list[tuple[int, int, str]]) -> str:
     """The content of the last box, with that of boxes directly before it, and with a second answer beside
     it."""
-    start, end, content = boxes[-1]
-    contents = [content]
-    for box_start, box_end, before in reversed(boxes[:-1]):
-        if (
-            start - box_end > _NEARBY
-            or not _BETWEEN_BOXES.fullmatch(text, box_end, start)
-            or len(contents) > 20
-        ):
+    start, end, last_content = boxes[-1]
+    contents = [last_content]
+    for box_start, box_end, content in reversed(boxes[:-1]):
+        is_near = start - box_end <= _NEARBY and len(contents) <= _MAX_BOXES
+        if not is_near or not _BETWEEN_BOXES.fullmatch(text, box_end, start):
             break
         start = box_start
-        if before != content:
-            contents.insert(0, before)
+        if content != last_content:
+            contents.insert(0, content)
     around = _around(text, start, end)
     if around is not None:
         return around
-    second = _SECOND_ANSWER.match(text[end : end + _NEARBY])
-    first = _FIRST_ANSWER.search(text[max(0, start - _NEARBY) : start])
     joined = " and ".join(contents)
-    joined = f"{joined} or {second[1] or second[2]}" if second else joined
-    return f"{first[1]} or {joined}" if first else joined
+    second = _SECOND_ANSWER.match(text[end : end + _NEARBY])
+    if second:
+        joined = f"{joined} or {second[1] or second[2]}"
+    first = _FIRST_ANSWER.search(text[max(0, start - _NEARBY) : start])
+    if first:
+        joined = f"{first[1]} or {joined}"
+    return joined
 
 
 def _around(text: str, start: int, end: int) -> str | None:
     """What stands around a box, with the box in it, if it is part of a larger expression: a factor, a root, a
     sum of units."""
-    before, after = text[max(0, start - _NEARBY) : start], text[end : end + _NEARBY]
-    unit = _UNIT_AFTER.match(after)
+    box = text[start:end]
+    prefix = text[max(0, start - _NEARBY) : start]
+    suffix = text[end : end + _NEARBY]
+    unit = _UNIT_AFTER.match(suffix)
     if unit and unit[1] in UNITS:
-        return text[start:end] + after.partition("\n")[0]
-    if not _FACTOR_BEFORE.search(before) and not _FACTOR_AFTER.match(after):
+        return box + suffix.partition("\n")[0]
+    if not _FACTOR_BEFORE.search(prefix) and not _FACTOR_AFTER.match(suffix):
         return None
-    return re.split(r"[\s$=:]", before)[-1] + text[start:end] + _EDGE.split(after.lstrip(" "), maxsplit=1)[0]
+    word_before = re.split(r"[\s$=:]", prefix)[-1]
+    word_after = _EDGE.split(suffix.lstrip(" "), maxsplit=1)[0]
+    return word_before + box + word_after
 
 
 def _candidates(text: str) -> Iterator[str]:
@@ -260,8 +300,10 @@ def _of_sentence(plain: str, is_last: bool) -> Iterator[str]:
     if len(plain) > MAX_LENGTH or not _PROSE.search(plain):
         return
     sentences = _SENTENCE_END.split(plain)
-    telling = [number for number, sentence in enumerate(sentences) if _DIGIT.search(sentence)]
-    place = (telling[-1] if is_last else telling[0]) if telling else 0
+    with_digit = [number for number, sentence in enumerate(sentences) if _DIGIT.search(sentence)]
+    place = 0
+    if with_digit:
+        place = with_digit[-1 if is_last else 0]
     if any(_CORRECTION.match(sentence) for sentence in sentences[place + 1 :]):
         return
     yield sentences[place]
@@ -273,47 +315,61 @@ def _of_sentence(plain: str, is_last: bool) -> Iterator[str]:
 def _last_expression(words: list[str]) -> str | None:
     """The last expression of a sentence with the unit after it. None if something beside it changes its
     meaning: a bound (`more than 5`), a second answer (`3 or 5`), a part of a sum (`3 feet 2`)."""
-    is_maths = [_is_maths(word) for word in words]
-    is_maths = [
-        is_it
-        or (word in _JOINTS and 0 < number < len(words) - 1 and is_maths[number - 1] and is_maths[number + 1])
-        for number, (word, is_it) in enumerate(zip(words, is_maths, strict=True))
-    ]
+    is_maths = _maths_flags(words)
     ends = [number for number, is_it in enumerate(is_maths) if is_it]
     if not ends:
         return None
-    end = start = ends[-1]
+    end = ends[-1]
+    start = end
     while start > 0 and is_maths[start - 1]:
         start -= 1
     expression = " ".join(words[start : end + 1]).strip(" =:").rstrip(".,;:?")
-    before, after = words[:start], words[end + 1 :]
-    if _BOUNDS.search(" ".join(before[-4:])) or (
-        "=" not in expression and _is_joined(before, is_maths[:start])
-    ):
+    words_before = words[:start]
+    words_after = words[end + 1 :]
+    if _BOUNDS.search(" ".join(words_before[-4:])):
         return None
-    next_word = after[0].rstrip(".,;:!?") if after else ""
-    if NOT_UNITS.search(" ".join(after[:4])) or (_PRODUCT.fullmatch(next_word) and next_word not in UNITS):
+    if "=" not in expression and _is_joined(words_before, is_maths[:start]):
         return None
-    for number_of_words in (3, 2, 1):
-        with_unit = " ".join([expression, *after[:number_of_words]]).rstrip(".,;:!?")
+    if NOT_UNITS.search(" ".join(words_after[:4])):
+        return None
+    next_word = words_after[0].rstrip(".,;:!?") if words_after else ""
+    if _PRODUCT.fullmatch(next_word) and next_word not in UNITS:
+        return None
+    for num_words in (3, 2, 1):
+        with_unit = " ".join([expression, *words_after[:num_words]]).rstrip(".,;:!?")
         quantity = read_quantity(with_unit)
-        if quantity is not None and (quantity.unit or number_of_words == 1):
+        if quantity is not None and (quantity.unit or num_words == 1):
             return with_unit
     return expression
 
 
+def _maths_flags(words: list[str]) -> list[bool]:
+    """Whether each word is part of an expression: maths, or `and` and `or` between two such words."""
+    is_maths = [_is_maths(word) for word in words]
+    flags = list(is_maths)
+    for number in range(1, len(words) - 1):
+        if words[number] in _JOINTS and is_maths[number - 1] and is_maths[number + 1]:
+            flags[number] = True
+    return flags
+
+
 def _is_maths(word: str) -> bool:
     bare = word.strip(".,;:!?\"'")
-    return bare not in ("", *_ARTICLES) and _PROSE.search(bare) is None
+    if bare in ("", *_ARTICLES):
+        return False
+    return _PROSE.search(bare) is None
 
 
-def _is_joined(before: list[str], is_maths: list[bool]) -> bool:
-    """Whether an expression belongs to a number before it, as in `3 feet and 2` or `3 apples or 5`."""
+def _is_joined(words: list[str], is_maths: list[bool]) -> bool:
+    """Whether the expression after `words` belongs to a number in them, as in `3 feet and 2` or `3 apples or
+    5`."""
     if not any(is_maths):
         return False
     last = max(number for number, is_it in enumerate(is_maths) if is_it)
-    between = [word.strip(",;").lower() for word in before[last + 1 :]]
+    between = [word.strip(",;").lower() for word in words[last + 1 :]]
     if len(between) <= 6 and _ALTERNATIVES.intersection(between):
         return True
-    telling = [word for word in between if word not in _FILLERS]
-    return len(between) <= 1 or ("and" in between and len(telling) <= 1)
+    if len(between) <= 1:
+        return True
+    without_fillers = [word for word in between if word not in _FILLERS]
+    return "and" in between and len(without_fillers) <= 1

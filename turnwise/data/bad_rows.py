@@ -8,7 +8,7 @@ from turnwise.errors import DataError, counted
 logger = logging.getLogger(__name__)
 
 MOST_SHOWN = 10
-SKIP_HINT = "data.on_bad_row=skip leaves such rows out"
+SKIP_HINT = "data.on_bad_row=skip removes such rows"
 
 
 @dataclass(slots=True)
@@ -23,29 +23,28 @@ class BadRows:
     def refuse(self, hint: str = SKIP_HINT) -> None:
         """Raises DataError if there is any, with their number and at most `MOST_SHOWN` of them."""
         if self.sentences:
-            raise DataError(
-                self._message(f"{counted(len(self.sentences), 'row')} of the wrong shape ({hint})")
-            )
+            number = counted(len(self.sentences), "row")
+            raise DataError(self._message(f"{number} of the wrong shape ({hint})"))
 
-    def leave_out(self, what: str, num_rows: int) -> None:
-        """Warns that the rows are left out of the `num_rows` rows of `what`. Raises DataError if none would
+    def leave_out(self, source: str, num_rows: int) -> None:
+        """Warns that the rows are left out of the `num_rows` rows of `source`. Raises DataError if none would
         be left."""
         if not self.sentences:
             return
         number = len(self.sentences)
         if number >= num_rows:
-            raise DataError(self._message(f"{what}: none of {counted(num_rows, 'row')} has the right shape"))
-        logger.warning(
-            "%s",
-            self._message(
-                f"{what}: {number} of {num_rows} rows are left out, since they have the wrong shape"
-            ),
-        )
+            raise DataError(
+                self._message(f"{source}: none of {counted(num_rows, 'row')} has the right shape")
+            )
+        head = f"{source}: {number} of {num_rows} rows are left out, since they have the wrong shape"
+        logger.warning("%s", self._message(head))
 
     def _message(self, head: str) -> str:
         if len(self.sentences) == 1:
             return f"{self.sentences[0]} [{head}]"
         shown = self.sentences[:MOST_SHOWN]
-        more = len(self.sentences) - len(shown)
-        lines = [f"{head}:", *shown, *([f"and {more} more"] if more else [])]
+        lines = [f"{head}:", *shown]
+        num_hidden = len(self.sentences) - len(shown)
+        if num_hidden:
+            lines.append(f"and {num_hidden} more")
         return "\n  ".join(lines)

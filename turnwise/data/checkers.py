@@ -48,19 +48,23 @@ def are_correct(completions: Sequence[str], truths: Sequence[Any], checker: str 
     by_text = [is_correct(text, truth) for text, truth in zip(completions, truths, strict=True)]
     if checker == "text" or all(by_text):
         return by_text
-    pairs = [
-        None
-        if is_right
-        else (_as_formula(text, text[-_MAX_LENGTH:]), _as_formula(str(truth), _boxed(str(truth))))
-        for is_right, text, truth in zip(by_text, completions, truths, strict=True)
-    ]
+    pairs: list[tuple[str, str] | None] = []
+    for is_right, text, truth in zip(by_text, completions, truths, strict=True):
+        if is_right:
+            pairs.append(None)
+            continue
+        formula = _as_formula(text, text[-_MAX_LENGTH:])
+        true_formula = _as_formula(str(truth), _boxed(str(truth)))
+        pairs.append((formula, true_formula))
     return _MATH_VERIFY.verdicts(pairs)
 
 
 def _as_formula(text: str, otherwise: str) -> str:
     """The stated answer in a box, so that math-verify reads the same answer as the text reader."""
     answer = stated_answer(text)
-    return _boxed(answer) if answer is not None else otherwise
+    if answer is None:
+        return otherwise
+    return _boxed(answer)
 
 
 def _boxed(answer: str) -> str:
@@ -127,7 +131,10 @@ class _MathVerify:
         # In its own session, since only this process may get a terminal's Ctrl-C.
         command = [sys.executable, "-c", code]
         self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         theirs.close()
         try:

@@ -33,7 +33,10 @@ class DemonstrationRow(NamedTuple):
 
 
 def read_rows(
-    paths: Sequence[str | Path], key: str = "train_files", form: str | None = None, bad: BadRows | None = None
+    paths: Sequence[str | Path],
+    key: str = "train_files",
+    form: str | None = None,
+    bad: BadRows | None = None,
 ) -> Iterator[DemonstrationRow]:
     """Yields the rows of all sources in order; `read_tables` says what a source may be. Nulls with which
     tables pad objects are left out. `form` is one of `turnwise.data.forms.COLUMNS`; None = `messages`. Wrong
@@ -41,28 +44,31 @@ def read_rows(
 
     Raises DataError if a source is missing, empty or unreadable, or, without `bad`, if rows are wrong; it
     names the lines."""
-    found = BadRows() if bad is None else bad
+    bad_rows = BadRows() if bad is None else bad
     rows = []
-    for row in read_tables([str(path) for path in paths], key, found):
+    for row in read_tables([str(path) for path in paths], key, bad_rows):
         try:
             rows.append(_read(row, form))
         except DataError as fault:
-            found.add(f"{row.place}: {fault}")
+            bad_rows.add(f"{row.place}: {fault}")
     if bad is None:
-        found.refuse("repair or remove them")
+        bad_rows.refuse("repair or remove them")
     yield from rows
 
 
 def _read(row: TableRow, form: str | None) -> DemonstrationRow:
     """Raises DataError, without the row's place, if the row is wrong."""
-    record = dict(row.columns) if form is None else as_demonstration(row.columns, form)
-    record["messages"], record["tools"] = read_list(record.get("messages")), read_tools(record.get("tools"))
-    if record["messages"] is None and "messages" not in row.columns and form is None:
+    record = row.columns if form is None else as_demonstration(row.columns, form)
+    messages = read_list(record.get("messages"))
+    tools = read_tools(record.get("tools"))
+    if messages is None and "messages" not in row.columns and form is None:
         raise DataError(f"has no `messages`; {_FORM}.{form_hint(row.columns)}")
-    tools = plain_schema(record["tools"] or [])
-    if problem := _problem(record["messages"], tools):
+    tools = plain_schema(tools or [])
+    problem = _problem(messages, tools)
+    if problem:
         raise DataError(f"{problem}; {_FORM}")
-    return DemonstrationRow(row.place, without_padding(record["messages"], tools), tools or (), row.columns)
+    plain = without_padding(messages, tools)
+    return DemonstrationRow(row.place, plain, tools or (), row.columns)
 
 
 def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
@@ -79,7 +85,11 @@ def _problem(messages: Any, tools: Any) -> str:
             f"has `tools` {str(tools)[:40]!r}, which must be a list of schemas "
             f"{_CALL % 'description, parameters'}"
         )
-    return next(filter(None, (message_problem(index, message) for index, message in enumerate(messages))), "")
+    for index, message in enumerate(messages):
+        problem = message_problem(index, message)
+        if problem:
+            return problem
+    return ""
 
 
 def message_problem(index: int, message: Any) -> str:
@@ -91,29 +101,35 @@ def message_problem(index: int, message: Any) -> str:
             f"message {index} has the role {str(message.get('role'))[:40]!r}; allowed are {', '.join(_ROLES)}"
         )
     calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(map(_is_named, calls)) or not all(map(_has_arguments, calls)):
+    if not isinstance(calls, list) or not all(_is_named(call) and _has_arguments(call) for call in calls):
         return (
             f"message {index} has the tool_calls {str(calls)[:40]!r}; it must be a list of "
             f"{_CALL % 'arguments'}"
         )
-    content = "" if calls and message.get("content") is None else message.get("content")
+    content = message.get("content")
+    if calls and content is None:
+        content = ""
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
         return f"message {index} has the content {str(content)[:40]!r}; it must be a string"
     if any(str(part.get("type")).startswith("image") for part in parts):
-        return f"message {index} has a picture, and no model of this version reads pictures; leave it out"
+        return f"message {index} has a picture, and no model of this version reads pictures; remove it"
     return ""
 
 
 def _is_named(entry: Any) -> bool:
-    function = entry.get("function") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict):
+        return False
+    function = entry.get("function")
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _has_arguments(call: dict[str, Any]) -> bool:
     """Whether the call's arguments are an object, or JSON text of an object."""
     arguments = call["function"].get("arguments") or {}
-    try:
-        return isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)
-    except (ValueError, RecursionError):
-        return False
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(arguments, dict)

@@ -47,18 +47,21 @@ def same_answer(answer: str, truth: str, depth: int = 0) -> bool:
         return answer.casefold() == truth.casefold()
     if depth > _MAX_NESTING:
         return canonical(answer) == canonical(truth) != ""
-    true_number, number = number_of(truth), number_of(answer)
+    true_number = number_of(truth)
+    number = number_of(answer)
     if true_number is not None and number is not None:
         return number.equals(true_number)
-    true_side, side = _LEFT_SIDE.fullmatch(truth), _LEFT_SIDE.fullmatch(answer)
+    true_side = _LEFT_SIDE.fullmatch(truth)
+    side = _LEFT_SIDE.fullmatch(answer)
     if true_side and side:
         return true_side[1] == side[1] and same_answer(side[2], true_side[2], depth + 1)
     if true_side and "=" not in answer:
         return same_answer(answer, true_side[2], depth + 1)
     if true_number is not None or number is not None:
         return False
-    if (option := option_of(truth)) is not None:
-        return option_of(answer, may_have_text=True) == option
+    true_option = option_of(truth)
+    if true_option is not None:
+        return option_of(answer, may_have_text=True) == true_option
     return _same_list(answer, truth, depth) or _same_expression(answer, truth)
 
 
@@ -76,7 +79,10 @@ def number_of(plain: str) -> Quantity | None:
         return None
     for side in sides:
         value = value_of_calculation(side)
-        if value is None or abs(value - result.exact) > _CALCULATION_ERROR * abs(result.exact):
+        if value is None:
+            return None
+        error = abs(value - result.exact)
+        if error > _CALCULATION_ERROR * abs(result.exact):
             return None
     return result
 
@@ -84,20 +90,23 @@ def number_of(plain: str) -> Quantity | None:
 def option_of(plain: str, may_have_text: bool = False) -> str | None:
     """The letter of a multiple choice, `A` to `J`, that a plain text is; with `may_have_text`, also `(A) 5`
     and `A. five`."""
-    match = _OPTION.fullmatch(plain.strip().rstrip(".").strip("\"'`"))
+    unquoted = plain.strip().rstrip(".").strip("\"'`")
+    match = _OPTION.fullmatch(unquoted)
     if match is None:
         return None
     text = match[3] or match[4]
     if text and (not may_have_text or _OTHER_OPTION.search(text)):
         return None
-    return (match[1] or match[2]).upper()
+    letter = match[1] or match[2]
+    return letter.upper()
 
 
 def canonical(plain: str) -> str:
     """A spelling that equal expressions share: without blanks (but between digits), product signs and outer
     parentheses, and with terms and factors in one order."""
     text = plain.strip().strip("\"'`").rstrip(".,;:").strip()
-    text = re.sub(r"\*\*\s*(\d+|[A-Za-z])", r"^(\1)", text.replace("\\", "").replace("¤", ""))
+    text = text.replace("\\", "").replace("¤", "")
+    text = re.sub(r"\*\*\s*(\d+|[A-Za-z])", r"^(\1)", text)
     text = _DAYTIME.sub(r"\1m", text)
     text = re.sub(r"[A-Za-z]{2,}", lambda match: UNITS.get(match[0], match[0].casefold()), text)
     text = text.replace("infinity", "inf").replace("degrees", "").replace("==", "=")
@@ -108,11 +117,13 @@ def canonical(plain: str) -> str:
     text = re.sub(r"(^|[(\[,=<>⦃])\+", r"\1", text)
     text = _BRACKETED_MATRIX.sub(r"\1", text)
     text = _APPLIED.sub(r"\1\2", text)
-    return in_order(_ascending(_without_outer_parentheses(text)))
+    text = _without_outer_parentheses(text)
+    return in_order(_ascending(text))
 
 
 def _same_expression(answer: str, truth: str) -> bool:
-    (answer, unit), (truth, true_unit) = _without_unit(answer), _without_unit(truth)
+    answer, unit = _without_unit(answer)
+    truth, true_unit = _without_unit(truth)
     if unit and true_unit and unit != true_unit:
         return False
     return canonical(answer) == canonical(truth) != ""
@@ -124,17 +135,23 @@ def _without_unit(plain: str) -> tuple[str, str]:
     match = _TRAILING_UNIT.fullmatch(plain.strip().rstrip("."))
     if match is None or match[2] not in UNITS:
         return plain, ""
-    words = re.findall(r"[A-Za-z]{2,}", match[1])
-    if any(word not in _MATHS_WORDS for word in words) or not re.search(r"\d|\bpi\b", match[1]):
+    expression = match[1]
+    words = re.findall(r"[A-Za-z]{2,}", expression)
+    if any(word not in _MATHS_WORDS for word in words):
         return plain, ""
-    return match[1], UNITS[match[2]] + (match[3] or "")
+    if not re.search(r"\d|\bpi\b", expression):
+        return plain, ""
+    power = match[3] or ""
+    return expression, UNITS[match[2]] + power
 
 
 def _same_list(answer: str, truth: str, depth: int) -> bool:
-    (bracket, elements), (true_bracket, true_elements) = _elements(answer), _elements(truth)
+    bracket, elements = _elements(answer)
+    true_bracket, true_elements = _elements(truth)
     has_both_signs = "±" in answer + truth
     if has_both_signs:
-        elements, true_elements = _with_both_signs(elements), _with_both_signs(true_elements)
+        elements = _with_both_signs(elements)
+        true_elements = _with_both_signs(true_elements)
     is_set = "⦃⦄" in (bracket, true_bracket)
     if is_set and not bracket:
         bracket = true_bracket  # `1, 2` lists the elements of a set as well as `{1, 2}`
@@ -142,28 +159,36 @@ def _same_list(answer: str, truth: str, depth: int) -> bool:
         true_bracket = bracket
     if len(elements) != len(true_elements) or len(elements) < 2 or bracket != true_bracket:
         return False
-    is_of_alternatives = (
-        has_both_signs or _OR.search(answer + truth) is not None or _has_one_unknown(true_elements)
-    )
-    is_of_solutions = all(_are_equations(every) or _are_tuples(every) for every in (elements, true_elements))
-    if not (is_set or is_of_alternatives or is_of_solutions):
-        return all(same_answer(a, t, depth + 1) for a, t in zip(elements, true_elements, strict=True))
-    left = list(elements)
+    has_alternatives = has_both_signs or _OR.search(answer + truth) is not None
+    if is_set or has_alternatives or _has_one_unknown(true_elements):
+        return _same_in_any_order(elements, true_elements, depth)
+    if _are_solutions(elements) and _are_solutions(true_elements):
+        return _same_in_any_order(elements, true_elements, depth)
+    pairs = zip(elements, true_elements, strict=True)
+    return all(same_answer(element, true_element, depth + 1) for element, true_element in pairs)
+
+
+def _same_in_any_order(elements: list[str], true_elements: list[str], depth: int) -> bool:
+    unmatched = list(elements)
     for true_element in true_elements:
-        match = next((element for element in left if same_answer(element, true_element, depth + 1)), None)
-        if match is None:
+        for element in unmatched:
+            if same_answer(element, true_element, depth + 1):
+                unmatched.remove(element)
+                break
+        else:
             return False
-        left.remove(match)
     return True
 
 
 def _with_both_signs(elements: list[str]) -> list[str]:
     """The elements with `a±b` as the two elements `a+b` and `a-b`."""
-    both: list[str] = []
+    signed: list[str] = []
     for element in elements:
-        has_one = element.count("±") == 1
-        both += [element.replace("±", sign) for sign in "+-"] if has_one else [element]
-    return both
+        if element.count("±") == 1:
+            signed += [element.replace("±", sign) for sign in "+-"]
+        else:
+            signed.append(element)
+    return signed
 
 
 def _has_one_unknown(elements: list[str]) -> bool:
@@ -172,8 +197,9 @@ def _has_one_unknown(elements: list[str]) -> bool:
     return all(sides) and len({side[1] for side in sides if side}) == 1
 
 
-def _are_equations(elements: list[str]) -> bool:
-    return all(_LEFT_SIDE.fullmatch(element) for element in elements)
+def _are_solutions(elements: list[str]) -> bool:
+    are_equations = all(_LEFT_SIDE.fullmatch(element) for element in elements)
+    return are_equations or _are_tuples(elements)
 
 
 def _are_tuples(elements: list[str]) -> bool:
@@ -184,23 +210,39 @@ def _are_tuples(elements: list[str]) -> bool:
 def _elements(plain: str) -> tuple[str, list[str]]:
     """The brackets around a list ("" for none), and its elements, which commas, semicolons, `and` or `or`
     separate."""
-    text, brackets = plain.strip().rstrip(".").strip(), ""
+    text = plain.strip().rstrip(".").strip()
+    brackets = ""
     if text[:1] in _OPENING and _closing_place(text) == len(text) - 1:
-        brackets, text = text[0] + text[-1], text[1:-1]
-    elements, depth, start, place = [], 0, 0, 0
+        brackets = text[0] + text[-1]
+        text = text[1:-1]
+    elements = [element for element in _split_at_joints(text) if element.strip()]
+    if len(elements) > _MAX_ELEMENTS:
+        return brackets, [plain]
+    return brackets, elements
+
+
+def _split_at_joints(text: str) -> list[str]:
+    elements = []
+    depth = 0
+    start = 0
+    place = 0
     while place < len(text):
-        if text[place] in _OPENING:
+        letter = text[place]
+        if letter in _OPENING:
             depth += 1
-        elif text[place] in _CLOSING:
+        elif letter in _CLOSING:
             depth -= 1
-        joint = _JOINT.match(text, place) if depth == 0 and text[place] in " ,;ao" else None
+        joint = None
+        if depth == 0 and letter in " ,;ao":
+            joint = _JOINT.match(text, place)
         if joint:
             elements.append(text[start:place])
             start = joint.end()
-        place = joint.end() if joint else place + 1
+            place = start
+        else:
+            place += 1
     elements.append(text[start:])
-    elements = [element for element in elements if element.strip()]
-    return brackets, elements if len(elements) <= _MAX_ELEMENTS else [plain]
+    return elements
 
 
 def _closing_place(text: str) -> int:
@@ -218,12 +260,9 @@ def _closing_place(text: str) -> int:
 
 
 def _without_outer_parentheses(text: str) -> str:
-    while (
-        text.startswith("(")
-        and text.endswith(")")
-        and _closing_place(text) == len(text) - 1
-        and "," not in text
-    ):
+    while text.startswith("(") and text.endswith(")"):
+        if "," in text or _closing_place(text) != len(text) - 1:
+            break
         text = text[1:-1]
     return text
 

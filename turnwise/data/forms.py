@@ -36,10 +36,10 @@ _ROLES = {
 
 def form_of(columns: Mapping[str, Any]) -> str | None:
     """The form whose columns the row has; None if it has those of none."""
-    return next(
-        (form for form, names in COLUMNS.items() if all(columns.get(name) is not None for name in names)),
-        None,
-    )
+    for form, names in COLUMNS.items():
+        if all(columns.get(name) is not None for name in names):
+            return form
+    return None
 
 
 def form_hint(columns: Mapping[str, Any]) -> str:
@@ -50,12 +50,12 @@ def form_hint(columns: Mapping[str, Any]) -> str:
         return f" It has {' and '.join(COLUMNS[form])}: data.format={form} reads such rows"
     if columns.get("messages") is not None:
         return (
-            " It has messages: data.prompt_key=messages takes all of them for the prompt, which must end "
+            " It has messages: data.prompt_key=messages uses all of them as the prompt, which must end "
             "before the answer"
         )
     if {"chosen", "rejected"} <= columns.keys():
         return (
-            " Rows of preferences aren't trained on in this version; make a row with messages of the "
+            " Training on rows of preferences isn't supported yet; make a row with messages of the "
             "chosen answer"
         )
     return ""
@@ -66,21 +66,24 @@ def as_messages(columns: Mapping[str, Any], form: str) -> list[Message]:
     form."""
     missing = [name for name in COLUMNS[form] if columns.get(name) is None]
     if missing:
-        has = ", ".join(columns) or "none"
-        hint = (
-            " Rows of messages are read without data.format"
-            if columns.get("messages") is not None
-            else form_hint(columns)
+        names = ", ".join(columns) or "none"
+        if columns.get("messages") is not None:
+            hint = " Rows of messages are read without data.format"
+        else:
+            hint = form_hint(columns)
+        raise DataError(
+            f"has no column {missing[0]!r}, which data.format {form} reads; it has {names}.{hint}"
         )
-        raise DataError(f"has no column {missing[0]!r}, which data.format {form} reads; it has {has}.{hint}")
     return _MAKERS[form](columns)
 
 
 def as_demonstration(columns: Mapping[str, Any], form: str) -> dict[str, Any]:
     """The row as `messages`, and `tools` if it has any. Raises DataError as `as_messages` does."""
-    messages = as_messages(columns, form)
+    demonstration: dict[str, Any] = {"messages": as_messages(columns, form)}
     tools = columns.get("tools")
-    return {"messages": messages} if tools is None else {"messages": messages, "tools": tools}
+    if tools is not None:
+        demonstration["tools"] = tools
+    return demonstration
 
 
 def as_task(columns: Mapping[str, Any], form: str, prompt_key: str = "prompt") -> dict[str, Any]:
@@ -90,14 +93,19 @@ def as_task(columns: Mapping[str, Any], form: str, prompt_key: str = "prompt") -
     messages = as_messages(columns, form)
     if len(messages) < 2 or messages[-1].get("role") != "assistant":
         raise DataError(
-            "doesn't end in an assistant's answer to a prompt, which data.format takes off the prompt"
+            "doesn't end in an assistant's answer to a prompt, which data.format removes from the prompt"
         )
     *prompt, answer = messages
     is_text = len(prompt) == 1 and prompt[0].get("role") == "user"
-    task = {**columns, prompt_key: prompt[0]["content"] if is_text else prompt}
+    task = {**columns, prompt_key: prompt}
+    if is_text:
+        task[prompt_key] = prompt[0]["content"]
     text = answer.get("content")
-    if task.get("ground_truth") is None and isinstance(text, str):
-        task["ground_truth"] = (stated_answer(text) or text) if "####" in text else text
+    if task.get("ground_truth") is not None or not isinstance(text, str):
+        return task
+    task["ground_truth"] = text
+    if "####" in text:
+        task["ground_truth"] = stated_answer(text) or text
     return task
 
 
@@ -107,11 +115,13 @@ def _of_sharegpt(columns: Mapping[str, Any]) -> list[Message]:
         raise DataError(
             f"has the conversations {str(conversations)[:40]!r}; ShareGPT's form is a list of {{from, value}}"
         )
+    messages: list[Message] = []
     system = columns.get("system")
-    messages: list[Message] = (
-        [{"role": "system", "content": system}] if isinstance(system, str) and system else []
-    )
-    return [*messages, *(_of_turn(index, turn) for index, turn in enumerate(conversations))]
+    if isinstance(system, str) and system:
+        messages.append({"role": "system", "content": system})
+    for index, turn in enumerate(conversations):
+        messages.append(_of_turn(index, turn))
+    return messages
 
 
 def _of_turn(index: int, turn: Any) -> Message:
@@ -127,10 +137,11 @@ def _of_turn(index: int, turn: Any) -> Message:
             f"has the speaker {str(speaker)[:40]!r} in conversations[{index}]; known are {', '.join(_ROLES)}"
         )
     text = turn.get("value", turn.get("content"))
-    others = {key: value for key, value in turn.items() if key not in ("from", "role", "value", "content")}
+    extra = {key: value for key, value in turn.items() if key not in ("from", "role", "value", "content")}
     if speaker == "function_call":
-        return {"role": role, "content": None, "tool_calls": _calls(index, text), **others}
-    return {"role": role, "content": text, **others}
+        calls = _calls(index, text)
+        return {"role": role, "content": None, "tool_calls": calls, **extra}
+    return {"role": role, "content": text, **extra}
 
 
 def _calls(index: int, text: Any) -> list[dict[str, Any]]:
@@ -155,28 +166,32 @@ def _of_alpaca(columns: Mapping[str, Any]) -> list[Message]:
             raise DataError(
                 f"has {str(pair)[:40]!r} in its history; Alpaca's form is pairs of instruction and answer"
             )
-        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    instruction, context = columns["instruction"], columns.get("input")
+        messages += _exchange(pair[0], pair[1])
+    instruction = columns["instruction"]
+    context = columns.get("input")
     content = f"{instruction}\n\n{context}" if context else instruction
-    return [
-        *messages,
-        {"role": "user", "content": content},
-        {"role": "assistant", "content": columns["output"]},
-    ]
+    return messages + _exchange(content, columns["output"])
+
+
+def _exchange(question: Any, answer: Any) -> list[Message]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def _of_question(columns: Mapping[str, Any]) -> list[Message]:
-    return [
-        {"role": "user", "content": columns["question"]},
-        {"role": "assistant", "content": columns["answer"]},
-    ]
+    return _exchange(columns["question"], columns["answer"])
 
 
 def _of_prompt(columns: Mapping[str, Any]) -> list[Message]:
-    prompt, completion = read_list(columns["prompt"]), read_list(columns["completion"])
-    before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    after = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
-    return [*before, *after]
+    prompt = _as_messages_of("user", columns["prompt"])
+    completion = _as_messages_of("assistant", columns["completion"])
+    return [*prompt, *completion]
+
+
+def _as_messages_of(role: str, value: Any) -> list[Message]:
+    messages = read_list(value)
+    if isinstance(messages, list):
+        return messages
+    return [{"role": role, "content": messages}]
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {

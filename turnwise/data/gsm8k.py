@@ -15,7 +15,7 @@ GENERATED = "generated"
 _FOLDERS = ("gsm8k", "data/gsm8k")
 _FILES = ("main/{}-*.parquet", "{}-*.parquet", "{}.parquet", "main/{}.jsonl", "{}.jsonl")
 _NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily")
-_THINGS = ("apples", "books", "coins", "cards", "shells")
+_ITEMS = ("apples", "books", "coins", "cards", "shells")
 _TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
@@ -24,8 +24,12 @@ def local_files(split: str, folder: str | Path | None = None) -> list[str]:
     all that match the first fitting pattern of `_FILES` (`main/train-00000-of-00001.parquet` as on the hub,
     `train.jsonl`, …), else []."""
     folders = _FOLDERS if folder is None else (folder,)
-    found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
-    return [str(file) for file in next(filter(None, found), [])]
+    for path in map(Path, folders):
+        for pattern in _FILES:
+            files = sorted(path.glob(pattern.format(split)))
+            if files:
+                return [str(file) for file in files]
+    return []
 
 
 def prompt_of(question: str) -> str:
@@ -37,35 +41,38 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Makes a demonstration from a row's `messages` (and `tools`) as they are, else from `question` and
     `answer`, else from `prompt` and `completion`. Raises DataError if the row has none of these."""
     if "messages" in row:
-        return {
-            name: row[name]
-            for name in ("messages", "tools")
-            if row.get(name) is not None or name == "messages"
-        }
+        demonstration = {"messages": row["messages"]}
+        if row.get("tools") is not None:
+            demonstration["tools"] = row["tools"]
+        return demonstration
     if {"question", "answer"} <= row.keys():
         rationale, _, final = str(row["answer"]).rpartition("####")
-        prompt, completion = (
-            prompt_of(row["question"]),
-            f"{rationale.strip()}\nFinal Answer: {final.strip()}".strip(),
-        )
+        prompt = prompt_of(row["question"])
+        completion = f"{rationale.strip()}\nFinal Answer: {final.strip()}".strip()
     elif {"prompt", "completion"} <= row.keys():
-        prompt, completion = row["prompt"], row["completion"]
+        prompt = row["prompt"]
+        completion = row["completion"]
     else:
         raise DataError(
             f"{place} has the columns {', '.join(row)}; sft needs question and answer, prompt and "
             f"completion, or messages"
         )
-    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    return {"messages": [*asked, {"role": "assistant", "content": completion}]}
+    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    answer = {"role": "assistant", "content": completion}
+    return {"messages": [*messages, answer]}
 
 
 def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Makes `prompt` and `ground_truth` from `question` and `answer`. A row without these but with a `prompt`
     stays as it is. Raises DataError for any other row."""
     if {"question", "answer"} <= row.keys():
-        more = {"question": row["question"], "full_answer": row["answer"]}
-        truth = stated_answer(str(row["answer"])) or str(row["answer"])
-        return {"prompt": prompt_of(row["question"]), "ground_truth": truth, **more}
+        solution = str(row["answer"])
+        return {
+            "prompt": prompt_of(row["question"]),
+            "ground_truth": stated_answer(solution) or solution,
+            "question": row["question"],
+            "full_answer": row["answer"],
+        }
     if "prompt" not in row:
         raise DataError(
             f"{place} has the columns {', '.join(row)}; rl needs question and answer, or prompt and "
@@ -86,41 +93,55 @@ def generate_problems(
     Problem i has `steps[i % len(steps)]` steps, each of which adds or takes away (`operations`) a number up
     to `largest`. No training problem has a step on the first two numbers of a test problem, in either order.
     Raises DataError if it finds fewer problems."""
-    drawn = random.Random(derive_seed("gsm8k", split, seed))
-    found: dict[str, dict[str, str]] = {}
+    generator = random.Random(derive_seed("gsm8k", split, seed))
+    problems: dict[str, dict[str, str]] = {}
     for _ in range(50 * number + 1000):
-        if len(found) == number:
+        if len(problems) == number:
             break
-        problem = _problem(drawn, steps[len(found) % len(steps)], largest, operations, split == "test")
+        num_steps = steps[len(problems) % len(steps)]
+        problem = _problem(generator, num_steps, largest, operations, split == "test")
         if problem is not None:
-            found.setdefault(problem["question"], problem)
-    if len(found) < number:
+            problems.setdefault(problem["question"], problem)
+    if len(problems) < number:
         raise DataError(
-            f"only {len(found)} of {number} different problems of numbers up to {largest}; ask for fewer"
+            f"only {len(problems)} of {number} different problems of numbers up to {largest}; ask for fewer"
         )
-    return list(found.values())
+    return list(problems.values())
 
 
 def _problem(
-    drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool
+    generator: random.Random,
+    num_steps: int,
+    largest: int,
+    operations: str,
+    is_test: bool,
 ) -> dict[str, str] | None:
     """A random problem. None if a training problem would have a step on held-out operands, the first step of
     a test problem would have operands that aren't held out, or no operation is possible."""
-    name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
-    question, lines = [f"{name} has {total} {things}."], []
+    name = generator.choice(_NAMES)
+    item = generator.choice(_ITEMS)
+    total = generator.randint(1, largest)
+    sentences = [f"{name} has {total} {item}."]
+    lines = []
     for number in range(num_steps):
         possible = operations if total > 1 else operations.replace("-", "")
         if not possible:
             return None
-        operation = drawn.choice(possible)
-        other = drawn.randint(1, largest if operation == "+" else min(largest, total - 1))
-        is_held_out = derive_seed("operands", *sorted((total, other))) % _TEST_SHARE == 0
+        operation = generator.choice(possible)
+        limit = largest if operation == "+" else min(largest, total - 1)
+        operand = generator.randint(1, limit)
+        is_held_out = derive_seed("operands", *sorted((total, operand))) % _TEST_SHARE == 0
         if is_held_out is not is_test and (is_held_out or number == 0):
             return None
-        result = total + other if operation == "+" else total - other
-        verb, way = ("finds", "more") if operation == "+" else ("gives", "away")
-        question.append(f"{'Then ' if number else ''}{name} {verb} {other} {way}.")
-        lines.append(f"{total} {operation} {other} = <<{total}{operation}{other}={result}>>{result}")
+        opening = "Then " if number else ""
+        if operation == "+":
+            result = total + operand
+            sentences.append(f"{opening}{name} finds {operand} more.")
+        else:
+            result = total - operand
+            sentences.append(f"{opening}{name} gives {operand} away.")
+        lines.append(f"{total} {operation} {operand} = <<{total}{operation}{operand}={result}>>{result}")
         total = result
-    question.append(f"How many {things} does {name} have?")
-    return {"question": " ".join(question), "answer": "\n".join([*lines, f"#### {total}"])}
+    sentences.append(f"How many {item} does {name} have?")
+    lines.append(f"#### {total}")
+    return {"question": " ".join(sentences), "answer": "\n".join(lines)}

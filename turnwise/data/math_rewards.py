@@ -31,7 +31,10 @@ def num_steps(text: str) -> int:
     2
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    return next((i for i in reversed(range(len(lines))) if states_answer(lines[i])), len(lines))
+    for number in reversed(range(len(lines))):
+        if states_answer(lines[number]):
+            return number
+    return len(lines)
 
 
 def has_format(text: str) -> bool:
@@ -41,7 +44,11 @@ def has_format(text: str) -> bool:
 
 @needs_truth(*_TRUTHS)
 def accuracy(
-    completions: Sequence[str], ground_truth: Any = None, answer: Any = None, *, checker: Checker = "text"
+    completions: Sequence[str],
+    ground_truth: Any = None,
+    answer: Any = None,
+    *,
+    checker: Checker = "text",
 ) -> list[float]:
     """r = 1[a = a*], where a is the completion's answer and a* the value of the column `ground_truth` or,
     without this column, of `answer`. `checker` says who compares them: the text reader (`data.answers`), or
@@ -69,10 +76,9 @@ def length_penalty(
     characters, or in tokens of the model folder `tokenizer`. With `only_if_correct` a wrong answer has no
     penalty. No reward is below `floor`."""
     lengths = [_length(text, length_unit, tokenizer) for text in completions]
-    more = [-penalty_weight * max(0, length - max_length) for length in lengths]
-    return _extended(
-        accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor
-    )
+    penalties = [-penalty_weight * max(0, length - max_length) for length in lengths]
+    right = accuracy(completions, ground_truth, answer, checker=checker)
+    return _extended(right, penalties, only_if_correct, floor)
 
 
 @needs_truth(*_TRUTHS)
@@ -89,18 +95,27 @@ def step(
 ) -> list[float]:
     """r = r_acc + step_bonus·min(s, max_steps), where r_acc is the `accuracy` and s the number of steps
     (`num_steps`). With `only_if_correct` a wrong answer gets no bonus. No reward is below `floor`."""
-    stated = [num_steps(text) for text in completions]
-    more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
-    return _extended(
-        accuracy(completions, ground_truth, answer, checker=checker), more, only_if_correct, floor
-    )
+    counts = [num_steps(text) for text in completions]
+    if max_steps is not None:
+        counts = [min(count, max_steps) for count in counts]
+    bonuses = [step_bonus * count for count in counts]
+    right = accuracy(completions, ground_truth, answer, checker=checker)
+    return _extended(right, bonuses, only_if_correct, floor)
 
 
 def _extended(
-    right: Sequence[float], more: Sequence[float], only_if_correct: bool, floor: float | None
+    right: Sequence[float],
+    extra: Sequence[float],
+    only_if_correct: bool,
+    floor: float | None,
 ) -> list[float]:
-    rewards = [r + (m if r or not only_if_correct else 0.0) for r, m in zip(right, more, strict=True)]
-    return rewards if floor is None else [max(floor, reward) for reward in rewards]
+    rewards = []
+    for reward, addend in zip(right, extra, strict=True):
+        is_extended = bool(reward) or not only_if_correct
+        rewards.append(reward + (addend if is_extended else 0.0))
+    if floor is None:
+        return rewards
+    return [max(floor, reward) for reward in rewards]
 
 
 def format_reward(completions: Sequence[str]) -> list[float]:
@@ -120,15 +135,16 @@ def combined(
     reward gets the `arguments` that it has parameters for. Raises ConfigError if `weights` names an unknown
     reward."""
     total = [0.0] * len(completions)
-    for name, weight in (weights or {"accuracy": 1.0, "length_penalty": 0.5, "step": 0.3}).items():
+    weights = weights or {"accuracy": 1.0, "length_penalty": 0.5, "step": 0.3}
+    for name, weight in weights.items():
         if name not in PARTS:
             raise ConfigError(f"weights: {name!r} isn't one of {', '.join(PARTS)}.{nearest(name, PARTS)}")
         part = PARTS[name]
-        given = {key: value for key, value in arguments.items() if key in (part.__kwdefaults__ or ())}
-        columns = (ground_truth, answer) if part is not format_reward else ()
-        total = [
-            sum_ + weight * r for sum_, r in zip(total, part(completions, *columns, **given), strict=True)
-        ]
+        parameters = part.__kwdefaults__ or ()
+        options = {key: value for key, value in arguments.items() if key in parameters}
+        columns = () if part is format_reward else (ground_truth, answer)
+        rewards = part(completions, *columns, **options)
+        total = [sum_ + weight * reward for sum_, reward in zip(total, rewards, strict=True)]
     return total
 
 

@@ -103,6 +103,8 @@ _SYMBOLS: dict[str, str] = {
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("land", "wedge"), " and "),
 }
+_MARKS = {"!": "", "{": "⦃", "}": "⦄", "|": "||"}
+"""Commands of one mark → what they mean; each other one is a blank."""
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "smallmatrix", "array")
 _ATOM = re.compile(r"[A-Za-z]|\d+(?:\.\d+)?|[A-Za-z]{2,}")
 
@@ -118,16 +120,21 @@ def plain_math(text: str) -> str:
     if len(text) > MAX_LENGTH:
         return text.strip()
     plain = _SUPERSCRIPT.sub(lambda match: f"^({match[0].translate(_SUPERSCRIPTS)})", text)
-    plain = _CALCULATOR.sub("", _TIE.sub(" ", plain).translate(_TRANSLATION))
-    plain = _UNDERLINED.sub(r"\2", _EMPHASIS.sub(r"\2", plain)).strip()
+    plain = _TIE.sub(" ", plain).translate(_TRANSLATION)
+    plain = _CALCULATOR.sub("", plain)
+    plain = _EMPHASIS.sub(r"\2", plain)
+    plain = _UNDERLINED.sub(r"\2", plain).strip()
     plain = _STRAY_EMPHASIS.sub("", plain)
     plain = _SEPARATED.sub(lambda match: "," if "," in match[0] else "", plain)
     plain = plain.replace("\\\\", " ¦ ").replace("\\$", "¤").replace("\\%", "%")
     plain = _DELIMITER.sub("", plain.replace("$$", "$"))
     plain = _MATH_MODE.sub(r" \1 ", plain).replace("$", "¤")
-    plain = _BLANKS.sub(" ", _Reader(plain).read())
+    plain = _Reader(plain).read()
+    plain = _BLANKS.sub(" ", plain)
     plain = _NEEDLESS_BLANK.sub("", plain).strip()
-    return plain if len(plain) <= MAX_LENGTH else text.strip()
+    if len(plain) > MAX_LENGTH:
+        return text.strip()
+    return plain
 
 
 class _Reader:
@@ -149,72 +156,85 @@ class _Reader:
             parts.append(self._next(parts))
         return "".join(parts)
 
-    def _next(self, before: list[str]) -> str:
+    def _next(self, preceding: list[str]) -> str:
         letter = self.text[self.place]
         if self.depth >= _MAX_DEPTH:
             self.place += 1
             return letter
         self.depth += 1
-        token = self._token(letter, before)
+        token = self._token(letter, preceding)
         self.depth -= 1
         return token
 
-    def _token(self, letter: str, before: list[str]) -> str:
+    def _token(self, letter: str, preceding: list[str]) -> str:
         if letter == "\\":
-            return self._command(before)
+            return self._command(preceding)
         if letter == "{":
             self.place += 1
             return _grouped(self.read("}"))
         if letter in "^_":
             self.place += 1
             content = self._argument(is_plain=True).strip()
-            is_unit = letter == "^" and content in ("degrees", "°")
-            return " degrees " if is_unit else f"{letter}({content})"
+            if letter == "^" and content in ("degrees", "°"):
+                return " degrees "
+            return f"{letter}({content})"
         if letter == "√":
             self.place += 1
             return f"sqrt({self._argument(is_plain=True)})"
         match = _PLAIN_ROOT.match(self.text, self.place)
-        if match and not "".join(before[-1:])[-1:].isalpha():
+        if match and not _last_letter(preceding).isalpha():
             self.place = match.end()
             return f"sqrt({self._argument(is_plain=True)})"
         self.place += 1
         return letter
 
-    def _command(self, before: list[str]) -> str:
+    def _command(self, preceding: list[str]) -> str:
         match = _COMMAND.match(self.text, self.place)
         if match is None:
             self.place += 1
             return ""
         self.place = match.end()
         if match[1] is None:
-            return {"!": "", "{": "⦃", "}": "⦄", "(": " ", ")": " ", "[": " ", "]": " ", "|": "||"}.get(
-                match[2], " "
-            )
-        return self._named(match[1], before)
+            return _MARKS.get(match[2], " ")
+        return self._named(match[1], preceding)
 
-    def _named(self, name: str, before: list[str]) -> str:
+    def _named(self, name: str, preceding: list[str]) -> str:
         if name in ("frac", "dfrac", "tfrac", "cfrac"):
-            over, under = self._argument().strip(), self._argument().strip()
-            follows = "".join(before[-1:])[-1:].isalnum()
-            return f"{' ' if follows else ''}{_factor(over, follows)}/{_denominator(under)} "
+            return self._fraction(preceding)
         if name in ("sqrt", "surd"):
-            degree = ""
-            if self.text.startswith("[", self.place):
-                self.place += 1
-                degree = self.read("]").strip()
-            root = self._argument().strip()
-            return f"sqrt({root})" if degree in ("", "2") else f"root({degree})({root})"
+            return self._root()
         if name in ("binom", "dbinom", "tbinom"):
             return f"binom({self._argument().strip()})({self._argument().strip()})"
         if name in _WRAPPERS:
             return f" {self._argument().strip()} "
-        if name in ("begin", "end"):
+        if name == "begin":
             kind = self._argument().strip()
-            if kind == "array" and name == "begin":
+            if kind == "array":
                 self._argument()
-            kind = "matrix" if kind in _MATRICES else kind
-            return f" {kind}⟦" if name == "begin" else "⟧ "
+            if kind in _MATRICES:
+                kind = "matrix"
+            return f" {kind}⟦"
+        if name == "end":
+            self._argument()
+            return "⟧ "
         return _SYMBOLS.get(name, f" \\{name} ")
+
+    def _fraction(self, preceding: list[str]) -> str:
+        over = self._argument().strip()
+        under = self._argument().strip()
+        if _last_letter(preceding).isalnum():
+            return f" {_factor(over, follows=True)}/{_denominator(under)} "
+        return f"{_factor(over, follows=False)}/{_denominator(under)} "
+
+    def _root(self) -> str:
+        degree = ""
+        if self.text.startswith("[", self.place):
+            self.place += 1
+            degree = self.read("]").strip()
+        root = self._argument().strip()
+        if degree in ("", "2"):
+            return f"sqrt({root})"
+        return f"root({degree})({root})"
 
     def _argument(self, is_plain: bool = False) -> str:
         """What a command applies to: a group or one token. With `is_plain`, also a whole number or what is in
@@ -237,23 +257,34 @@ class _Reader:
         return self._next([])
 
 
+def _last_letter(parts: list[str]) -> str:
+    """The last letter of the last part; "" if there is none."""
+    if not parts:
+        return ""
+    return parts[-1][-1:]
+
+
 def _grouped(content: str) -> str:
     content = content.strip()
-    is_single = (
-        not content or _ATOM.fullmatch(content) is not None or content in (":", "=", "+", "-", ".", "/")
-    )
-    return content if is_single else f"({content})"
+    if content in ("", ":", "=", "+", "-", ".", "/") or _ATOM.fullmatch(content):
+        return content
+    return f"({content})"
 
 
 def _factor(content: str, follows: bool) -> str:
     """A numerator, in parentheses if a sum stands in it."""
-    is_signed = content[:1] in ("-", "+")
-    rest = content[1:] if is_signed and not follows else content
-    return content if _is_product(rest) else f"({content})"
+    unsigned = content
+    if content[:1] in ("-", "+") and not follows:
+        unsigned = content[1:]
+    if _is_product(unsigned):
+        return content
+    return f"({content})"
 
 
 def _denominator(content: str) -> str:
-    return content if _ATOM.fullmatch(content) else f"({content})"
+    if _ATOM.fullmatch(content):
+        return content
+    return f"({content})"
 
 
 def _is_product(content: str) -> bool:

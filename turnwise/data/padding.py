@@ -2,7 +2,8 @@
 every key that the same object has in any other row. A null key counts as absent, unless a schema says that
 null is a value."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from turnwise.types import Message
@@ -27,6 +28,13 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
+def are_messages(value: Any) -> bool:
+    """Whether a column's value is a list of messages."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(entry, Mapping) and "role" in entry for entry in value)
+
+
 def plain_schema(schema: Any) -> Any:
     """A tool's schema without padding, at any depth. A `default` that is null stays where its own schema
     allows null.
@@ -38,20 +46,19 @@ def plain_schema(schema: Any) -> Any:
         return [plain_schema(inner) for inner in schema]
     if not isinstance(schema, Mapping):
         return schema
-    plain: dict[str, Any] = {}
-    for key, value in schema.items():
-        if value is None:
-            continue
-        if key in _BY_NAME and isinstance(value, Mapping):
-            plain[key] = {name: plain_schema(inner) for name, inner in value.items() if inner is not None}
-        elif key in ("default", "const", "enum", "examples"):
-            plain[key] = without_nulls(value)
-        else:
-            plain[key] = plain_schema(value)
+    plain = {key: _plain_keyword(key, value) for key, value in schema.items() if value is not None}
     has_null_default = "default" in schema and schema["default"] is None
     if not has_null_default or not _names_null(plain, plain):
         return plain
     return {key: plain.get(key) for key in schema if key in plain or key == "default"}
+
+
+def _plain_keyword(key: str, value: Any) -> Any:
+    if key in _BY_NAME and isinstance(value, Mapping):
+        return {name: plain_schema(inner) for name, inner in value.items() if inner is not None}
+    if key in ("default", "const", "enum", "examples"):
+        return without_nulls(value)
+    return plain_schema(value)
 
 
 def plain_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,20 +93,25 @@ def _plain_message(message: Message, parameters: Mapping[str, Any]) -> Message:
 
 
 def _plain_call(call: Any, parameters: Mapping[str, Any]) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
     plain = without_nulls(call)
-    if isinstance(function, Mapping) and isinstance(arguments, Mapping):
-        plain["function"]["arguments"] = plain_arguments(
-            arguments, parameters.get(str(function.get("name")), {})
-        )
+    if not isinstance(call, Mapping):
+        return plain
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return plain
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        schema = parameters.get(str(function.get("name")), {})
+        plain["function"]["arguments"] = plain_arguments(arguments, schema)
     return plain
 
 
 def _parameters_by_name(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for tool in tools:
         function = tool.get("function", tool)
-        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping):
+            continue
+        parameters = function.get("parameters")
         if isinstance(parameters, Mapping):
             yield str(function.get("name")), parameters
 
@@ -108,24 +120,29 @@ def _plain_value(value: Any, schemas: Sequence[Any], root: Mapping[str, Any]) ->
     if isinstance(value, Mapping):
         plain = {}
         for key, inner in value.items():
-            of_key = [found for schema in schemas for found in _of_key(schema, key, root)]
-            if inner is not None or any(_allows_null(found, root) for found in of_key):
+            of_key = _joined(_of_key(schema, key, root) for schema in schemas)
+            if inner is not None or any(_allows_null(schema, root) for schema in of_key):
                 plain[key] = _plain_value(inner, of_key, root)
         return plain
     if isinstance(value, list):
-        of_entries = [found for schema in schemas for found in _of_entries(schema, root)]
+        of_entries = _joined(_of_entries(schema, root) for schema in schemas)
         return [_plain_value(inner, of_entries, root) for inner in value]
     return value
+
+
+def _joined(parts: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(chain.from_iterable(parts))
 
 
 def _of_key(schema: Any, key: str, root: Mapping[str, Any]) -> Iterator[Any]:
     """The schemas that a schema has for a key of an object."""
     for part in _parts(schema, root):
         properties = part.get("properties")
+        additional = part.get("additionalProperties")
         if isinstance(properties, Mapping) and key in properties:
             yield properties[key]
-        elif isinstance(part.get("additionalProperties"), Mapping):
-            yield part["additionalProperties"]
+        elif isinstance(additional, Mapping):
+            yield additional
 
 
 def _of_entries(schema: Any, root: Mapping[str, Any]) -> Iterator[Any]:
@@ -145,7 +162,8 @@ def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Map
         return
     yield schema
     if "$ref" in schema:
-        yield from _parts(_referred(schema["$ref"], root), root, depth + 1)
+        referred = _referred(schema["$ref"], root)
+        yield from _parts(referred, root, depth + 1)
     for keyword in _PARTS:
         for part in schema.get(keyword) or ():
             yield from _parts(part, root, depth + 1)
@@ -154,8 +172,12 @@ def _parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Map
 def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
     target: Any = root
     path = str(reference).partition("#")[2].strip("/")
-    for name in path.split("/") if path else ():
-        target = target.get(name) if isinstance(target, Mapping) else None
+    if not path:
+        return target
+    for name in path.split("/"):
+        if not isinstance(target, Mapping):
+            return None
+        target = target.get(name)
     return target
 
 
@@ -165,21 +187,31 @@ def _allows_null(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
     if schema.get("nullable") is True:
         return True
     types = schema.get("type", "null")
-    if "null" not in (types if isinstance(types, list) else [types]):
+    if not isinstance(types, list):
+        types = [types]
+    if "null" not in types:
         return False
     if "const" in schema and schema["const"] is not None:
         return False
     if "enum" in schema and None not in schema["enum"]:
         return False
-    if "$ref" in schema and not _allows_null(_referred(schema["$ref"], root), root, depth + 1):
-        return False
-    if not all(_allows_null(part, root, depth + 1) for part in schema.get("allOf") or ()):
-        return False
-    alternatives = [schema[keyword] for keyword in ("anyOf", "oneOf") if schema.get(keyword)]
-    return all(any(_allows_null(part, root, depth + 1) for part in parts) for parts in alternatives)
+    if "$ref" in schema:
+        referred = _referred(schema["$ref"], root)
+        if not _allows_null(referred, root, depth + 1):
+            return False
+    for part in schema.get("allOf") or ():
+        if not _allows_null(part, root, depth + 1):
+            return False
+    for keyword in ("anyOf", "oneOf"):
+        parts = schema.get(keyword)
+        if parts and not any(_allows_null(part, root, depth + 1) for part in parts):
+            return False
+    return True
 
 
 def _names_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
     """Whether a schema allows null and restricts values at all, as a schema without any keyword doesn't."""
-    restricts = any(keyword in schema for keyword in ("type", "nullable", "enum", "const", "$ref", *_PARTS))
-    return restricts and _allows_null(schema, root)
+    restrictions = ("type", "nullable", "enum", "const", "$ref", *_PARTS)
+    if not any(keyword in schema for keyword in restrictions):
+        return False
+    return _allows_null(schema, root)

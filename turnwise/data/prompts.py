@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.data.padding import plain_schema, without_padding
+from turnwise.data.padding import are_messages, plain_schema, without_padding
 from turnwise.types import Message
 
 
 def prompt_of(
-    columns: Mapping[str, Any], prompt_key: str, tools: Sequence[Mapping[str, Any]] = ()
+    columns: Mapping[str, Any],
+    prompt_key: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Message]:
     """The messages of a row's prompt; a string is one user message. `tools` are schemas of tools that the
     messages may call, beside those in the row's column `tools`.
@@ -27,29 +29,26 @@ def prompt_of(
 
 def has_messages(columns: Mapping[str, Any]) -> bool:
     """Whether a column is a list of messages."""
-    return any(map(_are_messages, columns.values()))
+    return any(map(are_messages, columns.values()))
 
 
 def has_calls(columns: Mapping[str, Any]) -> bool:
     """Whether a message of a column has tool calls."""
-    messages = [message for value in columns.values() if _are_messages(value) for message in value]
-    return any(message.get("tool_calls") for message in messages)
+    for value in columns.values():
+        if are_messages(value) and any(message.get("tool_calls") for message in value):
+            return True
+    return False
 
 
 def with_plain_messages(
     columns: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """The columns with every list of messages as `prompt_of` reads it."""
-    return {
-        name: prompt_of(columns, name, tools) if _are_messages(value) else value
-        for name, value in columns.items()
-    }
-
-
-def _are_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
-    )
+    plain = dict(columns)
+    for name, value in columns.items():
+        if are_messages(value):
+            plain[name] = prompt_of(columns, name, tools)
+    return plain
 
 
 def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -74,10 +73,8 @@ def _with_type(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     is_named = tool.get("function") is None and isinstance(tool.get("name"), str)
     if not is_named or not isinstance(tool.get("parameters"), Mapping):
         return tool
-    return {
-        "type": "function",
-        "function": {key: value for key, value in tool.items() if key not in ("type", "function")},
-    }
+    function = {key: value for key, value in tool.items() if key not in ("type", "function")}
+    return {"type": "function", "function": function}
 
 
 def read_list(value: Any) -> Any:
@@ -97,11 +94,14 @@ def _with_objects(message: Message) -> Message:
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+    with_objects = [_with_object(call) for call in calls]
+    return {**message, "tool_calls": with_objects}
 
 
 def _with_object(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping):
+        return call
+    function = call.get("function")
     if not isinstance(function, Mapping):
         return call
     arguments = function.get("arguments") or {}

@@ -119,25 +119,28 @@ class Quantity(NamedTuple):
         """What is counted: a percentage or a known unit; "" if nothing is said."""
         return "%" if self.is_percent else self.unit
 
-    def equals(self, other: "Quantity") -> bool:
+    def equals(self, quantity: "Quantity") -> bool:
         """Whether both are the same answer: whole numbers and fractions exactly, decimal numbers within
         `TOLERANCE`. If only one of the two is a percentage, 50% counts as 50 and as 0.5. Two different known
         units, or one and a percentage, are two answers."""
-        if self._kind and other._kind and self._kind != other._kind:
+        if self._kind and quantity._kind and self._kind != quantity._kind:
             return False
-        if self.is_percent == other.is_percent:
-            return self._is_near(other.exact, other.is_fraction)
-        return any(self._is_near(other.exact * factor, other.is_fraction) for factor in self._factors(other))
-
-    def _factors(self, other: "Quantity") -> tuple[Fraction, ...]:
-        return (Fraction(1), Fraction(1, 100) if other.is_percent else Fraction(100))
+        if self._is_near(quantity.exact, quantity.is_fraction):
+            return True
+        if self.is_percent == quantity.is_percent:
+            return False
+        factor = Fraction(1, 100) if quantity.is_percent else Fraction(100)
+        return self._is_near(quantity.exact * factor, quantity.is_fraction)
 
     def _is_near(self, value: Fraction, is_fraction: bool) -> bool:
-        difference, size = abs(self.exact - value), abs(value)
+        size = abs(value)
+        difference = abs(self.exact - value)
         if difference <= ROUNDING * max(Fraction(1), size):
             return True
-        is_exact = self.is_fraction or is_fraction or self.exact.denominator == 1 or value.denominator == 1
-        return not is_exact and difference < Fraction(TOLERANCE) * min(Fraction(1), size)
+        has_whole = self.exact.denominator == 1 or value.denominator == 1
+        if has_whole or self.is_fraction or is_fraction:
+            return False
+        return difference < Fraction(TOLERANCE) * min(Fraction(1), size)
 
 
 def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
@@ -152,27 +155,34 @@ def read_quantity(text: str, has_unit: bool = True) -> Quantity | None:
     text = _unquoted(text.strip().rstrip(".;,").strip())
     inside = _without_parentheses(text)
     is_bracketed = inside != text
-    inside = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACKETED_DENOMINATOR.sub(r"/\1", inside))
+    inside = _BRACKETED_DENOMINATOR.sub(r"/\1", inside)
+    inside = _POWER_OF_TEN.sub(r"\g<1>1*10^", inside)
     match = _NUMBER.match(inside)
     if match is None or (is_bracketed and "," in inside):
         return None
     exact = _value(match)
     if exact is None:
         return None
-    rest = inside[match.end() :]
-    scale = _SCALE.match(rest)
+    suffix = inside[match.end() :]
+    scale = _SCALE.match(suffix)
     if scale:
         exact *= _SCALES[scale[1].lower()]
-        rest = rest[scale.end() :]
-    percent = _PERCENT.match(rest)
+        suffix = suffix[scale.end() :]
+    percent = _PERCENT.match(suffix)
     if percent:
-        rest = rest[percent.end() :]
-    unit = _unit_of(rest, has_unit)
+        suffix = suffix[percent.end() :]
+    unit = _unit_of(suffix, has_unit)
     if unit is None:
         return None
     currency = (match["currency"] or match["currency2"] or "").strip()
-    unit = _CURRENCIES.get(currency[-1:], _CURRENCIES.get(currency, "")) or unit
-    return Quantity(float(exact), percent is not None, exact, unit, match["under"] is not None)
+    currency_unit = _CURRENCIES.get(currency[-1:], _CURRENCIES.get(currency, ""))
+    return Quantity(
+        value=float(exact),
+        is_percent=percent is not None,
+        exact=exact,
+        unit=currency_unit or unit,
+        is_fraction=match["under"] is not None,
+    )
 
 
 def _unquoted(text: str) -> str:
@@ -195,7 +205,9 @@ def _value(match: re.Match[str]) -> Fraction | None:
     if digits.count(".") > 1:
         digits = digits.replace(".", "")
     exponent = int(match["exponent"] or match["power"] or 0)
-    if len(digits) > _MAX_DIGITS or abs(exponent) > _MAX_EXPONENT or len(digits) + exponent > _MAX_EXPONENT:
+    if len(digits) > _MAX_DIGITS or abs(exponent) > _MAX_EXPONENT:
+        return None
+    if len(digits) + exponent > _MAX_EXPONENT:
         return None
     if match["sign"] and match["sign2"]:
         return None
@@ -209,19 +221,20 @@ def _value(match: re.Match[str]) -> Fraction | None:
         if under is None or not 0 <= value < 1:
             return None
         value += int(match["whole"])
-    return -value if "-" in (match["sign"], match["sign2"]) else value
+    is_negative = "-" in (match["sign"], match["sign2"])
+    return -value if is_negative else value
 
 
-def _unit_of(rest: str, has_unit: bool) -> str | None:
+def _unit_of(suffix: str, has_unit: bool) -> str | None:
     """The known unit that follows a number, or "" if there is none. None if what follows isn't a unit."""
-    words = rest.strip().rstrip(".")
+    words = suffix.strip().rstrip(".")
     if not words:
         return ""
-    if not has_unit or rest[:1] in "([":
+    if not has_unit or suffix[:1] in "([":
         return None
-    if (area := _AREA.fullmatch(words)) is not None and (area[2] or area[3]) in UNITS:
-        dimension = 2 if (area[1] or area[4])[:2].lower() == "sq" else 3
-        return f"{UNITS[area[2] or area[3]]}^({dimension})"
+    area = _area_of(words)
+    if area:
+        return area
     aside = _ASIDE.fullmatch(words)
     if aside:
         words = aside["unit"]
@@ -229,15 +242,31 @@ def _unit_of(rest: str, has_unit: bool) -> str | None:
         return ""  # `$15/hour`
     if NOT_UNITS.search(words) or not _UNIT_WORDS.fullmatch(words):
         return None
-    if rate := _rate_of(words):
+    rate = _rate_of(words)
+    if rate:
         return rate
     first, _, power = words.split()[0].rstrip(",.").partition("^")
     unit = UNITS.get(first, "")
-    if not unit and not (rest[:1].isspace() and _is_word(first)):
+    is_apart = suffix[:1].isspace()
+    if not unit and not (is_apart and _is_word(first)):
         return None  # `3ab` is a product
-    if len(first) == 1 and not rest[:1].isspace():
+    if len(first) == 1 and not is_apart:
         return None  # `3m` is a product, `3 m` a length
-    return f"{unit}^{power}" if unit and power else unit
+    if unit and power:
+        return f"{unit}^{power}"
+    return unit
+
+
+def _area_of(words: str) -> str:
+    """The unit of an area or a volume, such as `cm^(2)`; "" for other words."""
+    match = _AREA.fullmatch(words)
+    if match is None:
+        return ""
+    length = UNITS.get(match[2] or match[3], "")
+    if not length:
+        return ""
+    is_square = (match[1] or match[4])[:2].lower() == "sq"
+    return f"{length}^({2 if is_square else 3})"
 
 
 def _rate_of(words: str) -> str:
@@ -246,8 +275,11 @@ def _rate_of(words: str) -> str:
     rate = _RATE.match(words)
     if rate is None:
         return ""
-    length, time = UNITS.get(rate[1], ""), UNITS.get(rate[2], "")
-    return f"{length}/{time}" if length in _LENGTHS and time in _TIMES else ""
+    length = UNITS.get(rate[1], "")
+    time = UNITS.get(rate[2], "")
+    if length not in _LENGTHS or time not in _TIMES:
+        return ""
+    return f"{length}/{time}"
 
 
 def _is_word(letters: str) -> bool:
@@ -261,22 +293,25 @@ def value_of_calculation(text: str) -> Fraction | None:
     >>> value_of_calculation("2*(3 + 4)/7"), value_of_calculation("3^(2)"), value_of_calculation("2x")
     (Fraction(2, 1), Fraction(9, 1), None)
     """
-    tokens = re.findall(r"\d+(?:\.\d+)?|\.\d+|\S", re.sub(r"[¤$€£]|(?<=\d),(?=\d{3})", "", text))
+    without_marks = re.sub(r"[¤$€£]|(?<=\d),(?=\d{3})", "", text)
+    tokens = re.findall(r"\d+(?:\.\d+)?|\.\d+|\S", without_marks)
     if len(tokens) > 100 or any(len(token) > 30 for token in tokens):
         return None
     try:
         value, place = _sum(tokens, 0)
     except (ValueError, IndexError, ZeroDivisionError):
         return None
-    return value if place == len(tokens) else None
+    if place < len(tokens):
+        return None
+    return value
 
 
 def _sum(tokens: list[str], place: int) -> tuple[Fraction, int]:
     total, place = _product(tokens, place)
     while place < len(tokens) and tokens[place] in "+-":
-        sign = 1 if tokens[place] == "+" else -1
+        is_sum = tokens[place] == "+"
         value, place = _product(tokens, place + 1)
-        total += sign * value
+        total = total + value if is_sum else total - value
     return total, place
 
 

@@ -12,7 +12,7 @@ from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_calls import call_reward, is_async, parameters_of, warn_once
 from turnwise.data.reward_scores import RewardFault, is_number, read_metric, read_scores
 from turnwise.data.rewards import DecodeCompletion, messages_of, runs_of
-from turnwise.data.tables import TableRow, Wanted, leaves
+from turnwise.data.tables import ParameterColumns, TableRow, leaves
 from turnwise.errors import ConfigError, DataError
 from turnwise.protocols import ChecksRows, RewardResult
 from turnwise.runtime.threads import DaemonPool
@@ -22,10 +22,10 @@ CompletionForm = Literal["text", "messages"]
 
 _PER_RUN = ("completions", "completion_ids", "messages", "prompts")
 _COLLECTORS = ("log_metric", "log_extra")
-GIVEN = (*_PER_RUN, *_COLLECTORS)
+RUN_ARGUMENTS = (*_PER_RUN, *_COLLECTORS)
 """Arguments of a reward function that come from the run, not from columns. Those of `_PER_RUN` have one value
 per rollout (`runs_of`); the `_COLLECTORS` are functions, as TRL passes them."""
-_NOT_GIVEN = ("trainer_state", "environments")
+_NOT_PASSED = ("trainer_state", "environments")
 """Arguments that TRL passes and a run here doesn't."""
 _ONE_TEXT = "solution_str"
 """The parameter by which verl's functions are known: they are called once per completion."""
@@ -34,11 +34,11 @@ _FORMS = (
     "ground_truth, "
     "extra_info)"
 )
-_OF_OTHERS = {
-    "queries": "OpenRLHF's `queries` are prompt and response in one text: take `prompts` and `completions`",
+_FOREIGN_NAMES = {
+    "queries": "OpenRLHF's `queries` are prompt and response in one text: use `prompts` and `completions`",
     "labels": "OpenRLHF's `labels` are the true answers: name the parameter as the column, such as "
     "`ground_truth`",
-    "solution_strs": "verl's batch form isn't called here: take `completions`, or `solution_str` for one at "
+    "solution_strs": "verl's batch form isn't called here: use `completions`, or `solution_str` for one at "
     "a time",
     "self": "it is a method of a class: give an object that has `__call__`, or a function",
 }
@@ -81,139 +81,149 @@ class FunctionReward:
     form: CompletionForm = "text"
     """What a completion is: the text of the last response, or the list of all messages after the prompt."""
     _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
-    wanted: Wanted = field(init=False)
-    _given: frozenset[str] = field(init=False)
-    """The members of `GIVEN` that the function has parameters for, and "extra_info" if it is verl's."""
+    columns: ParameterColumns = field(init=False)
+    """The columns of a row that the function gets."""
+    _run_arguments: frozenset[str] = field(init=False)
+    """The members of `RUN_ARGUMENTS` that the function has parameters for, and "extra_info" if it is
+    verl's."""
     _takes_one: bool = field(init=False)
     """Whether it is called once per completion, as verl's."""
     _needs_ids: bool = field(init=False)
     """Whether token ids are asked for by name."""
 
     def __post_init__(self) -> None:
-        parameters = parameters_of(self.function, self.name).values()
-        named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self._check_parameters(named, takes_all, [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY])
-        self._takes_one = _ONE_TEXT in named and "completions" not in named
-        self._needs_ids = "completion_ids" in named
+        all_parameters = parameters_of(self.function, self.name).values()
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = {p.name: p for p in all_parameters if p.kind in by_name}
+        positional = [p.name for p in all_parameters if p.kind is p.POSITIONAL_ONLY]
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in all_parameters)
+        self._check_parameters(parameters, takes_all, positional)
+        self._takes_one = _ONE_TEXT in parameters and "completions" not in parameters
+        self._needs_ids = "completion_ids" in parameters
         if self._takes_one:
             filled = (_ONE_TEXT, "extra_info")
             # As in verl, **kwargs are for the config's `args`, and the columns aren't passed.
-            self.wanted = replace(Wanted.by(self.function, [*filled, *self.arguments]), takes_all=False)
-            self._given = frozenset(filled) & named.keys()
-        else:
-            self.wanted = Wanted.by(self.function, [*GIVEN, *_NOT_GIVEN, *self.arguments])
-            self._given = frozenset(GIVEN if takes_all else named.keys() & set(GIVEN))
+            columns = ParameterColumns.by(self.function, [*filled, *self.arguments])
+            self.columns = replace(columns, takes_all=False)
+            self._run_arguments = frozenset(filled) & parameters.keys()
+            return
+        self.columns = ParameterColumns.by(self.function, [*RUN_ARGUMENTS, *_NOT_PASSED, *self.arguments])
+        self._run_arguments = frozenset(RUN_ARGUMENTS)
+        if not takes_all:
+            self._run_arguments &= parameters.keys()
 
     def reading(self, completion: DecodeCompletion) -> "FunctionReward":
         """The same reward, which reads responses by `completion`."""
-        other = copy(self)
-        other.completion = completion
-        return other
+        reward = copy(self)
+        reward.completion = completion
+        return reward
 
     def _check_parameters(
-        self, named: Mapping[str, inspect.Parameter], takes_all: bool, positional: Sequence[str]
+        self,
+        parameters: Mapping[str, inspect.Parameter],
+        takes_all: bool,
+        positional: Sequence[str],
     ) -> None:
         """Raises ConfigError if the function can't be called with the names that a run has, or `args` don't
         fit."""
-        what = f"data.reward {self.name}"
-        shown = ", ".join(named) or "no parameters that have names"
-        if not takes_all and not {*named, *positional} & {*_PER_RUN, _ONE_TEXT}:
-            raise ConfigError(f"{what}: it has no parameter `completions`; {_FORMS}. It has {shown}")
+        label = f"data.reward {self.name}"
+        shown = ", ".join(parameters) or "no parameters that have names"
+        if not takes_all and not {*parameters, *positional} & {*_PER_RUN, _ONE_TEXT}:
+            raise ConfigError(f"{label}: it has no parameter `completions`; {_FORMS}. It has {shown}")
         if positional:
             raise ConfigError(
-                f"{what}: its parameter {positional[0]} can't be passed by name; {_FORMS}, by names"
+                f"{label}: its parameter {positional[0]} can't be passed by name; {_FORMS}, by names"
             )
-        if _ONE_TEXT in named and self.form == "messages":
+        if _ONE_TEXT in parameters and self.form == "messages":
             raise ConfigError(
-                f"{what}: `form: messages` is for functions of `completions`; {_ONE_TEXT} is a text"
+                f"{label}: `form: messages` is for functions of `completions`; {_ONE_TEXT} is a text"
             )
         for name in self.arguments:
-            if name not in named and not takes_all:
-                raise ConfigError(f"{what}: args.{name} isn't a parameter; it has {shown}")
-        for name in _NOT_GIVEN:
-            if name not in named or name in self.arguments:
+            if name not in parameters and not takes_all:
+                raise ConfigError(f"{label}: args.{name} isn't a parameter; it has {shown}")
+        for name in _NOT_PASSED:
+            if name not in parameters or name in self.arguments:
                 continue
-            if named[name].default is inspect.Parameter.empty:
+            if parameters[name].default is inspect.Parameter.empty:
                 raise ConfigError(
-                    f"{what}: a run here has no {name} for its parameter of that name; give it a default"
+                    f"{label}: a run here has no {name} for its parameter of that name; give it a default"
                 )
             warn_once(
-                f"{what}: a run here has no {name} for its parameter of that name, which keeps its default"
+                f"{label}: a run here has no {name} for its parameter of that name, which keeps its default"
             )
 
     def check(self, rows: Sequence[TableRow]) -> None:
         """Raises DataError if a row lacks a required column, `function.check_row` refuses it, or an argument
         hides a column."""
+        label = f"data.reward {self.name}"
         try:
-            self.wanted.check(rows, f"data.reward {self.name}")
+            self.columns.check(rows, label)
         except DataError as fault:
-            hints = [hint for name, hint in _OF_OTHERS.items() if name in self.wanted.required]
+            hints = [hint for name, hint in _FOREIGN_NAMES.items() if name in self.columns.required]
             raise DataError(" ".join([str(fault), *hints[:1]])) from fault
         function: object = self.function
         if isinstance(function, ChecksRows):
             for row in rows:
-                columns = {**self.wanted.choose(row.columns), **self.arguments}
-                row.check(f"data.reward {self.name}", function, columns)
-        named = {
-            name: "from the run"
-            for name in parameters_of(self.function, self.name)
-            if name in self._given - {"extra_info"}
-        }
-        named.pop(self.prompt_key, None)
-        named |= dict.fromkeys(self.arguments, "from its args in the config")
+                columns = {**self.columns.choose(row.columns), **self.arguments}
+                row.check(label, function, columns)
+        sources = self._sources()
         for row in rows:
-            for path in (path for path, _ in leaves(row.columns) if path[-1] in named):
+            for path, _ in leaves(row.columns):
+                name = path[-1]
+                if name not in sources:
+                    continue
                 raise DataError(
-                    f"{row.place}: data.reward {self.name} gets `{path[-1]}` {named[path[-1]]}, which would "
-                    f"hide the column "
+                    f"{row.place}: {label} gets `{name}` {sources[name]}, which would hide the column "
                     f"{'.'.join(path)!r}; rename the column, or the function's parameter"
                 )
+
+    def _sources(self) -> dict[str, str]:
+        """Each argument that doesn't come from a column → where it comes from."""
+        from_run = self._run_arguments - {"extra_info", self.prompt_key}
+        parameters = parameters_of(self.function, self.name)
+        sources = {name: "from the run" for name in parameters if name in from_run}
+        return sources | dict.fromkeys(self.arguments, "from its args in the config")
 
     async def __call__(self, group: Group) -> RewardResult:
         runs = runs_of(group)
         if self._takes_one:
             return await self._score_one_by_one(group, runs)
         collected = Collected(self.name, len(runs))
-        columns = self.wanted.choose(group.task.payload)
-        columns = {name: value for name, value in columns.items() if name not in (*_PER_RUN, *self.arguments)}
-        given = self._per_run(group, runs) | {
-            "log_metric": collected.log_metric,
-            "log_extra": collected.log_extra,
-        }
-        repeated = {name: [value] * len(runs) for name, value in columns.items()}
-        arguments = {
-            **{name: value for name, value in given.items() if name in self._given},
-            **repeated,
-            **self.arguments,
-        }
-        remedies = _FOR_TEXTS if self.form == "text" else _FOR_MESSAGES
-        remedies = {pattern: remedy.format(name=self.name) for pattern, remedy in remedies.items()}
+        from_run = self._per_run(group, runs)
+        from_run["log_metric"] = collected.log_metric
+        from_run["log_extra"] = collected.log_extra
+        arguments = {name: value for name, value in from_run.items() if name in self._run_arguments}
+        for name, value in self.columns.choose(group.task.payload).items():
+            if name not in _PER_RUN and name not in self.arguments:
+                arguments[name] = [value] * len(runs)
+        arguments |= self.arguments
+        templates = _FOR_TEXTS if self.form == "text" else _FOR_MESSAGES
+        remedies = {pattern: template.format(name=self.name) for pattern, template in templates.items()}
         values = await call_reward(self.function, self.name, group.task.id, arguments, self._pool, remedies)
         return RewardResult(read_scores(values, len(runs), self.name), metrics=collected.per_run)
 
     def _per_run(self, group: Group, runs: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
         """The arguments with one value per run. Raises RewardFault if token ids are asked for by name and
         there are none."""
-        prompts = [group.task.payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
-        given: dict[str, Any] = {"prompts": prompts}
+        payload = group.task.payload
+        prompts = [payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
         if self.form == "messages":
-            given["prompts"] = [prompt_of({self.prompt_key: prompt}, self.prompt_key) for prompt in prompts]
-        if "completions" in self._given:
+            prompts = [prompt_of({self.prompt_key: prompt}, self.prompt_key) for prompt in prompts]
+        per_run: dict[str, Any] = {"prompts": prompts}
+        if "completions" in self._run_arguments:
             as_form = self.completion if self.form == "text" else self._answer_messages
-            given["completions"] = [as_form(run[-1]) for run in runs]
-        if "completion_ids" in self._given:
+            per_run["completions"] = [as_form(run[-1]) for run in runs]
+        if "completion_ids" in self._run_arguments:
             turns = [run[-1].turns[-1] for run in runs]
-            given["completion_ids"] = [turn.response_ids.tolist() for turn in turns]
+            per_run["completion_ids"] = [turn.response_ids.tolist() for turn in turns]
             if self._needs_ids and any(turn.text and not len(turn.response_ids) for turn in turns):
                 raise RewardFault(
                     f"data.reward {self.name} asks for completion_ids, and a model behind a URL gives texts "
-                    f"without token "
-                    "ids; take `completions`"
+                    "without token ids; use `completions`"
                 )
-        if "messages" in self._given:
-            given["messages"] = [messages_of(run[-1], self.prompt_key) for run in runs]
-        return given
+        if "messages" in self._run_arguments:
+            per_run["messages"] = [messages_of(run[-1], self.prompt_key) for run in runs]
+        return per_run
 
     def _answer_messages(self, trajectory: Trajectory) -> list[Message]:
         """All messages after the prompt; the text of the last one is what a function of texts gets."""
@@ -225,19 +235,22 @@ class FunctionReward:
         return answers
 
     async def _score_one_by_one(self, group: Group, runs: Sequence[Sequence[Trajectory]]) -> RewardResult:
-        columns = {**self.wanted.choose(group.task.payload), **self.arguments}
-        if "extra_info" in self._given:
+        columns = {**self.columns.choose(group.task.payload), **self.arguments}
+        if "extra_info" in self._run_arguments:
             columns["extra_info"] = group.task.payload.get("extra_info") or {}
         texts = [self.completion(run[-1]) for run in runs]
         arguments = {"texts": texts, "columns": columns}
         values = await call_reward(
-            _one_by_one(self.function), self.name, group.task.id, arguments, self._pool
+            _one_by_one(self.function),
+            self.name,
+            group.task.id,
+            arguments,
+            self._pool,
         )
-        read = [_read_one(value, self.name) for value in values]
-        return RewardResult(
-            read_scores([score for score, _ in read], len(runs), self.name),
-            metrics=[more for _, more in read],
-        )
+        results = [_read_one(value, self.name) for value in values]
+        scores = [score for score, _ in results]
+        metrics = [run_metrics for _, run_metrics in results]
+        return RewardResult(read_scores(scores, len(runs), self.name), metrics=metrics)
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:

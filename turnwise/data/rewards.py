@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any
@@ -30,8 +30,10 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
     runs: dict[int, list[Trajectory]] = {}
     for trajectory in group.trajectories:
         runs.setdefault(trajectory.sibling, []).append(trajectory)
-    greedy = [[group.greedy]] if group.greedy else []
-    return [run for run in [*runs.values(), *greedy] if all(trajectory.error is None for trajectory in run)]
+    in_order = list(runs.values())
+    if group.greedy:
+        in_order.append([group.greedy])
+    return [run for run in in_order if all(trajectory.error is None for trajectory in run)]
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
@@ -40,15 +42,17 @@ def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
     a user's message, and its text."""
     messages: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
-        said = list(turn.messages)
-        if not said:
-            is_prompt = number == 0 and trajectory.task.row is not None
-            said = prompt_of(
-                trajectory.task.payload if is_prompt else {prompt_key: turn.observation}, prompt_key
-            )
-            said.append({"role": "assistant", "content": turn.text})
+        turn_messages = list(turn.messages)
+        if not turn_messages:
+            columns: Mapping[str, Any] = {prompt_key: turn.observation}
+            if number == 0 and trajectory.task.row is not None:
+                columns = trajectory.task.payload
+            turn_messages = prompt_of(columns, prompt_key)
+            turn_messages.append({"role": "assistant", "content": turn.text})
         messages += [
-            dict(message) for message in said if message["role"] != "system" or message not in messages
+            dict(message)
+            for message in turn_messages
+            if message["role"] != "system" or message not in messages
         ]
     return messages
 
@@ -65,18 +69,18 @@ class GroupReward:
     async def __call__(self, group: Group) -> RewardResult:
         returned = await call_reward(self.reward, self.name, group.task.id, {"group": group}, self._pool)
         result = returned if isinstance(returned, RewardResult) else RewardResult(returned)
-        num_runs = len(runs_of(group))
-        scores = read_scores(result.scores, num_runs, self.name)
+        runs = runs_of(group)
+        scores = read_scores(result.scores, len(runs), self.name)
         if result.turn_rewards is None:
             return RewardResult(scores)
-        if not isinstance(result.turn_rewards, Collection) or len(result.turn_rewards) != num_runs:
+        if not isinstance(result.turn_rewards, Collection) or len(result.turn_rewards) != len(runs):
             raise RewardFault(
-                f"data.reward {self.name}: turn_rewards must be a list for each of {num_runs} runs"
+                f"data.reward {self.name}: turn_rewards must be a list for each of {len(runs)} runs"
             )
-        turns = [sum(len(t.turns) for t in run) for run in runs_of(group)]
-        per_turn = [
-            read_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)
-        ]
+        per_turn = []
+        for run, turn_rewards in zip(runs, result.turn_rewards, strict=True):
+            num_turns = sum(len(trajectory.turns) for trajectory in run)
+            per_turn.append(read_numbers(turn_rewards, num_turns, self.name))
         return RewardResult(scores, per_turn)
 
 
@@ -111,20 +115,33 @@ class RewardManager:
             results = await asyncio.gather(*(self._result(weighted, group) for weighted in self.rewards))
             self._check_that_some_apply(results, group, len(runs))
         except EnvironmentFault as fault:
-            failed = [trajectory for run in runs for trajectory in run]
-            if (kind := str(fault).replace(group.task.id, "…")) not in self._warned:
-                self._warned.add(kind)
-                logger.warning("the episodes of %s fail: %s", group.task.place, fault)
-            for trajectory in failed:
-                trajectory.status, trajectory.error = "failed", f"{group.task.place}: {fault}"
-            return failed
+            return self._failed(group, runs, fault)
         for number, run in enumerate(runs):
             for weighted, result in zip(self.rewards, results, strict=True):
                 _add(weighted, result, number, run)
-            first = next((score for result in results if (score := result.scores[number]) is not None), 0.0)
-            for trajectory in run if group.task.row is not None else ():
-                trajectory.metrics.setdefault("success", float(first > 0.5))
+            if group.task.row is None:
+                continue
+            scores = [result.scores[number] for result in results]
+            first_score = next((score for score in scores if score is not None), 0.0)
+            for trajectory in run:
+                trajectory.metrics.setdefault("success", float(first_score > 0.5))
         return []
+
+    def _failed(
+        self,
+        group: Group,
+        runs: Sequence[Sequence[Trajectory]],
+        fault: EnvironmentFault,
+    ) -> list[Trajectory]:
+        kind = str(fault).replace(group.task.id, "…")
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("the episodes of %s fail: %s", group.task.place, fault)
+        failed = [trajectory for run in runs for trajectory in run]
+        for trajectory in failed:
+            trajectory.status = "failed"
+            trajectory.error = f"{group.task.place}: {fault}"
+        return failed
 
     def _check_that_some_apply(self, results: Sequence[RewardResult], group: Group, num_runs: int) -> None:
         """Raises RewardFault if no reward applies to an episode of a row. An environment has rewards of its
@@ -136,14 +153,16 @@ class RewardManager:
                 names = ", ".join(weighted.name for weighted in self.rewards)
                 raise RewardFault(
                     f"data.reward {names}: each returned None, so none applies to this row; return a number "
-                    f"in one of them, or "
-                    "leave the row out"
+                    "in one of them, or remove the row"
                 )
 
     async def _result(self, weighted: WeightedReward, group: Group) -> RewardResult:
-        what = f"data.reward {weighted.name}"
         async with self.watchdog.waiting(
-            group.task.id, what, self.timeout_s, "data.reward_timeout_s", RewardFault
+            group.task.id,
+            f"data.reward {weighted.name}",
+            self.timeout_s,
+            "data.reward_timeout_s",
+            RewardFault,
         ):
             return await weighted.reward(group)
 
@@ -152,11 +171,11 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
     score = result.scores[number]
     if score is None:
         return
-    more = {} if result.metrics is None else result.metrics[number]
+    metrics = {} if result.metrics is None else result.metrics[number]
     for trajectory in run:
         trajectory.outcome_rewards[weighted.name] = weighted.weight * score
         trajectory.metrics[f"reward/{weighted.name}"] = score
-        for name, value in more.items():
+        for name, value in metrics.items():
             trajectory.metrics[f"reward/{weighted.name}/{name}"] = value
     if result.turn_rewards is not None:
         turns = [turn for trajectory in run for turn in trajectory.turns]
@@ -166,7 +185,9 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
 
 @needs_truth("answer", "ground_truth")
 def exact_match(
-    completions: Sequence[str], answer: Sequence[Any] | None = None, ground_truth: Sequence[Any] | None = None
+    completions: Sequence[str],
+    answer: Sequence[Any] | None = None,
+    ground_truth: Sequence[Any] | None = None,
 ) -> list[float]:
     """1 if the completion is the row's `answer` or, without this column, its `ground_truth`, apart from
     spaces around it, else
@@ -187,7 +208,9 @@ def _matches(text: str, right: object) -> bool:
 
 @needs_truth("ground_truth", "answer")
 def gsm8k(
-    completions: Sequence[str], ground_truth: Sequence[Any] | None = None, answer: Sequence[Any] | None = None
+    completions: Sequence[str],
+    ground_truth: Sequence[Any] | None = None,
+    answer: Sequence[Any] | None = None,
 ) -> list[float]:
     """1 if the last answer that follows `####` is the row's `ground_truth`, also one nested in another
     column, or without it its `answer`; else 0.

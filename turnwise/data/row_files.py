@@ -129,11 +129,12 @@ def _json_hint(file: BinaryIO, path: Path) -> str:
         value = _parsed(file.read(), str(path))
     except DataError:
         return f"{form[0].upper()}{form[1:]}"
-    lists = (
-        [key for key, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
-    )
-    where = f", and its rows seem to be in `{lists[0]}`: save that list alone" if lists else ""
-    return f"The whole file is one object over several lines{where}; {form}"
+    head = "The whole file is one object over several lines"
+    entries = value.items() if isinstance(value, dict) else ()
+    for key, inner in entries:
+        if isinstance(inner, list):
+            return f"{head}, and its rows seem to be in `{key}`: save that list alone; {form}"
+    return f"{head}; {form}"
 
 
 def _parsed(text: bytes, place: str) -> Any:
@@ -168,10 +169,10 @@ def _single(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _row(value: Any, place: str, what: str) -> Mapping[str, Any] | DataError:
+def _row(value: Any, place: str, kind: str) -> Mapping[str, Any] | DataError:
     if isinstance(value, dict):
         return value
-    return DataError(f"{place} is {json.dumps(value)[:40]}; {what} is a JSON object, {{...}}")
+    return DataError(f"{place} is {json.dumps(value)[:40]}; {kind} is a JSON object, {{...}}")
 
 
 def _of_table(file: BinaryIO, path: Path) -> Iterator[Row]:
@@ -180,13 +181,16 @@ def _of_table(file: BinaryIO, path: Path) -> Iterator[Row]:
     separator = TABLES[suffix_of(path)]
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(
-        io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=separator, strict=True
+        io.TextIOWrapper(file, encoding="utf-8-sig", newline=""),
+        delimiter=separator,
+        strict=True,
     )
     try:
         names = next(reader, [])
-        if doubled := sorted({name for name in names if names.count(name) > 1}):
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
             raise DataError(f"{path}, line 1 names the column {doubled[0]!r} twice; rename one of them")
-        if len(names) == 1 and any(other in names[0] for other in ";\t|"):
+        if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
             raise DataError(
                 f"{path}, line 1 has no {separator!r}, which separates columns; save the table with it"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from turnwise.data.bad_rows import BadRows
-from turnwise.data.padding import plain_schema, without_nulls
+from turnwise.data.padding import are_messages, plain_schema, without_nulls
 from turnwise.data.row_files import SUFFIXES, Row, read_row_file, suffix_of
 from turnwise.errors import DataError, NotAvailableError, TurnwiseError, install_hint, nearest
 from turnwise.model_files.hub import local_path, looks_like_hub_name
@@ -37,14 +37,14 @@ class TableRow(NamedTuple):
     fault: str = ""
     """Why the row can't be read, with its place; "" if it can. A row that can't has no columns."""
 
-    def check(self, what: str, checks: ChecksRows, columns: Mapping[str, Any]) -> None:
-        """Raises DataError, which names the row and `what`, if `checks.check_row` refuses these columns of
+    def check(self, label: str, checks: ChecksRows, columns: Mapping[str, Any]) -> None:
+        """Raises DataError, which names the row and `label`, if `checks.check_row` refuses these columns of
         the row."""
         try:
-            with Foreign(f"{what}.check_row", are_faults=True):
+            with Foreign(f"{label}.check_row", are_faults=True):
                 checks.check_row(columns)
         except TurnwiseError as fault:
-            raise DataError(f"{self.place}: {what}: {fault}") from fault
+            raise DataError(f"{self.place}: {label}: {fault}") from fault
 
 
 def read_tables(names: Sequence[str], key: str, bad: BadRows | None = None) -> list[TableRow]:
@@ -56,26 +56,28 @@ def read_tables(names: Sequence[str], key: str, bad: BadRows | None = None) -> l
     for another split than train, `owner/name:subset:split`), or `module:object` for rows in Python. Raises
     DataError, which names the source or row, if a source is missing, is empty or can't be read, or if without
     `bad` a row can't; NotAvailableError if it needs a library that isn't installed."""
-    found = BadRows() if bad is None else bad
+    bad_rows = BadRows() if bad is None else bad
     rows = []
     for name in names:
         for row in _read(name, key):
             if row.fault:
-                found.add(row.fault)
+                bad_rows.add(row.fault)
             else:
                 rows.append(row)
     if bad is None:
-        found.refuse("repair or remove them")
+        bad_rows.refuse("repair or remove them")
     return rows
 
 
 def _read(name: str, key: str) -> Sequence[TableRow]:
-    shown = f"the {name.rpartition(':')[2]} given in Python" if name.startswith(OBJECT_PREFIX) else name
-    rows = [
-        _table_row(place, columns) for place, columns in noting(_rows(name, key, shown), f"reading {shown}")
-    ]
+    shown = name
+    if name.startswith(OBJECT_PREFIX):
+        shown = f"the {name.rpartition(':')[2]} given in Python"
+    rows = []
+    for place, columns in noting(_rows(name, key, shown), f"reading {shown}"):
+        rows.append(_table_row(place, columns))
     if not rows:
-        raise DataError(f"{key} {shown} has no rows (it is empty); give at least one, or leave it out")
+        raise DataError(f"{key} {shown} has no rows (it is empty); give at least one, or remove it")
     return rows
 
 
@@ -93,15 +95,12 @@ def _without_padding(columns: Mapping[str, Any]) -> dict[str, Any]:
     a tool allows."""
     plain = {}
     for name, value in columns.items():
-        is_of_messages = (
-            isinstance(value, list)
-            and bool(value)
-            and all(isinstance(m, Mapping) and "role" in m for m in value)
-        )
         if name == "tools":
             plain[name] = plain_schema(value)
+        elif are_messages(value):
+            plain[name] = value
         else:
-            plain[name] = value if is_of_messages else without_nulls(value)
+            plain[name] = without_nulls(value)
     return plain
 
 
@@ -115,7 +114,8 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
         return _numbered(_of_parquet(path), str(path))
     repository, *parts = name.split(":")
     if not path.exists() and looks_like_hub_name(repository):
-        return _numbered(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
+        split = parts[-1] if parts else "train"
+        return _numbered(_hub_dataset(repository, parts[:-1], split, key), name)
     if ":" in name and not path.exists():
         rows = listed(load_object(name, key, DataError))
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping | Iterator):
@@ -153,7 +153,9 @@ def listed(rows: Any) -> Any:
             "the row in a list, [row]"
         )
     arrow = sys.modules.get("pyarrow")  # whoever has a table has imported it
-    return rows.to_pylist() if arrow is not None and isinstance(rows, arrow.Table) else rows
+    if arrow is not None and isinstance(rows, arrow.Table):
+        return rows.to_pylist()
+    return rows
 
 
 def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -174,12 +176,12 @@ def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         raise DataError(f"{path} isn't a readable Parquet file ({fault})") from fault
 
 
-def _datasets(what: str) -> Any:
+def _datasets(source: str) -> Any:
     try:
         import datasets
     except ImportError as fault:
         raise NotAvailableError(
-            f"{what} needs the datasets library, which isn't installed; {_INSTALL}"
+            f"{source} needs the datasets library, which isn't installed; {_INSTALL}"
         ) from fault
     return datasets
 
@@ -187,19 +189,19 @@ def _datasets(what: str) -> Any:
 def _saved_dataset(path: Path, key: str) -> Any:
     datasets = _datasets(f"{key} {path}: a folder of rows")
     try:
-        found = datasets.load_from_disk(str(path))
+        rows = datasets.load_from_disk(str(path))
     except (FileNotFoundError, ValueError, OSError) as fault:
         raise DataError(
             f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the "
             f"datasets library can't "
             f"load this folder ({fault})"
         ) from fault
-    if isinstance(found, datasets.DatasetDict) and len(found) == 1:
-        (found,) = found.values()
-    if isinstance(found, datasets.DatasetDict):
-        splits = ", ".join(str(path / split) for split in found)
+    if isinstance(rows, datasets.DatasetDict) and len(rows) == 1:
+        (rows,) = rows.values()
+    if isinstance(rows, datasets.DatasetDict):
+        splits = ", ".join(str(path / split) for split in rows)
         raise DataError(f"{key} {path} holds several splits; name one of them: {splits}")
-    return found
+    return rows
 
 
 def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
@@ -252,20 +254,21 @@ def plain_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
             raise DataError(
                 f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold ({fault}); "
                 f"make it a string or "
-                "number, or leave the column out"
+                "number, or remove the column"
             ) from fault
     return dict(columns)
 
 
-def noting(rows: Iterable[T], what: str) -> Iterator[T]:
-    """Yields the rows, and logs every few seconds how many there were so far. `what` begins the log line."""
-    number, said = 0, time.monotonic()
+def noting(rows: Iterable[T], label: str) -> Iterator[T]:
+    """Yields the rows, and logs every few seconds how many there were so far. `label` begins the log line."""
+    number = 0
+    last_line_at = time.monotonic()
     for number, row in enumerate(rows, start=1):
-        if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            logger.warning("%s: %s rows so far", what, f"{number:,}")
+        if time.monotonic() - last_line_at > _SECONDS_BETWEEN_LINES:
+            last_line_at = time.monotonic()
+            logger.warning("%s: %s rows so far", label, f"{number:,}")
         yield row
-    logger.info("%s: %s rows", what, f"{number:,}")
+    logger.info("%s: %s rows", label, f"{number:,}")
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -287,12 +290,12 @@ def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
     >>> arguments_of({"prompt": "2+2", "reward_model": {"ground_truth": "4"}})["ground_truth"]
     '4'
     """
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     doubled = clashes(columns)
     for path, value in leaves(columns):
         if len(path) == 1 or path[-1] not in doubled:
-            found.setdefault(path[-1], value)
-    return found
+            arguments.setdefault(path[-1], value)
+    return arguments
 
 
 def _is_missing(value: Any) -> bool:
@@ -305,11 +308,11 @@ def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
     places: dict[str, list[tuple[str, Any]]] = {}
     for path, value in leaves(columns):
         places.setdefault(path[-1], []).append((".".join(path), value))
-    return {
-        name: [path for path, _ in of_name]
-        for name, of_name in places.items()
-        if _differ([v for _, v in of_name])
-    }
+    paths: dict[str, list[str]] = {}
+    for name, of_name in places.items():
+        if _differ([value for _, value in of_name]):
+            paths[name] = [path for path, _ in of_name]
+    return paths
 
 
 def _differ(values: Sequence[Any]) -> bool:
@@ -328,7 +331,7 @@ def _comparable(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ParameterColumns:
     """The columns that a function asks for by the names of its parameters."""
 
     required: tuple[str, ...]
@@ -337,49 +340,53 @@ class Wanted:
     """Whether the function has `**columns`."""
 
     @classmethod
-    def by(cls, function: Callable[..., Any], given: Sequence[str]) -> "Wanted":
-        """The columns for the function's parameters, except for those `given` in another way."""
-        parameters = inspect.signature(function).parameters.values()
-        named = [
-            p
-            for p in parameters
-            if p.name not in given and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        return cls(
-            tuple(p.name for p in named if p.default is p.empty),
-            tuple(p.name for p in named if p.default is not p.empty),
-            any(p.kind is p.VAR_KEYWORD for p in parameters),
-        )
+    def by(cls, function: Callable[..., Any], excluded: Sequence[str]) -> "ParameterColumns":
+        """The columns for the function's parameters, except for those `excluded`, which it gets in another
+        way."""
+        required: list[str] = []
+        optional: list[str] = []
+        takes_all = False
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                takes_all = True
+            is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if not is_named or parameter.name in excluded:
+                continue
+            if parameter.default is parameter.empty:
+                required.append(parameter.name)
+            else:
+                optional.append(parameter.name)
+        return cls(tuple(required), tuple(optional), takes_all)
 
     def choose(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments for one row. If a column is null, a parameter that has a default keeps it."""
-        found = arguments_of(columns)
-        names = found if self.takes_all else (*self.required, *self.optional)
-        return {
-            name: found[name]
-            for name in names
-            if name in found and (found[name] is not None or name not in self.optional)
-        }
+        arguments = arguments_of(columns)
+        names = arguments if self.takes_all else (*self.required, *self.optional)
+        chosen = {}
+        for name in names:
+            if name not in arguments:
+                continue
+            if arguments[name] is not None or name not in self.optional:
+                chosen[name] = arguments[name]
+        return chosen
 
-    def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises DataError, which names the row, if a required column is missing, null or NaN, or a row has a
-        wanted name twice."""
+    def check(self, rows: Sequence[TableRow], label: str) -> None:
+        """Raises DataError, which names the row, if a required column is missing, null or NaN, or a row has
+        the name of a parameter twice."""
         for row in rows:
-            found = {
-                name: value for name, value in arguments_of(row.columns).items() if not _is_missing(value)
-            }
             doubled = clashes(row.columns)
             for name in [*self.required, *self.optional]:
                 if name in doubled:
                     raise DataError(
-                        f"{row.place}: {what} gets the column {name!r}, and the row has it twice: "
+                        f"{row.place}: {label} gets the column {name!r}, and the row has it twice: "
                         f"{' and '.join(doubled[name])}; rename one of them"
                     )
+            arguments = arguments_of(row.columns)
+            present = [name for name, value in arguments.items() if not _is_missing(value)]
             for name in self.required:
-                if name not in found:
-                    known = ", ".join(sorted(found)) or "none"
+                if name not in present:
+                    shown = ", ".join(sorted(present)) or "none"
                     raise DataError(
-                        f"{row.place}: {what} needs the column {name!r}, and the row has {known} (null and "
-                        f"NaN are none); add "
-                        f"it, or give the parameter a default.{nearest(name, found)}"
+                        f"{row.place}: {label} needs the column {name!r}, and the row has {shown} (null and "
+                        f"NaN are none); add it, or give the parameter a default.{nearest(name, present)}"
                     )

@@ -110,9 +110,11 @@ class _Terms:
                 self.place += 1
             elif not (token.isalpha() or token == "("):
                 break
-        above, below = ([factor for factor in factors if factor != "1"] for factors in (above, below))
-        quotient = "*".join(sorted(above)) or "1"
-        return f"{sign}{quotient}/{'*'.join(sorted(below))}" if below else f"{sign}{quotient}"
+        dividend = _product_of(above) or "1"
+        divisor = _product_of(below)
+        if divisor:
+            return f"{sign}{dividend}/{divisor}"
+        return f"{sign}{dividend}"
 
     def _factor(self) -> tuple[str, list[str], list[str]]:
         """The sign of a factor, and its factors above and below the line: a sum of one term in parentheses is
@@ -123,7 +125,8 @@ class _Terms:
             terms = self._sum(")")
             if len(terms) > 1 or self.tokens[self.place] == "^":
                 return "+", [self._power(f"({_joined(terms)})")], []
-            sign, product = terms[0][0], terms[0][1:]
+            sign = terms[0][0]
+            product = terms[0][1:]
             if "(" in product:
                 return sign, [product], []
             over, _, under = product.partition("/")
@@ -164,6 +167,10 @@ class _Terms:
             raise ValueError("an exponent is in parentheses")
         self.place += 2
         return f"{base}^({_joined(self._sum(')'))})"
+
+
+def _product_of(factors: Sequence[str]) -> str:
+    return "*".join(sorted(factor for factor in factors if factor != "1"))
 
 
 def _joined(terms: Sequence[str]) -> str:

@@ -45,7 +45,8 @@ def check_truth(row: Mapping[str, Any], columns: Sequence[str]) -> None:
             f"the row has no column {' or '.join(columns)} to compare with (null is none); add one"
         )
     for column in there:
-        if problem := _problem(row[column]):
+        problem = _problem(row[column])
+        if problem:
             raise DataError(
                 f"the column {column!r} is {problem}; this reward compares with a number or a text"
             )

@@ -40,7 +40,8 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
             f"{folder}: {NOT_MERGED}: the weights there aren't those that the adapter was trained on; "
             f"restore them, or write where they are into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
         )
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
     tensors = load_file(folder / ADAPTER_WEIGHTS)
     _check_vocabulary(model, folder, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -48,7 +49,10 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
     wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
     added = [name for name, parameter in wrapped.named_parameters() if id(parameter) not in base]
     _check_tensors(
-        folder, wrapped.peft_config["default"], peft.set_peft_model_state_dict(wrapped, tensors), added
+        folder,
+        wrapped.peft_config["default"],
+        peft.set_peft_model_state_dict(wrapped, tensors),
+        added,
     )
     is_split = is_tied and (
         model.get_input_embeddings() is not embedding or model.get_output_embeddings() is not head
@@ -110,7 +114,8 @@ def _check_vocabulary(model: PreTrainedModel, folder: Path, shapes: dict[str, tu
 def _say_whether_tied(model: PreTrainedModel) -> None:
     """Makes embedding and vocabulary projection one tensor again if the adapters have left them equal. Writes
     into the config whether they are one."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     is_tied = torch.equal(embedding.weight, head.weight)
     if is_tied:
         head.weight = embedding.weight

@@ -26,10 +26,8 @@ def require_weights(path: str | Path, missing: Sequence[str], unexpected: Sequen
     if unexpected:
         raise ModelError(
             f"{path}: the weights hold {len(unexpected)} tensors that the model doesn't have "
-            f"({listed(unexpected)}); without "
-            "them it would be another model; set model_type and the sizes of config.json to those of the "
-            "weights, or take "
-            "files without these tensors"
+            f"({listed(unexpected)}); without them it would be another model; set model_type and the sizes "
+            "of config.json to those of the weights, or use files without these tensors"
         )
 
 
@@ -57,19 +55,25 @@ def check_tensor_types(path: str | Path, folder: Path, model: PreTrainedModel) -
     if model.config.to_dict().get("quantization_config") is not None:
         return
     whole_numbers = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
-    taken = [
-        name for name in headers if name not in left_out and not _names_here(model, name) & whole_numbers
-    ]
-    require_floats(folder, headers, taken)
+    floats = []
+    for name in headers:
+        if name not in left_out and not _names_here(model, name) & whole_numbers:
+            floats.append(name)
+    require_floats(folder, headers, floats)
 
 
 def _left_out(model: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> list[str]:
     listed_patterns = model._keys_to_ignore_on_load_unexpected or ()
     pattern = re.compile("|".join(f"({one})" for one in (*listed_patterns, *_COMPUTED)))
     computed = _computed_buffers(model)
-    own = model.state_dict().keys()
-    others = [name for name in headers if not _names_here(model, name) & own]
-    return [name for name in others if pattern.search(name) or _names_here(model, name) & computed]
+    model_names = model.state_dict().keys()
+    left_out = []
+    for name in headers:
+        names_here = _names_here(model, name)
+        is_listed = pattern.search(name) or names_here & computed
+        if is_listed and not names_here & model_names:
+            left_out.append(name)
+    return left_out
 
 
 def _computed_buffers(model: PreTrainedModel) -> set[str]:

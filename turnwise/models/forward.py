@@ -27,14 +27,18 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def make_forward(
-    model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True
+    model: PreTrainedModel,
+    temperature: float = 1.0,
+    use_kernels: bool = True,
 ) -> "PackedForward":
     """A `ValueForward` if the model has a value head, else a `PolicyForward`. With `use_kernels` the model's
     layers run on turnwise's own kernels where these fit (`use_native_layers`)."""
     if use_kernels:
         use_native_layers(model)
     head = value_head(model)
-    return PolicyForward(model, temperature) if head is None else ValueForward(model, head)
+    if head is None:
+        return PolicyForward(model, temperature)
+    return ValueForward(model, head)
 
 
 class PackedForward(ABC):
@@ -49,22 +53,25 @@ class PackedForward(ABC):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
-        self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
+        attention = model.config._attn_implementation
+        self._has_own_attention = attention == PACKED_ATTENTION
+        self.is_packed = self._has_own_attention or attention == "flash_attention_2"
         self.counts = TokenCounts()
         """Tokens of all calls since this was last reset."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
         """The `outputs`, tensors [N], for a batch of tensors. Raises NotAvailableError if the model can't
         give one of them."""
-        if unknown := outputs - self.gives:
+        unknown = outputs - self.gives
+        if unknown:
             raise NotAvailableError(
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no "
                 f"{' or '.join(sorted(unknown))}: "
                 "a policy has a language-model head (model_type: causal_lm), a critic a value head "
                 "(token_classification)"
             )
-        return self.of_trained(batch, batch.response_mask.nonzero().squeeze(-1), outputs)
+        trained = batch.response_mask.nonzero().squeeze(-1)
+        return self.of_trained(batch, trained, outputs)
 
     @abstractmethod
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
@@ -72,22 +79,26 @@ class PackedForward(ABC):
 
     def states(self, batch: Batch, with_logits: bool = False) -> Tensor:
         """Hidden states [N, H] after the last layer or, if `with_logits`, logits [N, V]."""
-        return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
+        if self.is_packed:
+            return self._packed(batch, with_logits)
+        return self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
         """Computes shared prefixes once and leaves out unread last tokens. Neither is done on a GPU, whose
         varlen kernels need whole sequences, or with media, where equal tokens may stand for different
         images."""
         device = batch.token_ids.device
-        can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
-        tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last) if can_merge else None
+        tree = None
+        if self._has_own_attention and device.type == "cpu" and not batch.media:
+            tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last)
         if tree is None:
             sequences = PackedSequences.of(batch.lengths, device)
             return self._flat(batch, batch.token_ids, batch.position_ids, sequences, with_logits)
-        token_ids, position_ids = batch.token_ids[tree.tokens], batch.position_ids[tree.tokens]
-        return self._flat(
-            batch, token_ids, position_ids, PackedSequences.along(tree), with_logits
-        ).index_select(0, tree.nodes)
+        token_ids = batch.token_ids[tree.tokens]
+        position_ids = batch.position_ids[tree.tokens]
+        branches = PackedSequences.along(tree)
+        states = self._flat(batch, token_ids, position_ids, branches, with_logits)
+        return states.index_select(0, tree.nodes)
 
     def _flat(
         self,
@@ -100,28 +111,35 @@ class PackedForward(ABC):
         inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
         if self._has_own_attention:
             # Given a mask of four dimensions, transformers builds none. This mask is never read.
-            inputs |= {
-                "attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device),
-                "sequences": sequences,
-            }
+            inputs["attention_mask"] = torch.empty(1, 1, 0, 0, device=token_ids.device)
+            inputs["sequences"] = sequences
         else:
             longest = max(sequences.lengths)
-            inputs |= {"cu_seq_lens_q": sequences.boundaries, "cu_seq_lens_k": sequences.boundaries}
-            inputs |= {"max_length_q": longest, "max_length_k": longest}
+            inputs["cu_seq_lens_q"] = sequences.boundaries
+            inputs["cu_seq_lens_k"] = sequences.boundaries
+            inputs["max_length_q"] = longest
+            inputs["max_length_k"] = longest
         return self._run(batch, len(token_ids), inputs, with_logits)[0]
 
     def _padded(self, batch: Batch, with_logits: bool) -> Tensor:
         """Pads on the right, where causal attention never sees padding."""
-        token_ids = torch.nn.utils.rnn.pad_sequence(batch.token_ids.split(batch.lengths), batch_first=True)
+        sequences = batch.token_ids.split(batch.lengths)
+        token_ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
         position = torch.arange(token_ids.shape[1], device=token_ids.device)
-        is_token = position < torch.tensor(batch.lengths, device=token_ids.device)[:, None]
+        lengths = torch.tensor(batch.lengths, device=token_ids.device)
+        is_token = position < lengths[:, None]
         inputs = {"input_ids": token_ids, "attention_mask": is_token.long()}
         return self._run(batch, batch.num_tokens, inputs, with_logits)[is_token]
 
-    def _run(self, batch: Batch, num_distinct: int, inputs: Mapping[str, Any], with_logits: bool) -> Tensor:
-        self.counts = self.counts.plus(
-            TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel())
-        )
+    def _run(
+        self,
+        batch: Batch,
+        num_distinct: int,
+        inputs: Mapping[str, Any],
+        with_logits: bool,
+    ) -> Tensor:
+        counts = TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel())
+        self.counts = self.counts.plus(counts)
         return _run(self.model, inputs, with_logits)
 
 
@@ -148,27 +166,32 @@ class PolicyForward(PackedForward):
             )
 
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
-        with_entropy, targets, kept_ids = (
-            "entropy" in outputs,
-            batch.token_ids[trained],
-            _kept_ids(batch, trained),
-        )
+        with_entropy = "entropy" in outputs
+        targets = batch.token_ids[trained]
+        kept_ids = _kept_ids(batch, trained)
         temperature: float | Tensor = self.temperature
         if batch.temperatures is not None:
-            own = batch.temperatures[trained]
-            temperature = own.where(own > 0, temperature)
+            of_tokens = batch.temperatures[trained]
+            temperature = of_tokens.where(of_tokens > 0, temperature)
         if self.has_plain_head:
             hidden = self.states(batch).index_select(0, trained - 1)
             weight = self.model.get_output_embeddings().weight
-            found = token_logprobs(hidden, weight, targets, temperature, with_entropy, kept_ids)
+            result = token_logprobs(hidden, weight, targets, temperature, with_entropy, kept_ids)
         else:
             logits = self.states(batch, with_logits=True).index_select(0, trained - 1)
-            found = logprobs_of(logits, targets, temperature, with_entropy, kept_ids)
-        full = _aligned(found.full, batch, trained)
+            result = logprobs_of(logits, targets, temperature, with_entropy, kept_ids)
+        full = _aligned(result.full, batch, trained)
+        logprobs = full
+        if result.truncated is not None:
+            logprobs = _aligned(result.truncated, batch, trained)
+        entropy = None
+        if result.entropy is not None:
+            entropy = _aligned(result.entropy, batch, trained)
+        gives_full = kept_ids is not None or "full_logprobs" in outputs
         return ModelOutputs(
-            logprobs=full if found.truncated is None else _aligned(found.truncated, batch, trained),
-            full_logprobs=full if kept_ids is not None or "full_logprobs" in outputs else None,
-            entropy=None if found.entropy is None else _aligned(found.entropy, batch, trained),
+            logprobs=logprobs,
+            full_logprobs=full if gives_full else None,
+            entropy=entropy,
         )
 
 
@@ -185,12 +208,13 @@ class ValueForward(PackedForward):
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
         hidden = self.states(batch)
         positions = {"values": trained - 1, "next_values": trained}
+        values = {}
         with torch.autocast(hidden.device.type, enabled=False):
-            found = {
-                name: self.head(hidden.index_select(0, positions[name]).float()).squeeze(-1)
-                for name in outputs
-            }
-        return ModelOutputs(**{name: _aligned(values, batch, trained) for name, values in found.items()})
+            for name in outputs:
+                states = hidden.index_select(0, positions[name]).float()
+                values[name] = self.head(states).squeeze(-1)
+        aligned = {name: _aligned(of_states, batch, trained) for name, of_states in values.items()}
+        return ModelOutputs(**aligned)
 
 
 def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
@@ -201,7 +225,8 @@ def _kept_ids(batch: Batch, trained: Tensor) -> RaggedIds | None:
     if batch.kept_ids is None:
         return None
     counts = batch.kept_offsets.diff()
-    return RaggedIds(batch.kept_ids[batch.response_mask.repeat_interleave(counts)].long(), counts[trained])
+    is_trained = batch.response_mask.repeat_interleave(counts)
+    return RaggedIds(batch.kept_ids[is_trained].long(), counts[trained])
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool) -> Tensor:
@@ -219,6 +244,8 @@ def _has_plain_head(model: PreTrainedModel) -> bool:
     if any(settings.get(name) not in (None, 1, 1.0) for name in _CHANGES_LOGITS):
         return False
     weight = model.get_output_embeddings().weight
-    inputs = {"input_ids": torch.arange(_PROBE_TOKENS, device=weight.device)[None] % len(weight)}
-    logits, hidden = _run(model, inputs, True), _run(model, inputs, False)
+    token_ids = torch.arange(_PROBE_TOKENS, device=weight.device) % len(weight)
+    inputs = {"input_ids": token_ids[None]}
+    logits = _run(model, inputs, True)
+    hidden = _run(model, inputs, False)
     return torch.allclose(logits, hidden @ weight.T, rtol=1e-3, atol=1e-3)

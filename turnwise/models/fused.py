@@ -47,9 +47,8 @@ class LayerWeights(NamedTuple):
 
     input_norm: Tensor
     qkv: FusedLinear
-    head_norms: (
-        Tensor | None
-    )  # [heads + kv_heads, head_dim]: copies of the norms of queries and keys (Qwen3), or None
+    head_norms: Tensor | None
+    """[heads + kv_heads, head_dim]: copies of the norms of queries and keys (Qwen3), or None."""
     output: FusedLinear
     post_norm: Tensor
     gate_up: FusedLinear
@@ -63,11 +62,11 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} isn't one of {', '.join(_MODEL_CLASSES)}"
-    if (obstacle := _obstacle_of_body(model)) is not None:
+    obstacle = _obstacle_of_body(model)
+    if obstacle is not None:
         return obstacle
     for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for linear in (*qkv(layer), attention.o_proj, *gate_up(layer), mlp.down_proj):
+        for linear in (*qkv(layer), layer.self_attn.o_proj, *gate_up(layer), layer.mlp.down_proj):
             if type(linear) is not nn.Linear:
                 return f"a projection is a {type(linear).__name__}, not a plain Linear"
     return None
@@ -84,9 +83,8 @@ def _obstacle_of_body(model: PreTrainedModel) -> str | None:
     if config["hidden_act"] != "silu":
         return f"its hidden_act is {config['hidden_act']!r}, not 'silu'"
     has_window = config.get("sliding_window") is not None
-    if has_window and (
-        config["model_type"] == "mistral" or "sliding_attention" in (config.get("layer_types") or ())
-    ):
+    layer_types = config.get("layer_types") or ()
+    if has_window and (config["model_type"] == "mistral" or "sliding_attention" in layer_types):
         return f"it attends to a sliding window of {config['sliding_window']} tokens"
     rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
     if rope_type in _RUNTIME_ROPE:
@@ -137,7 +135,8 @@ def _lay_together(parameters: Sequence[Tensor]) -> None:
     if joined(parameters) is not None:
         return
     fused = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, fused.split([len(p) for p in parameters]), strict=True):
+    parts = fused.split([len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
         parameter.data = part
 
 
@@ -159,7 +158,8 @@ def fused(linears: Sequence[nn.Linear]) -> FusedLinear:
     """The linear layers of `qkv` or `gate_up` as one. Raises ModelError if `fuse_projections` wasn't called,
     or the model was moved or copied since."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    weight, bias = joined([linear.weight for linear in linears]), joined(biases) if biases else None
+    weight = joined([linear.weight for linear in linears])
+    bias = joined(biases) if biases else None
     if weight is None or (biases and bias is None):
         raise ModelError(
             "the projections of a layer aren't fused: call fuse_projections(model) after moving or copying it"

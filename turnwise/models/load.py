@@ -120,11 +120,11 @@ def load_pretrained(
     that the weight files lack; and those of the files' tensors that it doesn't have. Raises ModelError if the
     folder doesn't fit the class, tensors don't hold real numbers, or the attention can't run here."""
     implementation = _attention(attn_implementation)
-    what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
+    kind_name = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
     has_tensors = any(Path(path).glob("*.safetensors"))
     if trust.pickle and not has_tensors:
         logger.warning("%s: its weights are read from a pickle (allow_pickle: true)", path)
-    with told_as_one_sentence(path, f"can't be loaded as a {what}"), _quiet():
+    with told_as_one_sentence(path, f"can't be loaded as a {kind_name}"), _quiet():
         model, report = kind.from_pretrained(
             path,
             config=config,
@@ -175,7 +175,7 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
         raise ModelError(missing)
     if tokenizer.chat_template is None:
         raise ModelError(
-            f"{path}: the tokenizer has no chat template; take an instruct model, "
+            f"{path}: the tokenizer has no chat template; use an instruct model, "
             "or add `chat_template` to its tokenizer_config.json"
         )
     _check_vocabulary(path, trust, set(ids))
@@ -192,7 +192,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
     if without > _MANY_WITHOUT_TOKEN * (num_rows or 0):
         logger.warning(
             "%s: %d of %d ids of its vocabulary have no token, and such an id has no text if it is sampled; "
-            "take the tokenizer that belongs to the weights",
+            "use the tokenizer that belongs to the weights",
             path,
             without,
             num_rows,
@@ -244,7 +244,8 @@ def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.floa
     """Writes a model, checkpoint or adapter as a plain Hugging Face folder with its tokenizer: an adapter is
     merged in, and the state of training is left out. Returns the model. Raises ModelError if there is no
     model at `path`."""
-    tokenizer, model = load_tokenizer(path), load_model(path, dtype=dtype)
+    tokenizer = load_tokenizer(path)
+    model = load_model(path, dtype=dtype)
     save_model(model, tokenizer, folder)
     return model
 
@@ -269,10 +270,8 @@ def write_weights(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    was_enabled, verbosity = (
-        transformers_logging.is_progress_bar_enabled(),
-        transformers_logging.get_verbosity(),
-    )
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
@@ -356,15 +355,15 @@ def load_model_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedCon
             raise ModelError(
                 f"{folder / 'config.json'}: quantization_config names the method "
                 f"{quantization.get('quant_method')!r}, which "
-                "transformers doesn't know: the weights would be read as if they were plain; take a model "
+                "transformers doesn't know: the weights would be read as if they were plain; use a model "
                 "that isn't quantised"
             )
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
 
 
 @contextmanager
-def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
-    """Turns every error of the libraries that read a folder into a ModelError whose text is `path`, `what`
+def told_as_one_sentence(path: str | Path, failure: str) -> Iterator[None]:
+    """Turns every error of the libraries that read a folder into a ModelError whose text is `path`, `failure`
     and the reason."""
     try:
         yield
@@ -385,13 +384,13 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
                 "its weights aren't plain tensors: their pickle asks for other objects or code, which "
                 "is never run"
             )
-        raise ModelError(f"{path}: {what}: {reason}") from error
+        raise ModelError(f"{path}: {failure}: {reason}") from error
 
 
-def trusted_already(thing: PreTrainedModel | PreTrainedConfig | PreTrainedTokenizerBase) -> Trust:
+def trusted_already(loaded: PreTrainedModel | PreTrainedConfig | PreTrainedTokenizerBase) -> Trust:
     """Trust in a folder's own Python code if the object's class comes from such code, which has then run
     already."""
-    return Trust(remote_code=type(thing).__module__.startswith(_REMOTE_MODULES))
+    return Trust(remote_code=type(loaded).__module__.startswith(_REMOTE_MODULES))
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -20,14 +20,17 @@ _KERNELS = {
 
 def loaded_model(model: PreTrainedModel) -> LoadedModel:
     """The description of the model as it is now. Tied parameters count once."""
-    parameters, kernel = list(model.parameters()), model.config._attn_implementation
-    has_own_kernels = kernel == PACKED_ATTENTION and uses_native_layers(model)
+    parameters = list(model.parameters())
+    kernel = model.config._attn_implementation
+    attention = _KERNELS.get(kernel, kernel)
+    if kernel == PACKED_ATTENTION and uses_native_layers(model):
+        attention += ", own kernels"
     return LoadedModel(
         architecture=type(model).__name__,
         num_parameters=sum(p.numel() for p in parameters),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         dtype=dtype_name(model.dtype),
-        attention=_KERNELS.get(kernel, kernel) + (", own kernels" if has_own_kernels else ""),
+        attention=attention,
         device=str(model.device),
         address=(os.getpid(), model.get_input_embeddings().weight.data_ptr()),
     )
@@ -50,4 +53,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     >>> dtype_name(torch.bfloat16)
     'bf16'
     """
-    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype).removeprefix("torch."))
+    for name, configured in DTYPES.items():
+        if configured == dtype:
+            return name
+    return str(dtype).removeprefix("torch.")

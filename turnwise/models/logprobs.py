@@ -27,10 +27,12 @@ class RaggedIds(NamedTuple):
         """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without kept ids.
         Differentiable."""
         rows = self.rows
+        zeros = z.new_zeros(len(z))
         logits = z[rows, self.ids]
-        top = z.new_zeros(len(z)).scatter_reduce(0, rows, logits.detach(), "amax", include_self=False)
-        total = z.new_zeros(len(z)).index_add(0, rows, torch.exp(logits - top[rows]))
-        return top + total.clamp(min=torch.finfo(z.dtype).tiny).log()
+        top = zeros.scatter_reduce(0, rows, logits.detach(), "amax", include_self=False)
+        total = zeros.index_add(0, rows, torch.exp(logits - top[rows]))
+        bounded = total.clamp(min=torch.finfo(z.dtype).tiny)
+        return top + bounded.log()
 
     def cut(self, chunks: Sequence[slice]) -> "list[RaggedIds]":
         """Splits the kept ids into those of consecutive chunks of rows."""
@@ -70,15 +72,24 @@ def token_logprobs(
     (0.25, 4.0)
     """
     device_type = hidden.device.type
-    compute = (
-        torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
-    )
+    compute = hidden.dtype
+    if torch.is_autocast_enabled(device_type):
+        compute = torch.get_autocast_dtype(device_type)
     with torch.autocast(device_type, enabled=False):
         full, truncated, entropy = _TokenLogprobs.apply(
-            hidden, weight, targets, temperature, with_entropy, kept_ids, compute
+            hidden,
+            weight,
+            targets,
+            temperature,
+            with_entropy,
+            kept_ids,
+            compute,
         )
-    truncated = None if kept_ids is None else torch.where(kept_ids.counts > 0, truncated, full)
-    return TokenLogprobs(full, truncated, entropy if with_entropy else None)
+    return TokenLogprobs(
+        full=full,
+        truncated=None if kept_ids is None else torch.where(kept_ids.counts > 0, truncated, full),
+        entropy=entropy if with_entropy else None,
+    )
 
 
 def logprobs_of(
@@ -92,13 +103,16 @@ def logprobs_of(
     temperature."""
     z = logits.float() / _of_rows(temperature)
     log_p = torch.log_softmax(z, -1)
-    full, z_target = (x.gather(-1, targets[:, None]).squeeze(-1) for x in (log_p, z))
-    entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
+    full = log_p.gather(-1, targets[:, None]).squeeze(-1)
+    z_target = z.gather(-1, targets[:, None]).squeeze(-1)
+    entropy = None
+    if with_entropy:
+        entropy = -(log_p.exp() * log_p).sum(-1)
     if kept_ids is None:
         return TokenLogprobs(full, None, entropy)
-    return TokenLogprobs(
-        full, torch.where(kept_ids.counts > 0, z_target - kept_ids.logsumexp(z), full), entropy
-    )
+    over_kept_ids = z_target - kept_ids.logsumexp(z)
+    truncated = torch.where(kept_ids.counts > 0, over_kept_ids, full)
+    return TokenLogprobs(full, truncated, entropy)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -114,14 +128,18 @@ class _TokenLogprobs(torch.autograd.Function):
         compute: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:
         precise = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, log_z, entropy = (hidden.new_zeros(len(hidden), dtype=precise) for _ in range(3))
-        log_z_truncated = truncated = hidden.new_zeros(0, dtype=precise)
-        if kept_ids is not None:
-            log_z_truncated, truncated = torch.zeros_like(log_z), torch.zeros_like(log_z)
-        matrix, chunks = weight.to(compute), _chunks(len(hidden), len(weight))
+        logprobs = hidden.new_zeros(len(hidden), dtype=precise)
+        log_z = torch.zeros_like(logprobs)
+        entropy = torch.zeros_like(logprobs)
+        num_truncated = 0 if kept_ids is None else len(hidden)
+        truncated = hidden.new_zeros(num_truncated, dtype=precise)
+        log_z_truncated = torch.zeros_like(truncated)
+        matrix = weight.to(compute)
+        chunks = _chunks(len(hidden), len(weight))
         kept_parts = [None] * len(chunks) if kept_ids is None else kept_ids.cut(chunks)
         for rows, part in zip(chunks, kept_parts, strict=True):
-            z = (hidden[rows].to(compute) @ matrix.T).to(precise).div_(_of_rows(temperature, rows))
+            z = hidden[rows].to(compute) @ matrix.T
+            z = z.to(precise).div_(_of_rows(temperature, rows))
             log_z[rows] = torch.logsumexp(z, -1)
             z_target = z.gather(-1, targets[rows, None]).squeeze(-1)
             logprobs[rows] = z_target - log_z[rows]
@@ -129,69 +147,70 @@ class _TokenLogprobs(torch.autograd.Function):
                 log_z_truncated[rows] = part.logsumexp(z)
                 truncated[rows] = z_target - log_z_truncated[rows]
             if with_entropy:
+                # No name for the product: it would live on beside the next chunk's logits.
                 entropy[rows] = log_z[rows] - torch.exp(z - log_z[rows, None]).mul_(z).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy, log_z_truncated)
-        ctx.temperature, ctx.with_entropy, ctx.compute, ctx.kept_parts = (
-            temperature,
-            with_entropy,
-            compute,
-            kept_parts,
-        )
+        ctx.temperature = temperature
+        ctx.with_entropy = with_entropy
+        ctx.compute = compute
+        ctx.kept_parts = kept_parts
         return logprobs, truncated, entropy
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logprobs: Tensor, grad_truncated: Tensor, grad_entropy: Tensor
+        ctx: Any,
+        grad_logprobs: Tensor,
+        grad_truncated: Tensor,
+        grad_entropy: Tensor,
     ) -> tuple[Tensor | None, ...]:
         """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H). For kept ids: onehot(t) − q, where q is their
         softmax."""
         hidden, weight, targets, log_z, entropy, log_z_truncated = ctx.saved_tensors
-        compute, precise = ctx.compute, log_z.dtype
+        compute = ctx.compute
+        precise = log_z.dtype
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=precise) if needs_weight else None
         matrix = weight.to(compute)
-        for rows, part in zip(_chunks(len(hidden), len(weight)), ctx.kept_parts, strict=True):
+        chunks = _chunks(len(hidden), len(weight))
+        for rows, part in zip(chunks, ctx.kept_parts, strict=True):
+            temperature = _of_rows(ctx.temperature, rows)
             h = hidden[rows].to(compute)
-            z = (h @ matrix.T).to(precise).div_(temperature := _of_rows(ctx.temperature, rows))
+            z = h @ matrix.T
+            z = z.to(precise).div_(temperature)
             if part is not None:
-                row, own = part.rows, grad_truncated[rows]
-                slope_truncated = torch.exp(z[row, part.ids] - log_z_truncated[rows][row]).mul_(own[row])
+                row = part.rows
+                grad_part = grad_truncated[rows]
+                log_q = z[row, part.ids] - log_z_truncated[rows][row]
+                slope_truncated = torch.exp(log_q).mul_(grad_part[row])
             log_p = z.sub_(log_z[rows, None])
             p = log_p.exp()
+            slope = grad_logprobs[rows, None]
             if ctx.with_entropy:
-                slope = (
-                    log_p.add_(entropy[rows, None])
-                    .mul_(grad_entropy[rows, None])
-                    .add_(grad_logprobs[rows, None])
-                )
-            else:
-                slope = grad_logprobs[rows, None]
+                negative_surplus = log_p.add_(entropy[rows, None])
+                slope = negative_surplus.mul_(grad_entropy[rows, None]).add_(slope)
             grad_z = p.mul_(slope).neg_()
             grad_z.scatter_add_(-1, targets[rows, None], grad_logprobs[rows, None])
             if part is not None:
-                grad_z.scatter_add_(-1, targets[rows, None], own[:, None])
+                grad_z.scatter_add_(-1, targets[rows, None], grad_part[:, None])
                 grad_z.index_put_((row, part.ids), -slope_truncated, accumulate=True)
             grad_z = grad_z.div_(temperature).to(compute)
             if grad_hidden is not None:
                 grad_hidden[rows] = (grad_z @ matrix).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad_z.T @ h
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return (grad_hidden, grad_weight, None, None, None, None, None)
 
 
 def _of_rows(temperature: float | Tensor, rows: slice = slice(None)) -> float | Tensor:
-    return temperature[rows, None] if isinstance(temperature, Tensor) else temperature
+    if isinstance(temperature, Tensor):
+        return temperature[rows, None]
+    return temperature
 
 
 def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
     step = max(1, _CHUNK_ELEMENTS // vocab_size)
-    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
+    starts = range(0, num_rows, step)
+    return [slice(start, min(start + step, num_rows)) for start in starts]

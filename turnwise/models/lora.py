@@ -5,7 +5,7 @@ seconds."""
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -34,24 +34,28 @@ def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in parameters):
-            starts = list(
-                dict.fromkeys(
-                    start for name in parameters for start in accumulate(name.split("."), "{}.{}".format)
-                )
-            )
+            starts = _starts(parameters)
             raise ConfigError(
                 f"freeze_module_prefix: no parameter's name starts with {prefix!r}; names start with "
                 f"{', '.join(sorted(starts, key=len)[:6])}.{nearest(prefix, starts)}"
             )
-    named = {name for name in parameters if name.startswith(tuple(prefixes))}
-    tensors = {id(parameters[name]) for name in named}
+    with_prefix = {name for name in parameters if name.startswith(tuple(prefixes))}
+    tensors = {id(parameters[name]) for name in with_prefix}
     frozen = frozenset(name for name, parameter in parameters.items() if id(parameter) in tensors)
-    for name in sorted(frozen - named):
+    for name in sorted(frozen - with_prefix):
         logger.warning(
             "freeze_module_prefix also freezes %s: it is tied to a tensor that one of its prefixes names",
             name,
         )
     return frozen
+
+
+def _starts(names: Iterable[str]) -> list[str]:
+    """Every name and every part of one up to a dot, each once, in the order in which they appear."""
+    starts: dict[str, None] = {}
+    for name in names:
+        starts.update(dict.fromkeys(accumulate(name.split("."), "{}.{}".format)))
+    return list(starts)
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
@@ -101,7 +105,11 @@ class Adapters:
     peft isn't installed."""
 
     def __init__(
-        self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None
+        self,
+        model: PreTrainedModel,
+        settings: LoRASettings,
+        base: str = "",
+        head: nn.Linear | None = None,
     ) -> None:
         peft = import_peft()
         self.model = model
@@ -143,11 +151,12 @@ class Adapters:
         with torch.no_grad():
             for name, parameter in self._base_parameters():
                 layer = adapted.get(id(parameter))
-                with gathered([parameter] if layer is None else list(layer.parameters())):
-                    yield (
-                        name,
-                        parameter.detach() if layer is None else parameter + layer.get_delta_weight(_NAME),
-                    )
+                if layer is None:
+                    with gathered([parameter]):
+                        yield name, parameter.detach()
+                else:
+                    with gathered(list(layer.parameters())):
+                        yield name, parameter + layer.get_delta_weight(_NAME)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -167,8 +176,12 @@ class Adapters:
             return
         device = self.model.device
         dropouts = [layer.lora_dropout[_NAME] for layer in self._layers.values()]
+        numbers: list[str | int] = []
+        if part:
+            numbers.append(part)
+        if rank:
+            numbers.append(f"rank {rank}")
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-            numbers: list[str | int] = [*([part] if part else []), *([f"rank {rank}"] if rank else [])]
             torch.manual_seed(derive_seed("lora_dropout", self._settings.seed, str(position), *numbers))
             for dropout in dropouts:
                 dropout.train()
@@ -181,12 +194,13 @@ class Adapters:
     def save(self, folder: Path) -> None:
         """Writes a peft adapter folder with the fingerprint of the base. Raises OSError if it can't be
         written."""
-        values = {
-            key: sorted(value) if isinstance(value, set) else value
-            for key, value in self._config.to_dict().items()
-        }
+        values = self._config.to_dict()
+        for key, value in values.items():
+            if isinstance(value, set):
+                values[key] = sorted(value)
         if self._head:
-            values |= {"task_type": VALUE_TASK, "modules_to_save": [self._head_name]}
+            values["task_type"] = VALUE_TASK
+            values["modules_to_save"] = [self._head_name]
         text = json.dumps({**values, "inference_mode": True}, indent=2, sort_keys=True)
         (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
         (folder / BASE_FINGERPRINT).write_text(self._base_fingerprint + "\n", encoding="utf-8")
@@ -210,10 +224,9 @@ class Adapters:
                 f"{folder}: its adapters were trained on another base model; set pretrain to the one that "
                 f"the run began with"
             )
-        saved, live = load_file(folder / ADAPTER_WEIGHTS), self._tensors()
-        if {name: tensor.shape for name, tensor in saved.items()} != {
-            name: tensor.shape for name, tensor in live.items()
-        }:
+        saved = load_file(folder / ADAPTER_WEIGHTS)
+        live = self._tensors()
+        if _shapes(saved) != _shapes(live):
             raise ModelError(
                 f"{folder} holds adapters of another rank or of other modules; set lora_rank and "
                 f"lora_target so"
@@ -227,12 +240,10 @@ class Adapters:
         endings = ", ".join(sorted({_ending(name) for name in self._layers}))
         settings = self._settings
         sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"
-        head = (
-            "; and the value head"
-            if any(parameter.requires_grad for parameter in self._head.values())
-            else ""
-        )
-        return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}{head}"
+        description = f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}"
+        if any(parameter.requires_grad for parameter in self._head.values()):
+            return f"{description}; and the value head"
+        return description
 
     def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         prefix = self._peft.base_model.prefix
@@ -244,7 +255,12 @@ class Adapters:
         tensors: dict[str, Tensor] = import_peft().get_peft_model_state_dict(
             self._peft, save_embedding_layers=False
         )
-        return tensors | {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
+        head = {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
+        return tensors | head
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def import_peft() -> ModuleType:
@@ -258,36 +274,39 @@ def import_peft() -> ModuleType:
 
 
 def _adapted_modules(
-    model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
+    model: PreTrainedModel,
+    settings: LoRASettings,
+    frozen: Collection[str],
+    head: nn.Linear | None,
 ) -> tuple[list[str], list[str], list[str]]:
     """The targets (`all` replaced by names), the targeted modules that get adapters, and those that are
     `frozen`."""
     heads = (head, model.get_output_embeddings())
-    linear = [
-        n
-        for n, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module not in heads
-    ]
+    linear = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D) and module not in heads:
+            linear.append(name)
     endings = sorted({_ending(name) for name in linear})
     targets = endings if ALL_LINEAR in settings.targets else list(settings.targets)
     for target in targets:
-        if not any(_is_meant(name, target) for name in linear):
+        if not any(_is_of(name, target) for name in linear):
             raise ConfigError(
                 f"lora_target: {target!r} isn't a linear module that can get adapters; this model has "
                 f"{', '.join(endings)}, or "
                 f"{ALL_LINEAR} for all of them.{nearest(target, [*endings, ALL_LINEAR])}"
             )
-    meant = [name for name in linear if any(_is_meant(name, target) for target in targets)]
-    adapted_names = [name for name in meant if f"{name}.weight" not in frozen]
+    targeted = [name for name in linear if any(_is_of(name, target) for target in targets)]
+    adapted_names = [name for name in targeted if f"{name}.weight" not in frozen]
     if not adapted_names:
         raise ConfigError(
             f"freeze_module_prefix: {', '.join(settings.frozen)} leave no module of lora_target to get "
             f"adapters"
         )
-    return targets, adapted_names, [name for name in meant if name not in adapted_names]
+    frozen_modules = [name for name in targeted if name not in adapted_names]
+    return targets, adapted_names, frozen_modules
 
 
-def _is_meant(name: str, target: str) -> bool:
+def _is_of(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
@@ -307,6 +326,8 @@ def fingerprint_of(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()
-        some = values[:: max(1, len(values) // _FINGERPRINT_VALUES)].float().cpu()
-        digest.update(f"{name} {tuple(parameter.shape)}".encode() + some.numpy().tobytes())
+        stride = max(1, len(values) // _FINGERPRINT_VALUES)
+        selected = values[::stride].float().cpu()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        digest.update(selected.numpy().tobytes())
     return digest.hexdigest()

@@ -70,7 +70,8 @@ def make_model(
     preset's config. A `vocab_size` in `overrides` is the exact number of tokens. Equal arguments give equal
     bytes. Raises ModelError if the size or a config field is unknown, the vocabulary is too small or too
     large, or shapes don't fit together."""
-    shape, overrides = preset(size), dict(overrides or {})
+    shape = preset(size)
+    overrides = dict(overrides or {})
     check_sizes("--set", overrides)
     is_exact = "vocab_size" in overrides or (shape.keeps_vocab_size and vocab_size is None)
     num_rows = overrides.pop("vocab_size", vocab_size or shape.vocab_size)
@@ -90,7 +91,10 @@ def make_model(
 
 
 def _config(
-    shape: ModelPreset, tokenizer: PreTrainedTokenizerFast, vocab_size: int, overrides: Mapping[str, Any]
+    shape: ModelPreset,
+    tokenizer: PreTrainedTokenizerFast,
+    vocab_size: int,
+    overrides: Mapping[str, Any],
 ) -> PreTrainedConfig:
     fields = {
         **shape.config,
@@ -99,14 +103,16 @@ def _config(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    known = AutoConfig.for_model(shape.model_type, **fields).to_dict()
+    allowed = AutoConfig.for_model(shape.model_type, **fields).to_dict()
     for name in overrides:
         if name in _MADE_HERE:
             raise ModelError(
                 f"--set {name} would have no effect: the size, the weights, the tokenizer or the use "
                 f"decides it"
             )
-        if name not in known:
-            raise ModelError(f"{name!r} isn't a field of a {shape.model_type} config.{nearest(name, known)}")
+        if name not in allowed:
+            raise ModelError(
+                f"{name!r} isn't a field of a {shape.model_type} config.{nearest(name, allowed)}"
+            )
     check_sizes("--set", {**fields, **overrides})
     return AutoConfig.for_model(shape.model_type, **{**fields, **overrides})

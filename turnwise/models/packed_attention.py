@@ -40,7 +40,9 @@ class PackedSequences:
     boundaries: Tensor
     tree: PrefixTree | None = None
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict,
+        repr=False,
+        compare=False,
     )
 
     @classmethod
@@ -62,14 +64,15 @@ class PackedSequences:
     @property
     def key_lengths(self) -> tuple[int, ...]:
         """The number of keys that each sequence attends to."""
-        return self.lengths if self.tree is None else self.tree.path_lengths
+        if self.tree is None:
+            return self.lengths
+        return self.tree.path_lengths
 
     @cached_property
     def branches(self) -> Branches:
         """The sequences and their paths in the form that turnwise's own kernels read."""
-        return Branches.of(
-            self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy()
-        )
+        paths = None if self.tree is None else self.tree.paths.numpy()
+        return Branches.of(self.lengths, self.key_lengths, paths)
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
         """The mask to add to the scores of `query` [1, heads, N, D] at the last N of `num_keys` positions;
@@ -78,16 +81,18 @@ class PackedSequences:
         num_queries = query.shape[2]
         if num_queries == num_keys and (window is None or num_keys <= window):
             return None
-        if (window, query.dtype) not in self._masks:
-            self._masks[window, query.dtype] = _band(max(self.key_lengths), window, query)
-        return self._masks[window, query.dtype][num_keys - num_queries : num_keys, :num_keys]
+        key = (window, query.dtype)
+        if key not in self._masks:
+            self._masks[key] = _band(max(self.key_lengths), window, query)
+        return self._masks[key][num_keys - num_queries : num_keys, :num_keys]
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
     """Whether packed sequences stay apart in this architecture: every layer takes its attention from the
     registry, and no recurrent state continues from one sequence into the next."""
     is_plain = model._supports_attention_backend and model._supports_sdpa and not model._is_stateful
-    return is_plain and _PACKABLE_LAYERS.issuperset(model.config.to_dict().get("layer_types") or ())
+    layer_types = model.config.to_dict().get("layer_types") or ()
+    return is_plain and _PACKABLE_LAYERS.issuperset(layer_types)
 
 
 def packed_attention(
@@ -205,7 +210,7 @@ def _varlen(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     longest = max(sequences.lengths)
     groups: dict[str, Any] = {"enable_gqa": True} if num_groups > 1 and _HAS_GROUPS else {}
-    left = -1 if sliding_window is None else sliding_window - 1
+    num_before = -1 if sliding_window is None else sliding_window - 1  # −1 stands for all
     output = varlen.varlen_attn(
         q,
         k,
@@ -215,7 +220,7 @@ def _varlen(
         longest,
         longest,
         scale=scaling,
-        window_size=(left, 0),
+        window_size=(num_before, 0),
         **groups,
     )
     assert isinstance(output, Tensor)

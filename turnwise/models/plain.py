@@ -14,24 +14,28 @@ from turnwise.types import FloatArray, Sample
 
 
 def plain_model(
-    config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+    config: PreTrainedConfig,
+    weights: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
 ) -> PreTrainedModel:
     """A new model with copies of `weights`, in `dtype`, on the weights' device. Raises ModelError if a weight
     doesn't fit."""
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(
-            deepcopy(config), dtype=dtype, attn_implementation="sdpa"
+            deepcopy(config),
+            dtype=dtype,
+            attn_implementation="sdpa",
         ).eval()
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     device = model.device
     with torch.no_grad():
         for name, tensor in weights:
-            if name not in own or own[name].shape != tensor.shape:
+            if name not in parameters or parameters[name].shape != tensor.shape:
                 raise ModelError(
                     f"the trainer's tensor {name} {tuple(tensor.shape)} doesn't fit a plain model of its "
                     f"config"
                 )
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)
             device = tensor.device
     return model.to(device)
 
@@ -48,15 +52,16 @@ def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperatur
                 f"token id {sample.token_ids.max()} is beyond a vocabulary of {model.config.vocab_size}"
             )
         token_ids = torch.from_numpy(sample.token_ids).to(model.device)
-        logits, kept_ids = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1], None
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+        kept_ids = None
         if sample.kept_ids is not None and sample.kept_offsets is not None:
             # The first token has no kept ids, since it isn't sampled.
-            ids, counts = (
-                torch.from_numpy(x.astype(np.int64))
-                for x in (sample.kept_ids, np.diff(sample.kept_offsets)[1:])
+            counts = np.diff(sample.kept_offsets)[1:]
+            kept_ids = RaggedIds(
+                ids=torch.from_numpy(sample.kept_ids.astype(np.int64)).to(model.device),
+                counts=torch.from_numpy(counts.astype(np.int64)).to(model.device),
             )
-            kept_ids = RaggedIds(ids.to(model.device), counts.to(model.device))
-        found = logprobs_of(logits, token_ids[1:], temperature, kept_ids=kept_ids)
-        logprobs = found.full if found.truncated is None else found.truncated
+        result = logprobs_of(logits, token_ids[1:], temperature, kept_ids=kept_ids)
+        logprobs = result.full if result.truncated is None else result.truncated
         results.append(np.append(np.float32(0.0), logprobs.cpu().numpy()))
     return results

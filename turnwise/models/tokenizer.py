@@ -35,7 +35,9 @@ becomes one token even if it is rare (such as the sign of a goal, once per episo
 
 
 def train_tokenizer(
-    corpus: Iterable[str], vocab_size: int, is_filled: bool = False
+    corpus: Iterable[str],
+    vocab_size: int,
+    is_filled: bool = False,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give
     equal tokenizers. With `is_filled` it has exactly `vocab_size` tokens: if the corpus gives fewer, the rest

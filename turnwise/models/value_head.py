@@ -76,7 +76,9 @@ def load_value_model(
         replaced = _text_head(config)
         unexpected = [name for name in unexpected if name not in replaced]
     require_weights(
-        path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")], unexpected
+        path,
+        [name for name in missing if name.startswith(f"{model.base_model_prefix}.")],
+        unexpected,
     )
     for name in missing:
         nn.init.zeros_(model.get_parameter(name))
@@ -102,7 +104,8 @@ def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
     base = base_of_adapter(folder)
     if base is not None:
         return 1 if is_value_adapter(folder) else num_labels_here(base, trust)
-    if not (shapes := weight_shapes(folder)):
+    shapes = weight_shapes(folder)
+    if not shapes:
         return None
     config = load_model_config(folder, trust)
     if trusted_already(config).remote_code:
@@ -116,14 +119,15 @@ def num_labels_here(path: str | Path, trust: Trust = NOTHING) -> int | None:
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """transformers' token classifier of this architecture, else a class made here. Raises ModelError for a
     non-decoder."""
-    decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
+    decoders = AutoModelForCausalLM._model_mapping
+    classifiers = AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(
-            f"a {config.model_type} model isn't a decoder: its values would depend on later tokens; take a "
+            f"a {config.model_type} model isn't a decoder: its values would depend on later tokens; use a "
             f"causal model"
         )
-    if type(config) in known:
-        return known[type(config)]
+    if type(config) in classifiers:
+        return classifiers[type(config)]
     decoder = decoders[type(config)]
     base = next(parent for parent in decoder.__mro__[1:] if issubclass(parent, PreTrainedModel))
     name = decoder.__name__.replace("ForCausalLM", "ForTokenClassification")

@@ -127,8 +127,8 @@ def test_problems_have_the_operations_asked_for():
 
 def test_who_asks_for_the_parameters_of_combined_gets_those_of_its_parts():
     reward = FunctionReward("combined", combined, str, "prompt", {"penalty_weight": 0.5})
-    assert not reward.wanted.takes_all and {"ground_truth", "answer", "step_bonus"} < set(
-        reward.wanted.optional
+    assert not reward.columns.takes_all and {"ground_truth", "answer", "step_bonus"} < set(
+        reward.columns.optional
     )
     with pytest.raises(ConfigError, match=r"args.penalty_wieght isn't a parameter; it has .*penalty_weight"):
         FunctionReward("combined", combined, str, "prompt", {"penalty_wieght": 0.5})

@@ -22,7 +22,7 @@ from turnwise.data.demonstrations import read_rows
 from turnwise.data.forms import as_demonstration, as_task
 from turnwise.data.padding import plain_arguments, plain_schema
 from turnwise.data.prompts import prompt_of, tools_of
-from turnwise.data.tables import TableRow, Wanted, read_tables
+from turnwise.data.tables import ParameterColumns, TableRow, read_tables
 from turnwise.errors import DataError
 from turnwise.examine.demonstrations import read_demonstrations
 from turnwise.examine.examined import examine
@@ -156,7 +156,7 @@ def test_equal_values_under_one_name_are_no_clash() -> None:
     def score(completions: list[str], ground_truth: list[str]) -> list[float]:
         return []
 
-    wanted = Wanted.by(score, ["completions"])
+    wanted = ParameterColumns.by(score, ["completions"])
     for columns in (row.columns, user):
         wanted.check([TableRow("line 1", columns)], "data.reward score")
         assert wanted.choose(columns) == {"ground_truth": "4"}

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from turnwise.data.tables import TableRow, Wanted, arguments_of, read_tables
+from turnwise.data.tables import ParameterColumns, TableRow, arguments_of, read_tables
 from turnwise.errors import DataError
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
@@ -175,7 +175,7 @@ def everything(completions: list[str], **columns: list[object]) -> list[float]:
 
 
 def test_a_missing_column_is_named_with_its_row() -> None:
-    wanted = Wanted.by(function, ["completions"])
+    wanted = ParameterColumns.by(function, ["completions"])
     wanted.check([TableRow("rows.jsonl, line 1", {"answer": "4"})], "data.reward function")
     with pytest.raises(
         DataError, match=r"line 2: data.reward function needs the column 'answer'.*Did you mean 'answers'"
@@ -189,7 +189,7 @@ def test_a_row_without_a_column_is_refused_from_every_form_of_file(tmp_path: Pat
     rows = [{"prompt": "?", **({"reward_model": part} if is_nested else part)} for part in parts]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    wanted = Wanted.by(function, ["completions"])
+    wanted = ParameterColumns.by(function, ["completions"])
     for name in ("rows.jsonl", "rows.parquet"):
         first, second = read_tables([str(tmp_path / name)], "data.train_files")
         wanted.check([first], "data.reward function")
@@ -208,8 +208,8 @@ def test_a_clash_of_names_is_an_error_for_whom_it_reaches() -> None:
     with pytest.raises(
         DataError, match=r"gets the column 'level', and the row has it twice: extra.level and info.level"
     ):
-        Wanted.by(function, ["completions"]).check([row], "data.reward function")
-    wanted = Wanted.by(everything, ["completions"])
+        ParameterColumns.by(function, ["completions"]).check([row], "data.reward function")
+    wanted = ParameterColumns.by(everything, ["completions"])
     wanted.check([row], "data.reward everything")
     assert "level" not in wanted.choose(row.columns) and wanted.choose(row.columns)["answer"] == "4"
-    Wanted.by(lambda completions, answer: [], ["completions"]).check([row], "data.reward brief")
+    ParameterColumns.by(lambda completions, answer: [], ["completions"]).check([row], "data.reward brief")

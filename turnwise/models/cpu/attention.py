@@ -28,7 +28,10 @@ class Branches(NamedTuple):
 
     @classmethod
     def of(
-        cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None
+        cls,
+        branch_lengths: tuple[int, ...],
+        path_lengths: tuple[int, ...],
+        paths: IntArray | None,
     ) -> "Branches":
         """Branches of these lengths with the concatenated `paths`. Without `paths` each branch is its own
         path.
@@ -36,12 +39,11 @@ class Branches(NamedTuple):
         >>> Branches.of((3, 2), (3, 2), None).paths
         array([0, 1, 2, 3, 4])
         """
-        starts, ends = (
-            np.cumsum((0, *lengths), dtype=np.int64) for lengths in (branch_lengths, path_lengths)
-        )
-        return cls(
-            starts, np.arange(ends[-1]) if paths is None else np.ascontiguousarray(paths, np.int64), ends
-        )
+        starts = np.cumsum((0, *branch_lengths), dtype=np.int64)
+        ends = np.cumsum((0, *path_lengths), dtype=np.int64)
+        if paths is None:
+            paths = np.arange(ends[-1])
+        return cls(starts, np.ascontiguousarray(paths, np.int64), ends)
 
     @property
     def longest(self) -> int:
@@ -54,16 +56,13 @@ class Branches(NamedTuple):
 def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.CDLL | None:
     """The kernels; None if off, unfit for these `tensors` (query, key, value [1, heads, N, D]), or slower
     than SDPA."""
-    heads, size = tensors[0].shape[1], tensors[0].shape[-1]
-    is_plain = all(
-        type(tensor) is Tensor
-        and tensor.device.type == "cpu"
-        and tensor.dtype == torch.float32
-        and tensor.shape[-1] == size
-        for tensor in tensors
-    )
-    fits = is_plain and not size % LANES and not any(heads % tensor.shape[1] for tensor in tensors)
-    if not fits or torch.is_autocast_enabled("cpu") or branches.longest * size > _MOST_NUMBERS:
+    heads = tensors[0].shape[1]
+    size = tensors[0].shape[-1]
+    for tensor in tensors:
+        is_plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == torch.float32
+        if not is_plain or tensor.shape[-1] != size or heads % tensor.shape[1]:
+            return None
+    if size % LANES or torch.is_autocast_enabled("cpu") or branches.longest * size > _MOST_NUMBERS:
         return None
     return load_kernels()
 
@@ -82,18 +81,29 @@ class BranchAttention(torch.autograd.Function):
         scale: float,
         kernels: ctypes.CDLL,
     ) -> Tensor:
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        out, log_sums = torch.empty_like(query), query.new_empty(query.shape[:2])
+        query = query.contiguous()
+        key = key.contiguous()
+        value = value.contiguous()
+        out = torch.empty_like(query)
+        log_sums = query.new_empty(query.shape[:2])
         sizes = (len(branches.starts) - 1, query.shape[1], key.shape[1], query.shape[2], branches.longest)
-        inputs = [tensor.data_ptr() for tensor in (query, key, value)]
-        outputs = out.data_ptr(), log_sums.data_ptr()
-        _check(
-            kernels.attend_branches(
-                *inputs, *branches.pointers(), scale, *outputs, *sizes, torch.get_num_threads()
-            )
+        has_failed = kernels.attend_branches(
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            *branches.pointers(),
+            scale,
+            out.data_ptr(),
+            log_sums.data_ptr(),
+            *sizes,
+            torch.get_num_threads(),
         )
+        _check(has_failed)
         ctx.save_for_backward(query, key, value, out, log_sums)
-        ctx.branches, ctx.scale, ctx.kernels, ctx.sizes = branches, scale, kernels, sizes
+        ctx.branches = branches
+        ctx.scale = scale
+        ctx.kernels = kernels
+        ctx.sizes = sizes
         return out
 
     @staticmethod
@@ -101,16 +111,21 @@ class BranchAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, log_sums = ctx.saved_tensors
         grad = grad.contiguous()
-        q_grad, k_grad, v_grad = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        q_grad = torch.empty_like(query)
+        k_grad = torch.zeros_like(key)
+        v_grad = torch.zeros_like(value)
         room = key.new_empty(2, len(ctx.branches.paths), *key.shape[1:])
         inputs = [tensor.data_ptr() for tensor in (grad, query, key, value, out, log_sums)]
         outputs = [tensor.data_ptr() for tensor in (q_grad, k_grad, v_grad, room[0], room[1])]
-        backward = ctx.kernels.attend_branches_backward
-        _check(
-            backward(
-                *inputs, *ctx.branches.pointers(), ctx.scale, *outputs, *ctx.sizes, torch.get_num_threads()
-            )
+        has_failed = ctx.kernels.attend_branches_backward(
+            *inputs,
+            *ctx.branches.pointers(),
+            ctx.scale,
+            *outputs,
+            *ctx.sizes,
+            torch.get_num_threads(),
         )
+        _check(has_failed)
         return q_grad, k_grad, v_grad, None, None, None
 
 

@@ -47,7 +47,8 @@ def _load() -> ctypes.CDLL | None:
         raise ConfigError(f"the environment variable {SWITCH} is {switch!r}; it may be on or off")
     if switch == "off" or os.name != "posix":
         return None
-    faults, advice = [], "Install gcc or clang"
+    faults = []
+    advice = "Install gcc or clang"
     for compiler in _compilers():
         try:
             return _typed(_compiled_and_loaded(compiler))
@@ -74,12 +75,15 @@ def _load() -> ctypes.CDLL | None:
 def _compilers() -> Iterator[list[str]]:
     """Commands of C compilers: `$CC` alone if it is set, else those of cc, gcc and clang that exist."""
     try:
-        named = shlex.split(os.environ.get("CC", ""))
+        from_environment = shlex.split(os.environ.get("CC", ""))
     except ValueError:
-        named = [os.environ["CC"]]
-    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
-        if named or shutil.which(command[0]):
-            yield command
+        from_environment = [os.environ["CC"]]
+    if from_environment:
+        yield from_environment
+        return
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            yield [name]
 
 
 def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
@@ -95,9 +99,9 @@ def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
             # may run.
             if library is not None:
                 library.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="turnwise-") as own:
+    with tempfile.TemporaryDirectory(prefix="turnwise-") as temporary:
         # The library stays loaded when its file is removed.
-        return _loaded(compiled(FOLDER, compiler, Path(own)))
+        return _loaded(compiled(FOLDER, compiler, Path(temporary)))
 
 
 def _loaded(library: Path) -> ctypes.CDLL:
@@ -176,7 +180,7 @@ def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
 def _run(command: list[str]) -> str:
     """The output of a command, in English."""
     environment = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         check=True,
         capture_output=True,
@@ -185,7 +189,7 @@ def _run(command: list[str]) -> str:
         timeout=_TIME_LIMIT_S,
         env=environment,
     )
-    return done.stdout
+    return result.stdout
 
 
 def _machine() -> list[str]:

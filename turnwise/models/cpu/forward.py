@@ -68,7 +68,8 @@ class NativeForward:
     ) -> None:
         self._kernels = kernels
         self._length = len(rotary)
-        self._vocab_size, self._num_embeddings = len(lm_head), len(embedding)
+        self._vocab_size = len(lm_head)
+        self._num_embeddings = len(embedding)
         self._buffers: list[Tensor] = []  # the memory that the structures point to
         self._layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
         self._decoder = _Decoder(
@@ -126,28 +127,35 @@ class NativeForward:
         slot and a position, [N]. Writes each layer's `keys` and `values` [S, kv_heads, length, head_dim].
         Positions of slot s below `splits[s]` [S] are read from slot `bases[s]`. Raises IndexError if an id
         has no embedding, or a slot or position is too large."""
-        num_tokens, (num_slots, _, length, _) = len(token_ids), values[-1].shape
+        num_tokens = len(token_ids)
+        num_slots, _, length, _ = values[-1].shape
         if token_ids.min() < 0 or token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")
         if slots.max() >= num_slots or positions.max() >= min(length, self._length):
             raise IndexError(f"a step goes beyond a cache of {num_slots} slots of {length} tokens")
-        for layer, own_keys, own_values in zip(self._layers, keys, values, strict=True):
-            layer.keys, layer.values, layer.capacity = (
-                own_keys.data_ptr(),
-                own_values.data_ptr(),
-                own_keys.shape[2],
-            )
-        decoder, num_threads = self._decoder, torch.get_num_threads()
-        decoder.bases, decoder.splits = bases.ctypes.data, splits.ctypes.data
+        for layer, layer_keys, layer_values in zip(self._layers, keys, values, strict=True):
+            layer.keys = layer_keys.data_ptr()
+            layer.values = layer_values.data_ptr()
+            layer.capacity = layer_keys.shape[2]
+        num_threads = torch.get_num_threads()
+        decoder = self._decoder
+        decoder.bases = bases.ctypes.data
+        decoder.splits = splits.ctypes.data
         size = self._kernels.workspace_size(ctypes.byref(decoder), num_tokens, num_threads)
         if size > len(self._workspace):
             self._workspace = self._workspace.new_empty(size)
         logits = self._workspace.new_empty(len(last_tokens), self._vocab_size)
-        arrays = token_ids, slots, positions, last_tokens
-        asked = _Step(*(array.ctypes.data for array in arrays), num_tokens, len(last_tokens))
+        step = _Step(
+            token_ids=token_ids.ctypes.data,
+            slots=slots.ctypes.data,
+            positions=positions.ctypes.data,
+            last_tokens=last_tokens.ctypes.data,
+            num_tokens=num_tokens,
+            num_last=len(last_tokens),
+        )
         self._kernels.forward(
             ctypes.byref(decoder),
-            ctypes.byref(asked),
+            ctypes.byref(step),
             self._workspace.data_ptr(),
             logits.data_ptr(),
             num_threads,

@@ -25,14 +25,7 @@ def use_native_layers(model: PreTrainedModel) -> bool:
     sequences begin. Projections with the same input are fused (`models.fused`) if possible, so that one
     matrix product computes them together."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
-    if (
-        not is_packed
-        or model.device.type != "cpu"
-        or model.dtype != torch.float32
-        or not has_plain_body(model)
-    ):
-        return False
-    if load_kernels() is None:
+    if not is_packed or not _fits(model) or load_kernels() is None:
         return False
     if supports_fast_path(model):
         fuse_projections(model)
@@ -48,23 +41,41 @@ def use_native_layers(model: PreTrainedModel) -> bool:
 
 def uses_native_layers(model: PreTrainedModel) -> bool:
     """Whether `use_native_layers` has changed this model, and the model is still in float32 on the CPU."""
-    is_there = model.device.type == "cpu" and model.dtype == torch.float32 and has_plain_body(model)
-    forward = vars(model.base_model.layers[0].mlp).get("forward") if is_there else None
+    if not _fits(model):
+        return False
+    forward = vars(model.base_model.layers[0].mlp).get("forward")
     return isinstance(forward, partial) and forward.func is _mlp_forward
+
+
+def _fits(model: PreTrainedModel) -> bool:
+    return model.device.type == "cpu" and model.dtype == torch.float32 and has_plain_body(model)
 
 
 class RMSNorm(torch.autograd.Function):
     """x [N, D] / √(mean x² + eps) · weight (Zhang & Sennrich 2019)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, kernels: ctypes.CDLL) -> Tensor:
-        x, weight = x.contiguous(), weight.contiguous()
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        kernels: ctypes.CDLL,
+    ) -> Tensor:
+        x = x.contiguous()
+        weight = weight.contiguous()
         out = torch.empty_like(x)
         kernels.rms_norm(
-            x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape, torch.get_num_threads()
+            x.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            *x.shape,
+            torch.get_num_threads(),
         )
         ctx.save_for_backward(x, weight)
-        ctx.eps, ctx.kernels = eps, kernels
+        ctx.eps = eps
+        ctx.kernels = kernels
         return out
 
     @staticmethod
@@ -95,15 +106,27 @@ class SplitHeads(torch.autograd.Function):
         qkv = qkv.contiguous()
         num_tokens, stride = qkv.shape
         dim = tables[0].shape[1]
-        query, key, value = qkv.split([count * dim for count in (*num_heads, num_heads[1])], 1)
+        num_queries, num_keys = num_heads
+        query, key, value = qkv.split([num_queries * dim, num_keys * dim, num_keys * dim], 1)
+        cosines, sines = tables
         outputs = []
-        for part, weight, count in ((query, q_weight, num_heads[0]), (key, k_weight, num_heads[1])):
+        for part, weight, count in ((query, q_weight, num_queries), (key, k_weight, num_keys)):
             out = qkv.new_empty(num_tokens, count, dim)
-            pointers = part.data_ptr(), stride, _pointer(weight), eps, *map(_pointer, tables), out.data_ptr()
-            kernels.norm_rotate(*pointers, *out.shape, torch.get_num_threads())
+            kernels.norm_rotate(
+                part.data_ptr(),
+                stride,
+                _pointer(weight),
+                eps,
+                cosines.data_ptr(),
+                sines.data_ptr(),
+                out.data_ptr(),
+                *out.shape,
+                torch.get_num_threads(),
+            )
             outputs.append(out)
         ctx.save_for_backward(qkv, q_weight, k_weight, *tables)
-        ctx.eps, ctx.kernels, ctx.num_heads = eps, kernels, num_heads
+        ctx.eps = eps
+        ctx.kernels = kernels
         return outputs[0], outputs[1], value.reshape(num_tokens, -1, dim)
 
     @staticmethod
@@ -112,7 +135,8 @@ class SplitHeads(torch.autograd.Function):
         qkv, q_weight, k_weight, *tables = ctx.saved_tensors
         qkv_grad = torch.empty_like(qkv)
         sizes = [grad.shape[1] * grad.shape[2] for grad in (q_grad, k_grad, v_grad)]
-        (query, key, _), (query_grad, key_grad, value_grad) = qkv.split(sizes, 1), qkv_grad.split(sizes, 1)
+        query, key, _ = qkv.split(sizes, 1)
+        query_grad, key_grad, value_grad = qkv_grad.split(sizes, 1)
         needs = ctx.needs_input_grad
         q_weight_grad = _heads_backward(ctx, q_grad, query, q_weight, tables, query_grad, needs[1])
         k_weight_grad = _heads_backward(ctx, k_grad, key, k_weight, tables, key_grad, needs[2])
@@ -136,7 +160,8 @@ class SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
-        grad, gate_up_grad = grad.contiguous(), torch.empty_like(gate_up)
+        grad = grad.contiguous()
+        gate_up_grad = torch.empty_like(gate_up)
         pointers = grad.data_ptr(), gate_up.data_ptr(), gate_up_grad.data_ptr()
         ctx.kernels.silu_mul_backward(*pointers, *grad.shape, torch.get_num_threads())
         return gate_up_grad, None
@@ -160,12 +185,11 @@ class JoinedLinear(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         if not any(needs):
             return x_grad, None, *(None for _ in needs)
-        parts = (grad.flatten(0, -2).T @ x.flatten(0, -2)).split(ctx.sizes)
-        return (
-            x_grad,
-            None,
-            *(part if is_needed else None for part, is_needed in zip(parts, needs, strict=True)),
-        )
+        weight_grad = grad.flatten(0, -2).T @ x.flatten(0, -2)
+        grads: list[Tensor | None] = []
+        for part, is_needed in zip(weight_grad.split(ctx.sizes), needs, strict=True):
+            grads.append(part if is_needed else None)
+        return x_grad, None, *grads
 
 
 def _heads_backward(
@@ -182,7 +206,7 @@ def _heads_backward(
     grad = grad.contiguous()
     weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)
-    inputs = (
+    has_failed = ctx.kernels.norm_rotate_backward(
         grad.data_ptr(),
         x.data_ptr(),
         x.stride(0),
@@ -190,9 +214,12 @@ def _heads_backward(
         ctx.eps,
         _pointer(cosines),
         _pointer(sines),
+        x_grad.data_ptr(),
+        _pointer(weight_grad),
+        *grad.shape,
+        torch.get_num_threads(),
     )
-    outputs = x_grad.data_ptr(), _pointer(weight_grad)
-    if ctx.kernels.norm_rotate_backward(*inputs, *outputs, *grad.shape, torch.get_num_threads()):
+    if has_failed:
         raise MemoryError("no memory is left for the gradient of a norm's weight")
     return weight_grad
 
@@ -215,7 +242,8 @@ def _mlp_forward(module: Any, x: Tensor) -> Tensor:
         # Adapters may have outputs of another dtype.
         gate, up = gate_up.chunk(2, -1)
         return module.down_proj(module.act_fn(gate) * up)
-    return module.down_proj(SwiGLU.apply(gate_up.flatten(0, -2), kernels).view(*x.shape[:-1], -1))
+    gated = SwiGLU.apply(gate_up.flatten(0, -2), kernels)
+    return module.down_proj(gated.view(*x.shape[:-1], -1))
 
 
 def _attention_forward(
@@ -228,28 +256,35 @@ def _attention_forward(
 ) -> tuple[Tensor, None]:
     norms = [module._modules[name] for name in ("q_norm", "k_norm") if name in module._modules]
     kernels = _kernels_for(hidden_states, *position_embeddings, *(norm.weight for norm in norms))
-    sequences, drops = kwargs.get("sequences"), module.training and module.attention_dropout > 0
-    if (
-        kernels is None
-        or sequences is None
-        or drops
-        or past_key_values is not None
-        or any(map(_is_watched, norms))
-    ):
-        return type(module).forward(
-            module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
-        )
+    original = partial(
+        type(module).forward,
+        module,
+        hidden_states,
+        position_embeddings,
+        attention_mask,
+        past_key_values,
+        **kwargs,
+    )
+    sequences = kwargs.get("sequences")
+    drops = module.training and module.attention_dropout > 0
+    if kernels is None or sequences is None or drops:
+        return original()
+    if past_key_values is not None or any(map(_is_watched, norms)):
+        return original()
     num_tokens = hidden_states.shape[1]
     qkv = _together(hidden_states[0], module.q_proj, module.k_proj, module.v_proj)
     if _kernels_for(qkv) is None:
-        return type(module).forward(
-            module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
-        )
+        return original()
     num_rows = qkv.shape[1] // module.head_dim
     num_kv_heads = num_rows // (module.num_key_value_groups + 2)
-    q_weight, k_weight, eps = None, None, 0.0
+    q_weight = None
+    k_weight = None
+    eps = 0.0
     if norms:
-        q_weight, k_weight, eps = norms[0].weight, norms[1].weight, norms[0].variance_epsilon
+        q_norm, k_norm = norms
+        q_weight = q_norm.weight
+        k_weight = k_norm.weight
+        eps = q_norm.variance_epsilon
     tables = tuple(table[0].contiguous() for table in position_embeddings)
     num_heads = (num_rows - 2 * num_kv_heads, num_kv_heads)
     heads = SplitHeads.apply(qkv, q_weight, k_weight, tables, eps, num_heads, kernels)
@@ -264,13 +299,15 @@ def _together(x: Tensor, *projections: nn.Module) -> Tensor:
     linears = [linear for linear in projections if type(linear) is nn.Linear and not _is_watched(linear)]
     weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    weight = (
-        joined(weights) if len(linears) == len(projections) and len(biases) in (0, len(linears)) else None
-    )
+    weight = None
+    if len(linears) == len(projections) and len(biases) in (0, len(linears)):
+        weight = joined(weights)
     if weight is None:
         return torch.cat([projection(x) for projection in projections], -1)
     outputs: Tensor = JoinedLinear.apply(x, weight, *weights)
-    return outputs + torch.cat(biases) if biases else outputs
+    if not biases:
+        return outputs
+    return outputs + torch.cat(biases)
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -289,13 +326,11 @@ def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
     and on a CPU."""
     if torch.is_autocast_enabled("cpu"):
         return None
-    fits = all(
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.dtype == torch.float32
-        for tensor in tensors
-    )
-    return load_kernels() if fits else None
+    for tensor in tensors:
+        is_plain = type(tensor) in (Tensor, nn.Parameter)
+        if not is_plain or tensor.device.type != "cpu" or tensor.dtype != torch.float32:
+            return None
+    return load_kernels()
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -306,4 +341,6 @@ def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    if tensor is None:
+        return None
+    return tensor.data_ptr()

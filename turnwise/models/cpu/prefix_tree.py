@@ -12,7 +12,8 @@ from torch import Tensor
 
 from turnwise.types import IntArray
 
-_SHORT, _LONGEST = 512, 4096
+_SHORT = 512
+_LONGEST = 4096
 """Sequence lengths in tokens. A shared prefix needs a mask, with which SDPA doesn't skip future keys. Up to
 `_SHORT` the mask is free (CPU, torch 2.13), so short prefixes are shared; above, only long ones; above
 `_LONGEST` (a mask over 64 MiB), none."""
@@ -57,12 +58,15 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool =
     num_nodes = 0
     previous = path = np.empty(0, np.int64)
     for index in order:
-        sequence, start = sequences[index], starts[index]
+        sequence = sequences[index]
+        start = starts[index]
         shared = _num_shared(previous, sequence)
         branch = np.arange(start + shared, start + len(sequence))
-        path = np.concatenate([path[:shared], np.arange(num_nodes, num_nodes + len(branch))])
-        nodes[start : start + len(path)] = path
-        nodes[start + len(path) : start + lengths[index]] = path[-1]
+        new_nodes = np.arange(num_nodes, num_nodes + len(branch))
+        path = np.concatenate([path[:shared], new_nodes])
+        path_end = start + len(path)
+        nodes[start:path_end] = path
+        nodes[path_end : start + lengths[index]] = path[-1]
         if len(branch):
             branches.append(branch)
             paths.append(path)
@@ -86,4 +90,6 @@ def _num_shared(previous: IntArray, sequence: IntArray) -> int:
     # Below these shares, gathering keys and values, or a full rectangle of scores, costs more than sharing
     # saves.
     smallest = len(sequence) / (16 if len(sequence) <= _SHORT else 2)
-    return shared if shared >= smallest and len(sequence) <= _LONGEST else 0
+    if shared < smallest or len(sequence) > _LONGEST:
+        return 0
+    return shared

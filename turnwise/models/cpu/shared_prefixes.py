@@ -39,13 +39,14 @@ class SharedPrefixes:
 
     def reserve(self, num_slots: int) -> None:
         """Makes room for at least this many slots. A new slot reads only from itself."""
-        more = np.arange(len(self.bases), max(num_slots, len(self.bases)))
-        self.bases = np.concatenate((self.bases, more))
-        self.splits = np.concatenate((self.splits, np.zeros_like(more)))
+        new_slots = np.arange(len(self.bases), max(num_slots, len(self.bases)))
+        self.bases = np.concatenate((self.bases, new_slots))
+        self.splits = np.concatenate((self.splits, np.zeros_like(new_slots)))
 
     def clear(self) -> None:
         """Makes every slot read from itself. What is cached now must not be read again."""
-        self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
+        self.bases = np.arange(len(self.bases))
+        self.splits = np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
         """Gives `target` the positions from `start` up to `stop` of `source`. Earlier positions are equal
@@ -60,8 +61,9 @@ class SharedPrefixes:
             start = length
         if start < split:
             self._copy(base, target, start, min(split, stop))
-        if stop > max(start, split):
-            self._copy(source, target, max(start, split), stop)
+        start = max(start, split)
+        if start < stop:
+            self._copy(source, target, start, stop)
 
     def keep(self, slot: int, num_tokens: int) -> None:
         """Keeps the first `num_tokens` positions of the slot, for itself and for slots that read from it. Its
@@ -79,15 +81,16 @@ class SharedPrefixes:
         heir = max(borrowers, key=self.splits.__getitem__)
         self._copy(slot, heir, 0, int(self.splits[heir]))
         self._borrow(slot, heir, 0)
-        for other in borrowers:
-            self._borrow(heir, other, int(self.splits[other]))
+        for borrower in borrowers:
+            self._borrow(heir, borrower, int(self.splits[borrower]))
 
     def _borrow(self, base: int, slot: int, split: int) -> None:
         self.splits[slot] = split
         self.bases[slot] = base if split else slot
 
     def _borrowers(self, base: int, longer_than: int) -> list[int]:
-        return [int(slot) for slot in np.flatnonzero((self.bases == base) & (self.splits > longer_than))]
+        borrows = (self.bases == base) & (self.splits > longer_than)
+        return [int(slot) for slot in np.flatnonzero(borrows)]
 
 
 def _whole_vectors(num_tokens: int) -> int:
