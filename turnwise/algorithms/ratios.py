@@ -16,8 +16,8 @@ class Spans:
     """The turn and the sequence of each of N tokens. Means and sums include only the tokens of `mask`, bool
     [N].
 
-    >>> spans = Spans(torch.tensor([False, True, True, True]), torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0,
-    0, 0]))
+    >>> mask = torch.tensor([False, True, True, True])
+    >>> spans = Spans(mask, torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 0, 0]))
     >>> x = torch.tensor([float("nan"), 1.0, 3.0, 5.0])
     >>> [spans.over(x, name)[1:].tolist() for name in ("token", "segment", "geometric", "sequence")]
     [[1.0, 3.0, 5.0], [2.0, 2.0, 5.0], [3.0, 3.0, 3.0], [9.0, 9.0, 9.0]]

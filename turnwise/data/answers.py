@@ -66,8 +66,10 @@ def stated_answer(text: str) -> str | None:
     last `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their Chinese form. After a box
     only `Final Answer:` and `####` count, with nothing but an answer. None if it states none.
 
-    >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7"), stated_answer(r"\\boxed{5}.
-    Therefore, we are done.") ('3 + 4 = 7', '5')
+    >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7")
+    '3 + 4 = 7'
+    >>> stated_answer(r"\\boxed{5}. Therefore, we are done.")
+    '5'
     """
     statement = _statement(text)
     if statement is None:
@@ -96,8 +98,10 @@ def is_correct(completion: str, truth: object) -> bool:
     """Whether the completion's answer equals the true one: by value if both are one number, else as a whole
     expression.
 
-    >>> is_correct("Final Answer: 3 + 4 = 7", "7"), is_correct("It is 1,000 dollars", 1000), is_correct("####
-    3", "7") (True, True, False)
+    >>> is_correct("Final Answer: 3 + 4 = 7", "7"), is_correct("It is 1,000 dollars", 1000)
+    (True, True)
+    >>> is_correct("#### 3", "7")
+    False
     """
     text = true_answer(truth)
     return any(same_answer(candidate, text) for candidate in _candidates(completion))

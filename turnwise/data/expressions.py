@@ -40,8 +40,10 @@ def same_answer(answer: str, truth: str, depth: int = 0) -> bool:
     element by element, anything else as a whole expression. A left side of one letter counts if both have
     one; that of the truth may be left out.
 
-    >>> same_answer("5", "x = 5"), same_answer("x = 5", "y = 5"), same_answer("(1/2, 3)", "(0.5,3)"),
-    same_answer("2", "2pi") (True, False, True, False)
+    >>> same_answer("5", "x = 5"), same_answer("x = 5", "y = 5")
+    (True, False)
+    >>> same_answer("(1/2, 3)", "(0.5,3)"), same_answer("2", "2pi")
+    (True, False)
     """
     if max(len(answer), len(truth)) > MAX_LENGTH:
         return answer.casefold() == truth.casefold()

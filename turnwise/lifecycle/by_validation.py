@@ -26,8 +26,10 @@ class BestValue:
     """The best value of a metric so far.
 
     >>> best = BestValue("val/score/mean", "max", min_delta=0.1)
-    >>> [best.see(step, {"val/score/mean": value}) for step, value in enumerate([0.5, 0.55, 0.7])],
-    best.num_since ([True, False, True], 0)
+    >>> [best.see(step, {"val/score/mean": value}) for step, value in enumerate([0.5, 0.55, 0.7])]
+    [True, False, True]
+    >>> best.num_since
+    0
     """
 
     metric: str

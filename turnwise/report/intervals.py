@@ -42,8 +42,8 @@ def clustered_interval(
 
     >>> clustered_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
     True
-    >>> same, mixed = clustered_interval([4, 0] * 10, [4, 4] * 10), clustered_interval([2, 2] * 10, [4, 4] *
-    10)
+    >>> same = clustered_interval([4, 0] * 10, [4, 4] * 10)
+    >>> mixed = clustered_interval([2, 2] * 10, [4, 4] * 10)
     >>> same == wilson_interval(10, 20), mixed == wilson_interval(40, 80)
     (True, True)
     """

@@ -20,8 +20,8 @@ def compare_stages(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     Returns {} if one of the evaluations is missing.
 
     >>> accuracy = {"accuracy_low": 0.0, "accuracy_high": 1.0, "num_samples": 4}
-    >>> results = {"sft_evaluation": {"accuracy": 0.5, **accuracy}, "grpo_evaluation": {"accuracy": 0.25,
-    **accuracy}}
+    >>> sft, grpo = {"accuracy": 0.5, **accuracy}, {"accuracy": 0.25, **accuracy}
+    >>> results = {"sft_evaluation": sft, "grpo_evaluation": grpo}
     >>> compare_stages(results)["verdict"]
     'worse'
     """

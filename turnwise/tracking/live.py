@@ -162,8 +162,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """The finite values as bars between their extremes. If there are more than `width`, a bar is the mean of
     several values.
 
-    >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0,
-    float("nan"), 2.0], 8) ('▁▂▃▄█', '▁█', '▄▄')
+    >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2)
+    ('▁▂▃▄█', '▁█')
+    >>> sparkline([2.0, float("nan"), 2.0], 8)
+    '▄▄'
     """
     values = [value for value in values if math.isfinite(value)]
     if not values:

@@ -24,12 +24,13 @@ def time_shares(
 
     `phases` are seconds by phase, none of them inside another; `totals` are the stopwatch's seconds by track.
 
-    >>> shares = time_shares(10.0, {"rollout": 6.0, "train": 3.0}, {"event loop": 6.0, "engine": 4.0, "idle":
-    1.5})
+    >>> totals = {"event loop": 6.0, "engine": 4.0, "idle": 1.5}
+    >>> shares = time_shares(10.0, {"rollout": 6.0, "train": 3.0}, totals)
     >>> {name: round(share, 2) for name, share in shares.items() if share}
-    ... # doctest: +NORMALIZE_WHITESPACE {'time/trainer/waiting': 0.6, 'time/trainer/update': 0.3,
-    'time/trainer/other': 0.1, 'time/rollouts/engine': 0.4,
-     'time/rollouts/waiting': 0.15, 'time/rollouts/agents': 0.05, 'time/rollouts/paused': 0.4}
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'time/trainer/waiting': 0.6, 'time/trainer/update': 0.3, 'time/trainer/other': 0.1,
+     'time/rollouts/engine': 0.4, 'time/rollouts/waiting': 0.15, 'time/rollouts/agents': 0.05,
+     'time/rollouts/paused': 0.4}
     """
     trainer = dict.fromkeys(("waiting", "forward", "update", "weights"), 0.0)
     for phase, phase_s in phases.items():
@@ -53,8 +54,9 @@ def time_shares(
 def describe_shares(shares: Mapping[str, float]) -> str:
     """The shares as one line for the log.
 
-    >>> describe_shares({"time/trainer/waiting": 0.6, "time/trainer/update": 0.4, "time/rollouts/engine":
-    1.0}) 'trainer: waiting 60%, update 40%; rollouts: engine 100%'
+    >>> shares = {"time/trainer/waiting": 0.6, "time/trainer/update": 0.4, "time/rollouts/engine": 1.0}
+    >>> describe_shares(shares)
+    'trainer: waiting 60%, update 40%; rollouts: engine 100%'
     """
     lines = []
     for part in ("trainer", "rollouts"):

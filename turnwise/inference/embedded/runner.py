@@ -44,8 +44,8 @@ class PackedStep:
         `ids` [S, L] holds the contexts of all slots; those of `slots` have `lengths` [B] tokens.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
-        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]),
-        lengths=np.array([3, 3]))
+        >>> counts, lengths = np.array([1, 2]), np.array([3, 3])
+        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts, lengths)
         >>> step.token_ids, step.positions, step.last_tokens
         (array([7, 8, 9]), array([2, 0, 1]), array([0]))
         """
@@ -73,8 +73,8 @@ class PackedStep:
         """Returns a step of one token per row: the last token of each row whose context ends with this step.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
-        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]),
-        lengths=np.array([3, 3]))
+        >>> counts, lengths = np.array([1, 3]), np.array([3, 3])
+        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts, lengths)
         >>> step.tail().token_ids, step.tail().starts
         (array([7, 4]), array([2, 2]))
         """
