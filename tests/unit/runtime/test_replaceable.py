@@ -173,6 +173,6 @@ def test_no_example_replaces_files_by_itself():
     direct = re.compile(
         r"\.write_(text|bytes)\(|\.unlink\(|\.symlink_to\(|open\(.*[\"']w|write_table\([^,]*, path"
     )
-    files = sorted((Path(__file__).parents[2] / "examples").rglob("*.py"))
+    files = sorted((Path(__file__).parents[3] / "examples").rglob("*.py"))
     assert len(files) > 8
     assert not [f"{file.name}: {found[0]}" for file in files for found in direct.finditer(file.read_text())]
