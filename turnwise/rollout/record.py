@@ -246,11 +246,11 @@ class TurnRecord(Record):
         return self
 
     def made(self) -> Turn:
-        kept = []
+        candidates = []
         for token_ids in self.kept_ids or ():
             span = np.array([0, len(token_ids)])
-            kept.append((np.array(token_ids, np.int32), span, 1))
-        ids, offsets = join_kept_ids(kept)
+            candidates.append((np.array(token_ids, np.int32), span, 1))
+        ids, offsets = join_kept_ids(candidates)
         arrays = {
             "kept_ids": ids,
             "kept_offsets": offsets,
