@@ -165,7 +165,8 @@ class RLOO(ScoreEstimator):
 
         def over_siblings(x: Array) -> Array:
             own_run = np.bincount(outcomes.runs, x)[outcomes.runs]
-            return np.bincount(group, x)[group] - own_run
+            siblings = np.bincount(group, x)[group] - own_run
+            return siblings.astype(np.float64)
 
         num_siblings = over_siblings(outcomes.weights)
         total = over_siblings(outcomes.weights * scores)
