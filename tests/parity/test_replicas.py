@@ -84,6 +84,7 @@ def test_two_replicas_play_what_one_plays_each_a_fair_share_and_follow_the_train
     assert all(row.get("weights/copied_bytes", 0) == 0 for row in measured(one.folder))
 
 
+@pytest.mark.extra
 def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
     config = make_config(
         "ahead", actor_infer=TWO, async_generation_ratio=1, on_weight_update="abort_continue"
@@ -96,13 +97,14 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
     with pytest.raises(
         DataError, match="2 inference replicas sampled in their own processes, which follow no schedule"
     ):
-        run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), replay=folder.path)
+        run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), repeated_run=folder.path)
 
 
 def kill(server):
     os.kill(server.process.life.process_id, signal.SIGKILL)
 
 
+@pytest.mark.extra
 def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):
     pipeline = run_small(
         make_config("one-dies", actor_infer=TWO), lambda pipeline: kill(pipeline.actor_infer.servers[0])
@@ -113,6 +115,7 @@ def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):
     assert len([row for row in measured(pipeline.folder) if "actor/backward_steps" in row]) == 3
 
 
+@pytest.mark.extra
 def test_a_run_without_replicas_ends_with_the_reason(make_config):
     with pytest.raises(ReplicasDeadError, match=r"every inference replica is dead.*SIGKILL"):
         run_small(
@@ -130,7 +133,7 @@ def test_a_device_that_is_not_there_is_named(make_config):
 
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
     """Before a model is loaded."""
-    monkeypatch.setattr(agentic, "open_policy", None)
+    monkeypatch.setattr(agentic, "open_rollout_context", None)
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "2",

@@ -9,7 +9,7 @@ from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.place import place
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.shared_devices import Resident, SharedDevices
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.event_loop import WatchedRunner
@@ -37,7 +37,7 @@ def prepare_run(placement: Placement) -> None:
     process does."""
     modules: list[str] = []
     if placement.cluster == "process" or placement.num_servers > 1:
-        modules.append("turnwise.assemble.roles")
+        modules.append("turnwise.assemble.strategies")
     if placement.num_servers > 1:
         modules.append("turnwise.assemble.servers")
     if modules:

@@ -19,7 +19,7 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         yield from lacking_devices(config, find_machine())
     try:
         if config.resume_from_checkpoint is not False:
-            from turnwise.pipelines.resume import check_resume
+            from turnwise.lifecycle.resume import check_resume
 
             check_resume(config)
     except (ConfigError, CheckpointError) as error:

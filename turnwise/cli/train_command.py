@@ -7,20 +7,22 @@ from pathlib import Path
 from turnwise.assemble.placement import prepare_run
 from turnwise.cli.options import print_notes, read_examined
 from turnwise.config import not_here, require, unavailable
-from turnwise.config.dump import RESUMED
 from turnwise.config.place import place, smallest_machine
-from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.config.read.yaml_text import load_yaml, read_yaml
+from turnwise.config.show.dump import RESUMED
 from turnwise.errors import ConfigError, DataError
 from turnwise.examine.problems import problems
 from turnwise.examine.read import load_examined_sft
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.runtime.rank import launched
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains, draws the learning curve, and prints where the results are."""
-    replay = Path(options.replay) if options.replay else None
-    file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
+    repeated_run = Path(options.replay) if options.replay else None
+    file, overrides = options.config, options.overrides
+    if repeated_run is not None:
+        file, overrides = _config_of(repeated_run, options)
     if file is None:
         raise ConfigError(
             "train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of "
@@ -50,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         is_quiet=options.quiet,
         rollouts=rollouts,
         is_profiled=options.profile,
-        replay=replay,
+        repeated_run=repeated_run,
     )
     with whole_run(config, build, options.quiet, plays=rollouts is None) as pipeline:
         pipeline.run()

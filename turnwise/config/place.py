@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnwise.config.problems import Problem
-from turnwise.config.roles import PlacedModel
-from turnwise.config.schema import AgenticConfig
-from turnwise.config.sft import SFTConfig
+from turnwise.config.schema.agentic import AgenticConfig
+from turnwise.config.schema.model_args import PlacedModel
+from turnwise.config.schema.sft import SFTConfig
 from turnwise.errors import ConfigError, counted
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.placement import (
