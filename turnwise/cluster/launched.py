@@ -22,7 +22,7 @@ from turnwise import __version__
 from turnwise.cluster.channel import Channel
 from turnwise.cluster.child import RoleWorkers, answer_all
 from turnwise.cluster.greeting import greetings
-from turnwise.cluster.messages import Command, SetUp
+from turnwise.cluster.messages import Command, Parcel, SetUp
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.process_life import LaunchedLife
@@ -45,7 +45,8 @@ class OwnRanks(RankProcess, RoleWorkers):
         RankProcess.__init__(self, name, settings)
         RoleWorkers.__init__(self, settings.stopwatch)
 
-    def _ask(self, name: str, command: Command) -> Any:
+    def _ask(self, name: str, parcel: Parcel) -> Any:
+        command = parcel.command
         return getattr(self, command.method)(*command.args)
 
     def begin(self, begin: Callable[[], object]) -> None:
@@ -95,9 +96,8 @@ class LaunchedCluster(ProcessCluster):
             process = WorkerProcess(f"the launched process of rank {rank}", LaunchedLife(process_id), channel)
             self._processes.append(ConnectedRanks(process, settings))
         set_up = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
-        self._send(
-            "setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (set_up,))] * (size - 1)]
-        )
+        set_ups = [Parcel(Command("set_up", (set_up,)))] * (size - 1)
+        self._send("setting up the ranks", [Parcel(Command("begin", (begin,))), *set_ups])
 
     def _end(self) -> None:
         super()._end()

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType
@@ -28,6 +29,22 @@ class Command(NamedTuple):
 
     method: str
     args: tuple[Any, ...]
+
+
+class Parcel:
+    """A command for one or several processes. Whoever sends it first packs it, once for all."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self._packing = threading.Lock()
+        self._message: Message | None = None
+
+    def message(self) -> Any:
+        """What a wire sends. If the command can't be pickled, any Exception may be raised."""
+        with self._packing:
+            if self._message is None:
+                self._message = pack(self.command)
+            return self._message
 
 
 class SetUp(NamedTuple):

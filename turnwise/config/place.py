@@ -15,6 +15,7 @@ from turnwise.runtime.placement import (
     Placement,
     RolePlacement,
 )
+from turnwise.runtime.rank import Layout
 
 AnyConfig = AgenticConfig | SFTConfig
 
@@ -318,14 +319,9 @@ def _placed(
     )
 
 
-def _layout(role: PlacedModel, num_devices: int) -> dict[str, int]:
-    """The role's size along each axis, without the axes of model parallelism that it doesn't use."""
-    layout = {"dp": max(num_devices // role.model_parallel_size, 1)}
-    if role.tensor_parallel_size > 1:
-        layout["tp"] = role.tensor_parallel_size
-    if role.pipeline_parallel_size > 1:
-        layout["pp"] = role.pipeline_parallel_size
-    return layout
+def _layout(role: PlacedModel, num_devices: int) -> Layout:
+    num_replicas = max(num_devices // role.model_parallel_size, 1)
+    return Layout(num_replicas, role.tensor_parallel_size, role.pipeline_parallel_size)
 
 
 def _trained(

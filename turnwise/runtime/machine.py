@@ -63,6 +63,11 @@ class Machine:
             number -= node.num_devices
         raise IndexError(f"device {device} of {self.num_devices}")
 
+    def node_of(self, device: int) -> Node:
+        """The node of a device. Raises IndexError if there is no such device."""
+        index, _ = self.locate(device)
+        return self.nodes[index]
+
     def device_name(self, device: int) -> str:
         """Torch's name for a device, in the processes of its node."""
         index, number = self.locate(device)

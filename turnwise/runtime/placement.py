@@ -8,7 +8,7 @@ from typing import Literal
 
 from turnwise.errors import counted
 from turnwise.runtime.machine import Machine
-from turnwise.runtime.rank import RankContext
+from turnwise.runtime.rank import Layout, RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 
 ClusterName = Literal["local", "process", "launched"]
@@ -47,8 +47,8 @@ class RolePlacement:
     processes: tuple[int, ...]
     """The number of each rank's process. Processes that train come first; servers with processes of their own
     follow."""
-    layout: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
-    """Size along each axis that the devices are divided by: `dp` (copies of the model), `tp`, `pp`, …"""
+    layout: Layout = field(default_factory=Layout)
+    """How the devices divide the model and its samples."""
 
     @property
     def size(self) -> int:
@@ -63,7 +63,7 @@ class RolePlacement:
     @property
     def num_replicas(self) -> int:
         """Number of copies of the model."""
-        return self.layout["dp"]
+        return self.layout.dp
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Placement:
     """Where each role runs. Each device has one process, which hosts the ranks of all training roles on the
     device.
 
-    >>> pair = RolePlacement(((0,), (1,)), (0, 1), {"dp": 2})
+    >>> pair = RolePlacement(((0,), (1,)), (0, 1), Layout(dp=2))
     >>> placement = Placement("process", Machine(), (0, 1), {"actor_train": pair, "critic":
     RolePlacement(((1,),), (1,))})
     >>> placement.num_processes, placement.neighbours("actor_train", 1), placement.ranks_on(0)
@@ -170,6 +170,8 @@ class Placement:
             role=role,
             rank=rank,
             world_size=placed.size,
+            layout=placed.layout,
+            node=self.machine.node_of(placed.ranks[rank][0]).name,
             device=self.device_of(role, rank),
             peers=placed.processes,
             stopwatch=stopwatch or Stopwatch(),
@@ -189,7 +191,7 @@ class Placement:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served
         roles. The last line says which processes there are.
 
-        >>> trainer, server = RolePlacement(((0,),), (0,)), RolePlacement(((2, 3),), (0,), {"dp": 1, "tp": 2})
+        >>> trainer, server = RolePlacement(((0,),), (0,)), RolePlacement(((2, 3),), (0,), Layout(tp=2))
         >>> print(Placement("local", roles={"actor_train": trainer}, served={"actor_infer": server}).table())
         device  actor_train  actor_infer
         0       rank 0       -

@@ -16,7 +16,7 @@ from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.inference.visible_devices import only_visible
 from turnwise.runtime.machine import Machine, Node
-from turnwise.runtime.rank import launched
+from turnwise.runtime.rank import Layout, launched
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -120,9 +120,9 @@ def test_devices_are_numbered_through_the_nodes():
         "cuda:1",
     ]
     server = placement.of("actor_infer")
-    assert (server.ranks, dict(server.layout), server.num_replicas) == (
+    assert (server.ranks, server.layout, server.num_replicas) == (
         ((2, 3), (4, 5)),
-        {"dp": 2, "tp": 2},
+        Layout(dp=2, tp=2),
         2,
     )
     assert placement.devices_of("actor_infer", 1) == ("cuda:2", "cuda:3")
