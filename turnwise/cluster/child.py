@@ -13,11 +13,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads, pack, unpack
-from turnwise.cluster.wire import Message, Wire
+from turnwise.cluster.wire import ConnectionWire, Message, Wire
 from turnwise.errors import WorkerError
+from turnwise.runtime.machine import interface_of
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
-from turnwise.runtime.torch_group import form_groups, join_processes
+from turnwise.runtime.torch_group import Meeting, form_groups, join_processes, open_store
 
 
 class BufferedStopwatch(Stopwatch):
@@ -71,7 +72,7 @@ def begin(connection: Connection, stacks: Connection) -> Wire:
     """Prepares a forked process to write its stacks to `stacks` on SIGUSR1, and returns its wire."""
     os.set_blocking(stacks.fileno(), False)  # a cluster scheduler may send SIGUSR1, and then nobody reads
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    return Wire(connection)
+    return ConnectionWire(connection)
 
 
 def answer_all(wire: Wire) -> None:
@@ -138,13 +139,17 @@ class Child(RoleWorkers):
             logging.getLogger(name).setLevel(level)
         set_up.function()
 
-    def join(
-        self, rendezvous: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]
-    ) -> None:
-        """Joins the processes that meet through the file `rendezvous`, and forms groups, so that ranks can
-        compute together."""
-        join_processes(rendezvous, rank, world_size, device)
-        form_groups(groups)
+    def open_store(self, host: str) -> Meeting:
+        """Makes the store where the processes of the run meet, and keeps it. `host` is this node's address."""
+        self._store = open_store(host)
+        return Meeting(host, self._store.port)
+
+    def join(self, rendezvous: str | Meeting, rank: int, world_size: int, network: Network) -> None:
+        """Joins the processes that meet at `rendezvous`, and forms groups, so that ranks can compute
+        together."""
+        interface = network.interface or (interface_of(network.address) if network.address else "")
+        join_processes(rendezvous, rank, world_size, network.device, interface)
+        form_groups(network.groups)
 
     def check_sendable(self, value: Any) -> None:
         """Does nothing: a call arrives only if its value can be pickled and unpickled."""

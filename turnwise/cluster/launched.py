@@ -27,7 +27,7 @@ from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.process_life import LaunchedLife
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess
-from turnwise.cluster.wire import Message, Wire
+from turnwise.cluster.wire import ConnectionWire, Message
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
@@ -92,7 +92,7 @@ class LaunchedCluster(ProcessCluster):
         self._processes.append(OwnRanks("rank 0", settings))
         for rank in range(1, size):
             connection, process_id = connections[rank]
-            channel = Channel(Wire(connection), settings.stopwatch)
+            channel = Channel(ConnectionWire(connection), settings.stopwatch)
             process = WorkerProcess(f"the launched process of rank {rank}", LaunchedLife(process_id), channel)
             self._processes.append(ConnectedRanks(process, settings))
         set_up = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
@@ -125,7 +125,7 @@ def serve_launched() -> None:
     answer_all(_ReadAhead(connection))
 
 
-class _ReadAhead(Wire):
+class _ReadAhead(ConnectionWire):
     """Reads messages in a thread. If the other end is closed in the middle of a call, ends the process."""
 
     def __init__(self, connection: Connection) -> None:

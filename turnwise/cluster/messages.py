@@ -3,7 +3,7 @@
 import io
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -45,6 +45,19 @@ class Parcel:
             if self._message is None:
                 self._message = pack(self.command)
             return self._message
+
+
+class Network(NamedTuple):
+    """How a process reaches the others of its process groups."""
+
+    device: str
+    """The process's device, as torch names it."""
+    groups: Sequence[tuple[int, ...]]
+    """The processes of each group beside that of all."""
+    address: str = ""
+    """The node's address; empty where all processes are on one machine."""
+    interface: str = ""
+    """The network interface; empty for that of the address."""
 
 
 class SetUp(NamedTuple):

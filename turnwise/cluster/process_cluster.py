@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.messages import Command, Parcel, SetUp
+from turnwise.cluster.messages import Command, Network, Parcel, SetUp
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
 from turnwise.cluster.ranks import require_rank
@@ -187,21 +187,35 @@ class ProcessCluster:
         """Starts the processes and connects their ranks."""
         size = self.placement.num_processes
         for rank in range(size):
-            name = "the trainer's process" if size == 1 else f"the trainer's process of rank {rank}"
-            forked = WorkerProcess.fork(name, CHILD, settings.stopwatch)
+            forked = WorkerProcess.fork(self._name(rank), CHILD, settings.stopwatch)
             self._processes.append(ConnectedRanks(forked, settings))
-        levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-        set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
-        self._send("setting up the trainer's process", [Parcel(Command("set_up", (set_up_child,)))] * size)
+        self._set_up(dict(os.environ), begin)
         if size > 1:
             self._folder = TemporaryDirectory(prefix="turnwise-")
             prepare_processes().remove_at_end(self._folder.name)
-            rendezvous = f"{self._folder.name}/rendezvous"
-            joins = [
-                (rendezvous, rank, size, self.placement.machine.device_name(device), self.placement.groups)
-                for rank, device in enumerate(self.placement.devices)
-            ]
-            self._send("joining the ranks", [Parcel(Command("join", join)) for join in joins])
+            self._join(f"{self._folder.name}/rendezvous")
+
+    def _name(self, number: int) -> str:
+        is_only = self.placement.num_processes == 1
+        return "the trainer's process" if is_only else f"the trainer's process of rank {number}"
+
+    def _set_up(self, environment: dict[str, str], begin: Callable[[], object]) -> None:
+        """Sets up each process, with this environment if it isn't empty."""
+        levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
+        set_up = SetUp(environment, list(sys.path), os.getcwd(), levels, begin)
+        parcels = [Parcel(Command("set_up", (set_up,)))] * len(self._processes)
+        self._send("setting up the trainer's process", parcels)
+
+    def _join(self, rendezvous: Any) -> None:
+        """Lets the processes meet, so that they can compute together."""
+        size = self.placement.num_processes
+        joins = [(rendezvous, rank, size, self._network(rank)) for rank in range(size)]
+        self._send("joining the ranks", [Parcel(Command("join", join)) for join in joins])
+
+    def _network(self, number: int) -> Network:
+        """How a process reaches the others."""
+        device = self.placement.machine.device_name(self.placement.devices[number])
+        return Network(device, self.placement.groups)
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> ProcessWorkers:
         host_role = beside or role

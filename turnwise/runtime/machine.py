@@ -1,6 +1,8 @@
 """The machine that a run is placed on, as a value: described by a test or a config, or found."""
 
 import os
+import socket
+import struct
 import sys
 from dataclasses import dataclass, replace
 
@@ -12,6 +14,9 @@ _DRIVERS = (
     "/dev/kfd",
 )  # one of these exists if Linux has a driver for accelerators
 
+_SIOCGIFADDR = 0x8915
+"""Linux's request for the address of an interface (`netdevice(7)`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -22,6 +27,10 @@ class Node:
     accelerator: str = ""
     """Torch's name for the kind of its accelerators, `cuda`; empty where a device is a slot of the CPU."""
     name: str = ""
+    address: str = ""
+    """The address by which other nodes reach it; empty for this machine alone."""
+    key: str = ""
+    """Ray's id of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,25 @@ class Machine:
         index, number = self.locate(device)
         accelerator = self.nodes[index].accelerator
         return f"{accelerator}:{number}" if accelerator else "cpu"
+
+
+def interface_of(address: str) -> str:
+    """The name of this machine's network interface that has an IPv4 address; empty if none has, or if the
+    system doesn't tell."""
+    if sys.platform != "linux":
+        return ""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:  # the interface has no such address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
 
 
 def find_machine() -> Machine:
