@@ -52,8 +52,8 @@ class HostedWire:
             self._changed.notify_all()
 
     def listen(self, number: int) -> Heard:
-        """The messages for the run from `number` on. Waits `LISTEN_S` seconds for one at most. Forgets earlier
-        messages, which have arrived."""
+        """The messages for the run from `number` on. Waits for one, at most `LISTEN_S` seconds. Forgets
+        earlier messages, which have arrived."""
         with self._changed:
             while self._num_heard < number:
                 self._sent.popleft()
@@ -92,8 +92,8 @@ class HostFacts(NamedTuple):
 
 
 class ActorHost:
-    """Hosts workers in this process, which has just started. `environment` replaces variables of this process;
-    None removes one."""
+    """Hosts workers in this process, which has just started. `environment` replaces variables of this
+    process; None removes one."""
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:
         for name, value in environment.items():
@@ -102,7 +102,7 @@ class ActorHost:
             else:
                 os.environ[name] = value
         self._wire = HostedWire()
-        self._stacks = tempfile.TemporaryFile()
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 open as long as the process lives
         # A process that is blocked in C answers signals of this kind too.
         faulthandler.register(signal.SIGUSR1, file=self._stacks)
 

@@ -3,16 +3,17 @@
 import faulthandler
 import logging
 import os
+import platform
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads, pack, unpack
+from turnwise.cluster.messages import DONE, RECORD, Command, Network, Reply, SetUp, dumps, loads, pack, unpack
 from turnwise.cluster.wire import ConnectionWire, Message, Wire
 from turnwise.errors import WorkerError
 from turnwise.runtime.machine import interface_of
@@ -102,6 +103,9 @@ class RoleWorkers:
         """Calls a method of a role's worker and returns the result."""
         return getattr(self.workers[role], method)(*args, **kwargs)
 
+    def check_sendable(self, value: Any) -> None:
+        """Does nothing: a call arrives only if its value can be pickled and unpickled."""
+
 
 class Child(RoleWorkers):
     """Answers the messages of the calling process. The log records of this process go through the wire."""
@@ -133,14 +137,23 @@ class Child(RoleWorkers):
         if set_up.environment:
             os.environ.clear()
             os.environ.update(set_up.environment)
-        sys.path[:] = set_up.path
+            sys.path[:] = set_up.path
+        else:
+            # This Python may be installed elsewhere than the caller's.
+            sys.path.extend(folder for folder in set_up.path if folder not in sys.path)
+        if not os.path.isdir(set_up.folder):
+            raise WorkerError(
+                f"{platform.node()} doesn't see {set_up.folder}, where the run was started; start it in a "
+                "folder that all nodes share"
+            )
         os.chdir(set_up.folder)
         for name, level in set_up.log_levels.items():
             logging.getLogger(name).setLevel(level)
         set_up.function()
 
     def open_store(self, host: str) -> Meeting:
-        """Makes the store where the processes of the run meet, and keeps it. `host` is this node's address."""
+        """Makes the store where the processes of the run meet, and keeps it. `host` is this node's
+        address."""
         self._store = open_store(host)
         return Meeting(host, self._store.port)
 
@@ -150,9 +163,6 @@ class Child(RoleWorkers):
         interface = network.interface or (interface_of(network.address) if network.address else "")
         join_processes(rendezvous, rank, world_size, network.device, interface)
         form_groups(network.groups)
-
-    def check_sendable(self, value: Any) -> None:
-        """Does nothing: a call arrives only if its value can be pickled and unpickled."""
 
 
 def portable(error: BaseException) -> BaseException:

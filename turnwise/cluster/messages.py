@@ -37,14 +37,17 @@ class Parcel:
     def __init__(self, command: Command) -> None:
         self.command = command
         self._packing = threading.Lock()
-        self._message: Message | None = None
+        self._message: Any = None
 
     def message(self) -> Any:
         """What a wire sends. If the command can't be pickled, any Exception may be raised."""
         with self._packing:
             if self._message is None:
-                self._message = pack(self.command)
+                self._message = self._packed()
             return self._message
+
+    def _packed(self) -> Message:
+        return pack(self.command)
 
 
 class Network(NamedTuple):
@@ -64,7 +67,8 @@ class SetUp(NamedTuple):
     """What a process takes over from its starter, and the function that it then calls."""
 
     environment: dict[str, str]
-    """Empty if a launcher has set the environment."""
+    """Empty if a launcher has set the environment, or Ray. Then folders of `path` are added to the process's,
+    else they replace them."""
     path: list[str]
     folder: str
     log_levels: dict[str, int]

@@ -5,7 +5,6 @@ import platform
 import shutil
 import signal
 import time
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -28,17 +27,16 @@ class NodeFacts(NamedTuple):
     """Free space of /dev/shm; 0 where there is none."""
     versions: dict[str, str]
     """Versions that must be equal on all nodes, since functions are sent as code."""
-    unseen: tuple[str, ...]
-    """Those of the paths asked for that the node doesn't see."""
 
 
 class NodeAgent:
     """Answers for one node."""
 
-    def facts(self, devices: Sequence[str], paths: Sequence[str]) -> NodeFacts:
+    def facts(self) -> NodeFacts:
+        # Ray sets this variable to the accelerators that it has assigned to an actor.
+        devices = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         shared_bytes = shutil.disk_usage("/dev/shm").free if os.path.exists("/dev/shm") else 0
-        unseen = tuple(path for path in paths if not os.path.exists(path))
-        return NodeFacts(tuple(devices), os.cpu_count() or 1, shared_bytes, versions(), unseen)
+        return NodeFacts(devices, os.cpu_count() or 1, shared_bytes, versions())
 
     def stacks(self, process_id: int, path: str) -> str:
         """The stacks of a process of this node, which writes them into the file `path` on SIGUSR1."""

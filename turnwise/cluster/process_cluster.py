@@ -241,9 +241,10 @@ class ProcessCluster:
         StartedAll([process.start(name, parcel) for process, parcel in pairs], itemgetter(0)).result()
 
     def check_sendable(self, value: Any) -> None:
-        """Sends a value to another process, to find out early whether it arrives. Raises WorkerError if the
-        value can't be pickled, or the error that unpickling it raises in that process."""
-        self._processes[-1].start("a trial", Parcel(Command("check_sendable", (value,)))).result()
+        """Sends a value to all processes, to find out early whether it arrives. Raises WorkerError if the
+        value can't be pickled, or the error that unpickling it raises in a process."""
+        parcel = self._parcel(Command("check_sendable", (value,)), len(self._processes))
+        self._send("a trial", [parcel] * len(self._processes))
 
     def keep_first_ranks(self) -> bool:
         firsts = {placed.processes[0] for placed in self.placement.roles.values()} or {0}

@@ -53,7 +53,7 @@ class Machine:
 
     @property
     def accelerator(self) -> str:
-        return self.nodes[0].accelerator
+        return next((node.accelerator for node in self.nodes if node.accelerator), "")
 
     def with_slots(self, num_per_node: int | None) -> "Machine":
         """The machine whose nodes without accelerators have that many slots; None leaves one for each

@@ -11,16 +11,18 @@ from turnwise.runtime.machine import Machine
 from turnwise.runtime.rank import Layout, RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 
-ClusterName = Literal["local", "process", "launched"]
+ClusterName = Literal["local", "process", "launched", "ray"]
 _HOMES: Mapping[ClusterName, str] = {
     "local": "in this process",
     "process": "a process for each",
     "launched": "the launcher's processes",
+    "ray": "an actor of Ray for each",
 }
 _TRAINING: Mapping[ClusterName, str] = {
     "local": "training in this process",
     "process": "a process for each training device",
     "launched": "training in the launcher's processes, one for each training device",
+    "ray": "an actor of Ray for each training device",
 }
 BESIDE_TRAINERS = -1
 """Stands for the run's own process where training has other processes."""
