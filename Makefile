@@ -13,11 +13,12 @@ quickstart: $(VENV)/.installed
 
 # Workers of one thread each: on two cores, two threads each took nearly twice as long.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not extra' --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
 
-# What takes minutes: kills of a run, the README's example as printed, every example, and the known mistakes (tests/mutants.txt).
+# What takes minutes: kills of a run, launchers and replicas, the README's example as printed, every example, every benchmark at toy
+# size, and the known mistakes (tests/mutants.txt).
 test-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/extras --durations=8
+	$(BIN)/python -m pytest -m extra tests/extras tests/parity --durations=8
 
 # The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: about 7 GB.
 engines: $(VENV)/.installed-dev
@@ -28,7 +29,7 @@ engines: $(VENV)/.installed-dev
 test-engines: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -s -rs --durations=0 --durations-min=1
 
-# Everything, with twenty kills; writes tests/full_run.json. Only on a clean tree.
+# Everything, with twenty kills; writes tests/full_run.json and tests/durations.json. Only on a clean tree.
 test-full: $(VENV)/.installed-dev
 	$(BIN)/python tests/full.py
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +49,30 @@ PROCESS_GROUPS = (
 )
 """Beginnings of `file::test` of tests that start several processes that wait for each other, or signal groups
 of them."""
+
+
+DURATIONS = Path(__file__).parent / "durations.json"
+"""Seconds of every test file, and of every test of a second or more; `make test-full` has them written."""
+_seconds: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist: its controller gets all reports
+    if is_worker or not os.environ.get("TURNWISE_DURATIONS"):
+        return
+    saved = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {"files": {}, "tests": {}}
+    files: Counter[str] = Counter()
+    for test, seconds in _seconds.items():
+        files[test.partition("::")[0]] += seconds
+    # A file may have tests of two commands (`extra`), so its tests are added up, not replaced as a whole.
+    tests = saved["tests"] | {test: round(s, 1) for test, s in sorted(_seconds.items()) if s >= 1}
+    kind = "extras" if session.config.option.markexpr == "extra" else "test"
+    saved["files"][kind] = {file: round(seconds, 1) for file, seconds in files.most_common()}
+    DURATIONS.write_text(json.dumps({"files": saved["files"], "tests": tests}, indent=1) + "\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

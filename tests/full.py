@@ -1,5 +1,5 @@
-"""Runs everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`,
-which is committed.
+"""Runs everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`
+and `tests/durations.json`, which are committed.
 
 CI does the same with fewer kills of a run, the mutants of what changed and the short checks of engines. The
 file names the parts that have passed, with their minutes, and the engines that this machine has. Given again
@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT / "tests" / "engines"))
 import environment  # noqa: E402
 
 RESULT = ROOT / "tests" / "full_run.json"
+DURATIONS = ROOT / "tests" / "durations.json"
+"""Written by tests/conftest.py."""
 PARTS = ("check", "test", "test-extras", "test-engines")
 
 
@@ -33,7 +35,8 @@ def git(*arguments: str) -> str:
 
 def revision() -> str:
     """The revision of the tree, with a line for each file that isn't as it is there."""
-    changes = [line for line in git("status", "--porcelain").splitlines() if RESULT.name not in line]
+    written = (RESULT.name, DURATIONS.name)
+    changes = [line for line in git("status", "--porcelain").splitlines() if not line.endswith(written)]
     return "\n".join([git("rev-parse", "HEAD"), *changes])
 
 
@@ -58,7 +61,9 @@ def main() -> int:
         if part in minutes:
             continue
         started = time.monotonic()
-        if subprocess.run(["make", part], cwd=ROOT, env=os.environ | {"TURNWISE_FULL": "1"}).returncode:
+        if subprocess.run(
+            ["make", part], cwd=ROOT, env=os.environ | {"TURNWISE_FULL": "1", "TURNWISE_DURATIONS": "1"}
+        ).returncode:
             failed.append(part)
             continue
         if revision() != tested:
@@ -76,7 +81,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"all passed; commit {RESULT.relative_to(ROOT)}")
+    print(f"all passed; commit {RESULT.relative_to(ROOT)} and {DURATIONS.relative_to(ROOT)}")
     return 0
 
 

@@ -94,7 +94,7 @@ def measured(folder: str) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("algorithm", "preset", "use_lora"),
     [
-        ("sft", "multi_node_main", False),
+        pytest.param("sft", "multi_node_main", False, marks=pytest.mark.extra),
         ("grpo", "multi_gpu_ddp", True),
         *(
             pytest.param(algorithm, preset, use_lora, marks=ZERO)

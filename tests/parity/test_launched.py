@@ -73,6 +73,7 @@ def same_as_processes_of_their_own(verb: str, mapping: str) -> None:
         np.testing.assert_allclose(tensor, weights("processes")[name], atol=2e-5)
 
 
+@pytest.mark.extra
 def test_launched_processes_fine_tune_as_processes_of_their_own_do(folder):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     processes = forked.launch(["sft", "sft.yaml", "exp_name=launched"], **options)

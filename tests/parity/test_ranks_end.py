@@ -113,7 +113,7 @@ def num_saved(said: str) -> int:
     return int(told[1])
 
 
-@pytest.mark.parametrize("how", ["processes", "torchrun"])
+@pytest.mark.parametrize("how", ["processes", pytest.param("torchrun", marks=pytest.mark.extra)])
 def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start, how):
     [run] = start(how)
     processes = below(run.pid)
@@ -124,6 +124,7 @@ def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start,
     assert run.returncode == (130 if how == "processes" else 1)
 
 
+@pytest.mark.extra
 def test_a_rank_that_is_gone_under_torchrun_costs_no_whole_step(start):
     """Torchrun notices it too: perhaps first, and then it interrupts the first rank and names the root
     cause."""
@@ -143,9 +144,14 @@ def test_a_rank_that_is_gone_under_torchrun_costs_no_whole_step(start):
 
 
 @pytest.mark.parametrize(
-    ("how", "rank"), [("processes", "trainer's process"), ("launched", "launched process")]
+    ("how", "rank", "number"),
+    [
+        ("processes", "trainer's process", signal.SIGKILL),
+        pytest.param("processes", "trainer's process", signal.SIGSTOP, marks=pytest.mark.extra),
+        pytest.param("launched", "launched process", signal.SIGKILL, marks=pytest.mark.extra),
+        pytest.param("launched", "launched process", signal.SIGSTOP, marks=pytest.mark.extra),
+    ],
 )
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, how, rank, number):
     """The error names it, the first rank saves alone, and no process is left.
 

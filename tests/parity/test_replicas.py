@@ -84,6 +84,7 @@ def test_two_replicas_play_what_one_plays_each_a_fair_share_and_follow_the_train
     assert all(row.get("weights/copied_bytes", 0) == 0 for row in measured(one.folder))
 
 
+@pytest.mark.extra
 def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
     config = make_config(
         "ahead", actor_infer=TWO, async_generation_ratio=1, on_weight_update="abort_continue"
@@ -103,6 +104,7 @@ def kill(server):
     os.kill(server.process.life.process_id, signal.SIGKILL)
 
 
+@pytest.mark.extra
 def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):
     pipeline = run_small(
         make_config("one-dies", actor_infer=TWO), lambda pipeline: kill(pipeline.actor_infer.servers[0])
@@ -113,6 +115,7 @@ def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):
     assert len([row for row in measured(pipeline.folder) if "actor/backward_steps" in row]) == 3
 
 
+@pytest.mark.extra
 def test_a_run_without_replicas_ends_with_the_reason(make_config):
     with pytest.raises(ReplicasDeadError, match=r"every inference replica is dead.*SIGKILL"):
         run_small(

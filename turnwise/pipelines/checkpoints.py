@@ -136,12 +136,14 @@ class Checkpoints:
         return counts == self._num_updates
 
     @property
-    def is_due(self) -> bool:
-        """Whether a checkpoint should be saved now."""
-        is_asked = self.num_done == self.num_steps or (
-            self.save_steps > 0 and self.num_done % self.save_steps == 0
-        )
-        return is_asked and not self.is_saved
+    def is_complete(self) -> bool:
+        """Whether all steps are done."""
+        return self.num_done == self.num_steps
+
+    def is_due(self, is_over: bool) -> bool:
+        """Whether a checkpoint should be saved now; `is_over` says that no further step will be made."""
+        is_regular = self.save_steps > 0 and self.num_done % self.save_steps == 0
+        return (is_over or is_regular) and not self.is_saved
 
     @property
     def is_saved(self) -> bool:

@@ -1,17 +1,15 @@
 """Plays the rollouts of a pipeline step and trains a role on them, all at once or in parts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from turnwise.algorithms.correction import staleness_metrics
 from turnwise.batching.plan import denominators
-from turnwise.config import AgenticConfig
 from turnwise.errors import NotAvailableError
 from turnwise.pipelines.log_prob_change import log_prob_change
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import Loss, NeedsAdvantages, StepPart, StreamsStep
 from turnwise.rollout.measure import rollout_metrics, system_metrics
-from turnwise.rollout.source import Part, RolloutSource
-from turnwise.tracking.run_log import RunLog
+from turnwise.rollout.source import RolloutSource
 from turnwise.types import Denominators, Group, Metric, Sample, derive_seed, samples_of
 
 
@@ -100,37 +98,13 @@ class PolicyUpdate:
         return self.role.named(metrics, has_stepped=whole.num_tokens > 0)
 
 
-class StepRollout:
-    """Iterates over the parts of a step's batch: one, or several if training is streamed. Waiting for a part
-    is timed as phase `rollout`. Phase `total` lasts from the first wait until the loop's body has run with
-    the last part."""
-
-    def __init__(self, source: RolloutSource, log: RunLog, config: AgenticConfig) -> None:
-        self.groups: list[Group] = []
-        """The groups of all parts so far."""
-        self.elapsed_s = 0.0
-        """Seconds of phase `total`."""
-        self.source = source
-        self._log = log
-        self._parts = source.parts(config.rollout_batch_size, config.is_streamed)
-
-    def __iter__(self) -> Iterator[Part]:
-        is_last = False
-        with self._log.phase("total") as clock:
-            while not is_last:
-                with self._log.phase("rollout"):
-                    part = next(self._parts)
-                is_last = part.is_last
-                self.groups += part.groups
-                yield part
-            self._parts.close()
-        self.elapsed_s = clock.elapsed_s
-
-    def measure(self, step: int) -> list[Metric]:
-        """Metrics of the batch that was played for this step. Call it after the last part."""
-        samples = samples_of(self.groups)
-        return [
-            *rollout_metrics(self.groups, self.source.rejected),
-            *staleness_metrics(samples, version=step),
-            *system_metrics(samples, self.elapsed_s, num_trajectories=self.source.num_episodes),
-        ]
+def batch_metrics(
+    groups: Sequence[Group], source: RolloutSource, step: int, elapsed_s: float
+) -> list[Metric]:
+    """Metrics of the batch that was played for a step; `elapsed_s` is the duration of its phase `total`."""
+    samples = samples_of(groups)
+    return [
+        *rollout_metrics(groups, source.rejected),
+        *staleness_metrics(samples, version=step),
+        *system_metrics(samples, elapsed_s, num_trajectories=source.num_episodes),
+    ]

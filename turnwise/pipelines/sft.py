@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SFTPipeline:
-    """Trains a model to imitate the assistant turns of demonstrations. `build.sft.build_sft` builds this
-    pipeline."""
+    """Trains a model to imitate the assistant turns of demonstrations. `assemble.sft.build_sft`
+    builds this pipeline."""
 
     pipeline_config: "SFTConfig"
     sft: ModelRole
@@ -56,27 +56,31 @@ class SFTPipeline:
             len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs
         )
         steps = [indices for epoch in epochs for indices in epoch][: self.num_steps]
-        for step in range(self.checkpoints.num_done, len(steps)):
-            if self.val_samples and config.eval_steps and step % config.eval_steps == 0:
+        while True:
+            step = self.checkpoints.num_done
+            if self._is_validation_due(step):
                 self.validate(step)
-                if step == self.num_steps:  # early_stopping has ended the run
-                    return self._end(step)
-            samples = [self.train_samples[i] for i in steps[step]]
+            if self.checkpoints.is_complete:
+                break
+            samples = [self.train_samples[index] for index in steps[step]]
             with log.phase("train") as clock, self.checkpoints.updating(step, self.interrupts):
                 log.add(self.sft.optimizer_step(samples, self.loss, position=step))
-            log.add([Metric("system/tps", sum(s.num_tokens for s in samples) / clock.elapsed_s)])
+            num_tokens = sum(sample.num_tokens for sample in samples)
+            log.add([Metric("system/tps", num_tokens / clock.elapsed_s)])
             log.end_step(step)
-            if self.checkpoints.is_due:
+            if self.checkpoints.is_due(self.checkpoints.is_complete):
                 self.do_checkpoint()
             self.interrupts.release()
         if self.val_samples:
-            self.validate(self.num_steps)
-        self._end(self.num_steps)
-
-    def _end(self, step: int) -> None:
-        if self.val_samples:
-            self.log.end_step(step)
+            log.end_step(step)
         self.do_checkpoint()
+
+    def _is_validation_due(self, step: int) -> bool:
+        """Whether to validate now: every `eval_steps` steps (0 = only at the end), and after the last one."""
+        if not self.val_samples:
+            return False
+        every = self.pipeline_config.eval_steps
+        return self.checkpoints.is_complete or (every > 0 and step % every == 0)
 
     def validate(self, step: int) -> None:
         """Logs the mean loss of the validation demonstrations' assistant tokens. May save the best model, or
@@ -98,13 +102,9 @@ class SFTPipeline:
 
     def close(self) -> None:
         """Closes log, processes, event loop and folder, and restores Ctrl-C; each even if another fails."""
-        ends = (
-            self.folder.close,
-            self.interrupts.restore,
-            self.event_loop.close,
-            self.cluster.shutdown,
-            self.log.close,
-        )
-        with ExitStack() as rest:
-            for close in ends:
-                rest.callback(close)
+        with ExitStack() as stack:  # closes in reverse order
+            stack.callback(self.folder.close)
+            stack.callback(self.interrupts.restore)
+            stack.callback(self.event_loop.close)
+            stack.callback(self.cluster.shutdown)
+            stack.callback(self.log.close)

@@ -76,7 +76,7 @@ def due_after(saver):
     for step in range(saver.num_steps):
         with saver.updating(step):
             pass
-        found += [saver.num_done] if saver.is_due else []
+        found += [saver.num_done] if saver.is_due(saver.is_complete) else []
     return found
 
 
