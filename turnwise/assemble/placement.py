@@ -3,27 +3,49 @@ memory one after the other. `turnwise config` uses this module, so torch is impo
 needed."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.place import place
+from turnwise.config.place import place, ray_reason, smallest_machine
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.shared_devices import Resident, SharedDevices
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.machine import find_machine
+from turnwise.runtime.machine import find_machine, ray_sign
 from turnwise.runtime.placement import CpuThreads, Placement
 from turnwise.spec import STRATEGIES
+
+if TYPE_CHECKING:
+    from turnwise.cluster.ray_cluster import RaySettings
 
 FreeForTransfer = Callable[[], Awaitable[None]] | None
 """Frees device memory for a weight transfer; None if the roles don't share devices."""
 
 
 def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placement:
-    """The placement of a config on this machine, see `place`."""
-    return place(config, find_machine(), plays)
+    """The placement of a config on this machine, or on the nodes of the Ray that it uses, which is joined.
+    Raises as `place`, and NotAvailableError if Ray can't be joined."""
+    machine = find_machine()
+    if ray_reason(config, machine):
+        from turnwise.cluster.ray_cluster import join_ray
+
+        joined = join_ray(ray_settings(config), smallest_machine(config).num_devices)
+        machine = replace(machine, nodes=joined.nodes)
+    return place(config, machine, plays)
+
+
+def ray_settings(config: AgenticConfig | SFTConfig) -> "RaySettings":
+    """How a run of this config joins Ray."""
+    from turnwise.cluster.ray_cluster import RaySettings
+
+    cluster = config.cluster
+    address = cluster.address or ("auto" if ray_sign() else "")
+    start_s = config.deadlines.start_s if isinstance(config, AgenticConfig) else None
+    return RaySettings(address, cluster.interface or "", cluster.runtime_env, start_s)
 
 
 def placed_rewards(config: AgenticConfig) -> Placement:

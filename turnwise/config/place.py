@@ -1,7 +1,7 @@
 """Places the roles of a config on the devices of a machine. Nothing else decides where a role runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnwise.config.problems import Problem
 from turnwise.config.roles import PlacedModel
@@ -26,19 +26,28 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
     `contradictions`, or if the machine lacks a device, or its launcher can't run the config."""
     for problem in contradictions(config):
         raise ConfigError(f"{problem.key}: {problem.message}")
+    reason = ray_reason(config, machine)
+    if reason and machine.num_launched > 1:
+        raise ConfigError(
+            f"{reason} can't hold this run: a launcher started this process, one of several; start the run "
+            "without a launcher, or remove cluster.name (auto uses launched)"
+        )
     machine = machine.with_slots(config.num_gpus_per_node)
+    if reason:
+        machine = machine.numbered_by_node(config.num_gpus_per_node)
     demand = _Demand.of(config)
     is_ahead = config.plays_ahead and plays
     devices = demand.devices(machine.num_launched)
     for role in devices:
         _require_devices(demand.naming(role), devices[role], machine)
     numbers = _union(devices)
-    cluster = _cluster(demand, len(numbers), machine, is_ahead)
+    cluster: ClusterName = "ray" if reason else _cluster(demand, len(numbers), machine, is_ahead)
     if cluster == "launched":
         _require_launchable(demand, len(numbers), machine, is_ahead)
     for problem in _unsharded(demand, devices):
         raise ConfigError(f"{problem.key}: {problem.message}")
-    return _placed(config, demand, devices, cluster, machine)
+    placement = _placed(config, demand, devices, cluster, machine)
+    return replace(placement, reason=reason)
 
 
 def smallest_machine(config: AnyConfig) -> Machine:
@@ -52,8 +61,30 @@ def smallest_machine(config: AnyConfig) -> Machine:
     if demand.cluster == "launched" or any(_unsharded(demand, devices)):
         num_launched = len(numbers) if demand.main.device_mapping else max(2, last + 1)
     last = max(last, *demand.server_devices, num_launched - 1)
-    node = Node(last + 1, "cuda")
-    return Machine((node,), num_launched)
+    num_devices = last + 1
+    if config.num_gpus_per_node is None or not ray_reason(config):
+        return Machine((Node(num_devices, "cuda"),), num_launched)
+    num_nodes = -(-num_devices // config.num_gpus_per_node)
+    nodes = (Node(config.num_gpus_per_node, "cuda", f"node {index}") for index in range(num_nodes))
+    return Machine(tuple(nodes))
+
+
+def ray_reason(config: AnyConfig, machine: Machine | None = None) -> str:
+    """Why a run of this config uses Ray; empty if it doesn't. Without `machine`, what the config alone says."""
+    cluster = config.cluster
+    if cluster.name == "ray":
+        return "cluster.name: ray"
+    if cluster.name != "auto" or (machine and machine.num_launched > 1):
+        return ""
+    if cluster.address:
+        return f"cluster.address: {cluster.address}"
+    if machine and machine.ray_sign:
+        return machine.ray_sign
+    num_per_node = config.num_gpus_per_node
+    last = max(_Demand.of(config).named_devices, default=0)
+    if num_per_node is not None and last >= num_per_node:
+        return f"device {last} is beyond the {num_per_node} devices of a node (num_gpus_per_node)"
+    return ""
 
 
 def follows(config: AnyConfig, key: str) -> bool:
@@ -68,11 +99,6 @@ def follows(config: AnyConfig, key: str) -> bool:
 def contradictions(config: AnyConfig) -> Iterator[Problem]:
     """What is wrong with a config about devices and processes, whatever the machine."""
     demand = _Demand.of(config)
-    if demand.cluster == "ray":
-        message = "ray isn't in this version; take process for the devices of one machine"
-        launched = "launched for processes that torchrun or accelerate started there"
-        yield Problem.at("cluster.name", f"{message}, or {launched}")
-        return
     devices = demand.devices(num_launched=1)
     num_devices = len(_union(devices))
     if demand.cluster == "local":
@@ -129,6 +155,13 @@ class _Demand:
     @property
     def main(self) -> PlacedModel:
         return next(iter(self.roles.values()))
+
+    @property
+    def named_devices(self) -> set[int]:
+        named = set(self.server_devices)
+        for role in self.roles.values():
+            named.update(role.device_mapping or ())
+        return named
 
     @property
     def sharded_policy(self) -> str:
@@ -276,6 +309,9 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
     missing device."""
     last = max(devices)
     num_devices = machine.num_devices
+    if machine.num_per_node is not None or len(machine.nodes) > 1:
+        _require_nodes(role, devices, machine)
+        return
     if last < num_devices:
         return
     reason = f"{_key(role)} names device {last}"
@@ -295,6 +331,36 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
     )
 
 
+def _require_nodes(role: str, devices: Sequence[int], machine: Machine) -> None:
+    """Raises ConfigError if a node that Ray knows lacks a device that the role names."""
+    hosts = [node for node in machine.nodes if node.num_devices]
+    sizes = ", ".join(f"{node.name or 'this machine'} {node.num_devices}" for node in hosts)
+    for device in devices:
+        if machine.has(device):
+            continue
+        reason = f"{_key(role)} names device {device}"
+        if machine.num_per_node is not None:
+            index, number = divmod(device, machine.num_per_node)
+            reason += f", device {number} of node {index} (num_gpus_per_node: {machine.num_per_node})"
+        raise ConfigError(
+            f"{reason}, and the nodes that Ray knows have these numbers of devices: {sizes}; name other "
+            "devices, or add nodes to it (`ray start --address=HOST:PORT` on each)"
+        )
+
+
+def _require_one_node(replicas: Sequence[Sequence[int]], machine: Machine) -> None:
+    """Raises ConfigError if an inference server would have devices of several nodes."""
+    for number, devices in enumerate(replicas):
+        nodes = {machine.locate(device)[0] for device in devices}
+        if len(nodes) > 1:
+            names = " and ".join(machine.nodes[index].name or f"node {index}" for index in sorted(nodes))
+            raise ConfigError(
+                f"{_key('actor_infer')} gives replica {number} the devices {', '.join(map(str, devices))}, "
+                f"which are on {names}; a replica has to be on one node: name other devices, or use a smaller "
+                "tensor-parallel size"
+            )
+
+
 def _placed(
     config: AnyConfig,
     demand: _Demand,
@@ -309,6 +375,7 @@ def _placed(
     server_devices = _server_devices(demand, cluster)
     if server_devices:
         _require_devices("actor_infer", server_devices, machine)
+        _require_one_node(_replicas(server_devices, config.actor_infer.model_parallel_size), machine)
     return Placement(
         cluster,
         machine,
@@ -351,7 +418,7 @@ def _served(
     cluster: ClusterName,
 ) -> dict[str, RolePlacement]:
     """The inference servers, and the reward role's model, which is in the run's process."""
-    here = BESIDE_TRAINERS if cluster == "process" else 0
+    here = BESIDE_TRAINERS if cluster in ("process", "ray") else 0
     role = config.actor_infer
     first_device = (numbers[0],)
     ranks = _replicas(server_devices, role.model_parallel_size) or (first_device,)

@@ -46,6 +46,11 @@ class Machine:
     nodes: tuple[Node, ...] = (Node(),)
     num_launched: int = 1
     """Number of the launcher's processes; 1 without a launcher."""
+    ray_sign: str = ""
+    """What in this process's environment says that it belongs to a Ray; empty if nothing does."""
+    num_per_node: int | None = None
+    """With it, device d is device `d % num_per_node` of the node `d // num_per_node` among those with devices.
+    Without it devices are numbered through the nodes."""
 
     @property
     def num_devices(self) -> int:
@@ -63,14 +68,35 @@ class Machine:
         nodes = (node if node.accelerator else replace(node, num_devices=num_per_node) for node in self.nodes)
         return replace(self, nodes=tuple(nodes))
 
+    def numbered_by_node(self, num_per_node: int | None) -> "Machine":
+        """The machine with that `num_per_node`."""
+        return replace(self, num_per_node=num_per_node)
+
+    def has(self, device: int) -> bool:
+        """Whether there is such a device."""
+        try:
+            self.locate(device)
+        except IndexError:
+            return False
+        return True
+
     def locate(self, device: int) -> tuple[int, int]:
         """`(node, number on that node)` of a device. Raises IndexError if there is no such device."""
+        if self.num_per_node is not None:
+            return self._locate_by_node(device, self.num_per_node)
         number = device
         for index, node in enumerate(self.nodes):
             if number < node.num_devices:
                 return index, number
             number -= node.num_devices
         raise IndexError(f"device {device} of {self.num_devices}")
+
+    def _locate_by_node(self, device: int, num_per_node: int) -> tuple[int, int]:
+        hosts = [index for index, node in enumerate(self.nodes) if node.num_devices]
+        position, number = divmod(device, num_per_node)
+        if position >= len(hosts) or number >= self.nodes[hosts[position]].num_devices:
+            raise IndexError(f"device {number} of node {position}")
+        return hosts[position], number
 
     def node_of(self, device: int) -> Node:
         """The node of a device. Raises IndexError if there is no such device."""
@@ -109,7 +135,14 @@ def find_machine() -> Machine:
     _, num_launched = launched()
     num_accelerators = _num_accelerators()
     node = Node(num_accelerators, "cuda") if num_accelerators else Node(_num_cores())
-    return Machine((node,), num_launched)
+    return Machine((node,), num_launched, ray_sign())
+
+
+def ray_sign() -> str:
+    """What in this process's environment says that it belongs to a Ray; empty if nothing does."""
+    if os.environ.get("RAY_ADDRESS"):
+        return "RAY_ADDRESS is set"
+    return "a job of Ray started this run" if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ""
 
 
 def _num_cores() -> int:

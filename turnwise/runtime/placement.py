@@ -74,15 +74,15 @@ class Placement:
     device.
 
     >>> pair = RolePlacement(((0,), (1,)), (0, 1), Layout(dp=2))
-    >>> placement = Placement("process", Machine(), (0, 1), {"actor_train": pair, "critic":
-    RolePlacement(((1,),), (1,))})
+    >>> critic = RolePlacement(((1,),), (1,))
+    >>> placement = Placement("process", Machine(), (0, 1), {"actor_train": pair, "critic": critic})
     >>> placement.num_processes, placement.neighbours("actor_train", 1), placement.ranks_on(0)
     (2, {'critic': 0}, {'actor_train': 0})
     """
 
     cluster: ClusterName
-    """Roles run in this process (`local`), in new ones on this machine (`process`), or in those of a launcher
-    (`launched`)."""
+    """Roles run in this process (`local`), in new ones on this machine (`process`), in those of a launcher
+    (`launched`), or in actors of Ray (`ray`)."""
     machine: Machine = field(default_factory=Machine)
     devices: tuple[int, ...] = (0,)
     """The device of each process that holds training roles."""
@@ -92,6 +92,8 @@ class Placement:
     """The roles that answer requests: `actor_infer`, whose ranks are inference servers, and `reward`."""
     unused_keys: frozenset[str] = frozenset()
     """Keys about devices that this placement doesn't follow."""
+    reason: str = ""
+    """Why the run uses Ray; empty if it doesn't."""
 
     @property
     def accelerator(self) -> str:
@@ -187,7 +189,10 @@ class Placement:
             plural = "s" if placed.size > 1 else ""
             numbers = ", ".join(map(str, placed.devices))
             texts.append(f"{name} on {noun}{plural} {numbers}")
-        return f"{'; '.join(texts)} ({_HOMES[self.cluster]})"
+        home = _HOMES[self.cluster]
+        if self.reason:
+            home = f"{home}; {self.reason}"
+        return f"{'; '.join(texts)} ({home})"
 
     def table(self) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served
