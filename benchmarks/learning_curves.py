@@ -24,8 +24,8 @@ from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.examine.examined import examine
+from turnwise.lifecycle.session import run_to_end
 from turnwise.models.make import make_model
-from turnwise.pipelines.session import run_to_end
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import read_metrics
 

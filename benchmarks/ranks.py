@@ -42,7 +42,7 @@ from turnwise.config.place import place
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model as make_tiny_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
-from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.placement import CpuThreads
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--batches", type=int, default=20, help="of random lengths, dealt to ranks")
     options = parse_arguments(parser, rounds=1, samples=8, episodes=8, batches=1)
-    prepare_processes(["turnwise.assemble.roles", "turnwise.assemble.servers"])
+    prepare_processes(["turnwise.assemble.strategies", "turnwise.assemble.servers"])
     samples = load()[: options.samples]
     tokens = sum(sample.num_tokens for sample in samples)
     rates: dict[int, list[float]] = {1: [], 2: []}

@@ -40,7 +40,7 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.models.make import make_model
 from turnwise.protocols.tools import ParsedResponse, ToolCall
 from turnwise.tools.function_tool import FunctionTool
-from turnwise.tools.session import OfferedTool, ToolBox
+from turnwise.tools.tool_box import OfferedTool, ToolBox
 from turnwise.types import CallOptions, Completion, SamplingParams, Task
 
 HERE = Path(__file__).parent

@@ -50,7 +50,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.models.cpu.prefix_tree import merge_prefixes
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.models.presets import preset
-from turnwise.pipelines.roles import BatchPlan
+from turnwise.pipelines.model_role import BatchPlan
 from turnwise.protocols import Loss
 from turnwise.rollout.journal import read_journal
 from turnwise.training.cross_entropy import CrossEntropy

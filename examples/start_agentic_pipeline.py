@@ -13,7 +13,7 @@ from pathlib import Path
 
 from turnwise.cli.guard import guarded
 from turnwise.cli.main import exit_status, main
-from turnwise.config.compose import find_config
+from turnwise.config.read.compose import find_config
 
 
 def launch(arguments: list[str] | None = None) -> int:

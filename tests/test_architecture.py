@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,8 +24,10 @@ LAYERS: list[set[str]] = [
     {"agents", "inference", "training"},
     {"rollout"},
     {"examine"},
+    {"lifecycle"},
     {"pipelines"},
     {"assemble"},
+    {"play"},
     {"trainer"},
     {"rl_tool"},
     {"cli"},
@@ -53,7 +56,7 @@ ONLY: dict[str, set[str]] = {
 NEVER: dict[str, set[str]] = {"training": {"algorithms"}, "rollout": {"agents", "inference"}}
 """Lower rooms that a room may not import: it is handed a loss, or protocols, instead."""
 
-READS_CONFIG = {"examine", "pipelines", "assemble", "cli", "rl_tool", "trainer"}
+READS_CONFIG = {"examine", "lifecycle", "pipelines", "assemble", "play", "cli", "rl_tool", "trainer"}
 """Every other room is told its real parameters."""
 
 HEAVY: dict[str, str] = {
@@ -86,6 +89,7 @@ CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools
 """Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {
+    "cluster/actor_host.py",
     "cluster/channel.py",
     "cluster/child.py",
     "cluster/fork_server.py",
@@ -110,6 +114,32 @@ BROAD_EXCEPT = {
 }
 """The boundaries where `except Exception` stands: foreign code runs below them, and its failure is
 recorded."""
+
+_NO_TORCH = "refuses what is wrong before it imports torch"
+LATE_IMPORTS = {
+    "assemble/ray.py": "ray is an extra, and most runs don't use it",
+    "__init__.py": "`import turnwise` is fast",
+    "assemble/prepare.py": "`turnwise config` imports torch only if a run is continued",
+    "cli/check_env_command.py": "needs no torch, but with --tokenizer",
+    "cli/main.py": "the process that waits for the command imports no numpy",
+    **dict.fromkeys(
+        (f"cli/{name}_command.py" for name in ("demos", "eval", "play", "rollout", "train")), _NO_TORCH
+    ),
+    "cli/model_commands.py": _NO_TORCH,
+    "envs/gymnasium/env.py": "gymnasium, an extra; a missing one gives an error that names it",
+    "examine/examined.py": "`turnwise config` imports no torch",
+    "examine/problems.py": "`turnwise config` imports torch only for a user's own loss or a reward model",
+    "play/screen.py": "imports no torch, which the setup of an episode does",
+    "rl_tool/evaluation.py": _NO_TORCH,
+    "rl_tool/tool.py": _NO_TORCH,
+    "rl_tool/training.py": _NO_TORCH,
+    "trainer/trainer.py": "refuses a wrong config before it imports torch, and notebooks import it fast",
+}
+"""Files that import modules of ours inside functions or for the type checker alone, and what they keep
+out."""
+
+MODULES_WITHOUT_TWINS = {"roles.py", "rows.py", "session.py", "scheduler.py", "replay.py"}
+"""Names of files that say too little to stand twice."""
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FRONT_DOOR_LINES = 400, 60, 200
 
@@ -230,6 +260,35 @@ def test_a_heavy_library_is_imported_in_one_place():
             if not path.startswith(place := HEAVY.get(module.split(".")[0], ""))
         ]
     )
+
+
+def late_imports(nodes: list[ast.AST]) -> list[int]:
+    """The lines of the imports of our own modules that don't stand at the top of their file."""
+    return [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and node.col_offset
+        and any(module.split(".")[0] == "turnwise" for _, module in imported([node]))
+    ]
+
+
+def test_own_modules_are_imported_at_the_top():
+    late = {path: numbers for path, nodes in sources().items() if (numbers := late_imports(nodes))}
+    report(
+        [
+            f"turnwise/{path}:{number} imports a module of ours that isn't at the top of the file"
+            for path, numbers in late.items()
+            if path not in LATE_IMPORTS
+            for number in numbers
+        ]
+    )
+    report([f"{path} has no late import: take it off LATE_IMPORTS" for path in LATE_IMPORTS.keys() - late])
+
+
+def test_names_of_files_that_say_little_stand_once():
+    names = Counter(path.rpartition("/")[2] for path in texts())
+    report([f"{name} stands {names[name]} times" for name in MODULES_WITHOUT_TWINS if names[name] > 1])
 
 
 def test_our_own_c_is_called_from_one_folder():

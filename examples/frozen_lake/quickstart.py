@@ -20,9 +20,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from turnwise.agents.demonstrations import play, write_jsonl
 from turnwise.assemble.agentic import build_agentic
-from turnwise.assemble.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.assemble.saved import evaluate_model
 from turnwise.assemble.sft import fine_tune
 from turnwise.assemble.whole_run import whole_run
@@ -36,7 +34,9 @@ from turnwise.examine.envs import env_factory
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
-from turnwise.pipelines.tokenizer_text import message_text
+from turnwise.play.demonstrations import play, write_jsonl
+from turnwise.play.demonstrator import Demonstrator, demonstrate, tasks_of_tag
+from turnwise.play.tokenizer_text import message_text
 from turnwise.report.curve import learning_curve
 from turnwise.runtime.replaceable import point_link, require_new_or_link
 from turnwise.tracking.jsonl import read_metrics

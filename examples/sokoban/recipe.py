@@ -17,8 +17,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from turnwise.agents.demonstrations import demonstrations, write_jsonl
-from turnwise.assemble.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.assemble.saved import evaluate_model
 from turnwise.assemble.sft import fine_tune
 from turnwise.cli.main import exit_status
@@ -31,7 +29,9 @@ from turnwise.examine.envs import env_factory
 from turnwise.examine.examined import examine
 from turnwise.models.make import make_model
 from turnwise.pipelines.evaluate import Score, success_table
-from turnwise.pipelines.tokenizer_text import message_text
+from turnwise.play.demonstrations import demonstrations, write_jsonl
+from turnwise.play.demonstrator import Demonstrator, demonstrate, tasks_of_tag
+from turnwise.play.tokenizer_text import message_text
 from turnwise.runtime.replaceable import point_link, require_new_or_link
 from turnwise.types import Task, derive_seed
 

@@ -34,7 +34,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.examine.examined import examine
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Cluster, WeightSource
 from turnwise.tracking.jsonl import read_metrics
 

@@ -16,7 +16,8 @@ import pytest
 import ray
 import torch
 
-from turnwise.cluster.ray_cluster import RayCluster, RaySettings, join_ray
+from turnwise.cluster.ray_cluster import RayCluster, join_ray
+from turnwise.cluster.ray_settings import RaySettings
 from turnwise.errors import WorkerError
 from turnwise.protocols import Cluster
 from turnwise.runtime.event_loop import WatchedRunner

@@ -13,7 +13,7 @@ import pytest
 
 from turnwise import RLTrainingTool, Trainer
 from turnwise.models.make import make_model
-from turnwise.pipelines.tokenizer_text import environment_text
+from turnwise.play.tokenizer_text import environment_text
 from turnwise.report.intervals import wilson_interval
 from turnwise.tracking.jsonl import read_metrics
 

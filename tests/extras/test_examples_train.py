@@ -14,7 +14,7 @@ import yaml
 from turnwise.cli.main import main
 from turnwise.config import load_config
 from turnwise.models.make import make_model
-from turnwise.pipelines.tokenizer_text import environment_text
+from turnwise.play.tokenizer_text import environment_text
 from turnwise.types import Split
 
 ROOT = Path(__file__).parents[2]

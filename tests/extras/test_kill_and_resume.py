@@ -18,8 +18,8 @@ import yaml
 from small_runs import LETTERS, measured, played, training
 from transformers import AutoModelForCausalLM
 
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.make import make_model
-from turnwise.pipelines.run_folder import RunFolder
 
 NUM_KILLS = 20 if os.environ.get("TURNWISE_FULL") else 3
 PHASES = ("rollout", "train", "checkpoint", "adv", "model_update", "val")
@@ -37,7 +37,7 @@ from turnwise.config import AgenticConfig, load_config
 from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
 from turnwise.examine.examined import examine
-from turnwise.pipelines.session import run_to_end
+from turnwise.lifecycle.session import run_to_end
 from turnwise.tracking.run_log import RunLog
 
 config, _ = load_config(sys.argv[1], sys.argv[3:], AgenticConfig)

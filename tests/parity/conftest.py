@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from small_runs import measured, played, run_small
 from toy_model import TINY
 
-from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
@@ -23,10 +22,11 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, load_config
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.make import make_model
-from turnwise.pipelines.run_folder import RunFolder
-from turnwise.pipelines.tokenizer_text import message_text
+from turnwise.play.demonstrations import demonstrations
+from turnwise.play.tokenizer_text import message_text
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy

@@ -23,7 +23,7 @@ from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.config.place import place
 from turnwise.errors import WorkerError
-from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.protocols import Loss, WeightSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import Machine, Node
@@ -57,7 +57,7 @@ def runner() -> Iterator[WatchedRunner]:
 def make_roles(runner):
     """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three
     samples."""
-    prepare_processes(["turnwise.assemble.roles"])
+    prepare_processes(["turnwise.assemble.strategies"])
     clusters, threads = [], torch.get_num_threads()
 
     def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:

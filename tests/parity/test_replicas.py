@@ -97,7 +97,7 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
     with pytest.raises(
         DataError, match="2 inference replicas sampled in their own processes, which follow no schedule"
     ):
-        run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), replay=folder.path)
+        run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), repeated_run=folder.path)
 
 
 def kill(server):
@@ -133,7 +133,7 @@ def test_a_device_that_is_not_there_is_named(make_config):
 
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
     """Before a model is loaded."""
-    monkeypatch.setattr(agentic, "open_policy", None)
+    monkeypatch.setattr(agentic, "open_rollout_context", None)
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "2",

@@ -18,8 +18,8 @@ from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.cluster.local import LocalCluster
 from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.pipelines.policy_update import PolicyUpdate
-from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS, OldLogProbs
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.training.optimizer import OptimizerSettings

@@ -13,8 +13,8 @@ from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig
 from turnwise.examine.examined import examine
-from turnwise.pipelines.run_folder import RunFolder
-from turnwise.pipelines.session import run_to_end
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.lifecycle.session import run_to_end
 from turnwise.tracking.run_log import PhaseTime, RunLog
 
 

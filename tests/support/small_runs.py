@@ -17,8 +17,8 @@ from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.examine.examined import examine
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.run_folder import RunFolder
 from turnwise.tracking.jsonl import read_metrics
 
 TIMES = ("time/", "system/tps")

@@ -9,7 +9,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.data.prompts import prompt_of
 from turnwise.protocols import OpenConversation, RewardResult
-from turnwise.tools.session import Interactions, ToolBox
+from turnwise.tools.tool_box import Interactions, ToolBox
 from turnwise.types import AS_OPENED, CallOptions, Group, SamplingParams, Task, Trajectory, derive_seed
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from turnwise.errors import ToolError
 from turnwise.tools import jail
-from turnwise.tools.session import ToolBox, ToolResult, ToolSession
+from turnwise.tools.tool_box import ToolBox, ToolResult, ToolSession
 from turnwise.types import Observation, Task
 
 LACKS_SANDBOX = "TURNWISE_NEEDS_SANDBOX" not in os.environ and jail.landlock_version() < jail.MIN_LANDLOCK

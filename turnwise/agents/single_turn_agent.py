@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from turnwise.data.prompts import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
-from turnwise.tools.session import Interactions, InteractionSession
+from turnwise.tools.tool_box import Interactions, InteractionSession
 from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.prompts import prompt_of
 from turnwise.protocols import Conversation, HearsCalls, OpenConversation
-from turnwise.tools.session import (
+from turnwise.tools.tool_box import (
     Interactions,
     InteractionSession,
     ToolBox,

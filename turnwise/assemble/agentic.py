@@ -6,17 +6,16 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.algorithms.kl import KLController
-from turnwise.assemble.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
+from turnwise.assemble.cluster import begin_schedule_log, build_cluster, build_schedule_log, check_losses
 from turnwise.assemble.health import build_health
 from turnwise.assemble.parity import build_parity_gate
 from turnwise.assemble.placement import FreeForTransfer, place_here, prepare_run, share_devices
-from turnwise.assemble.roles import batch_plan, reference_strategy, trained_strategy
 from turnwise.assemble.rollouts import (
-    Policy,
+    RolloutContext,
     ServedPolicy,
     build_pictures,
     build_scheduler,
-    open_policy,
+    open_rollout_context,
     say_warnings,
     serve,
 )
@@ -24,18 +23,19 @@ from turnwise.assemble.run import begin, build_checkpoints, build_trackers, set_
 from turnwise.assemble.run_table import info_of, log_settings, settings_table
 from turnwise.assemble.servers import require_abilities
 from turnwise.assemble.source import build_source, num_planned_steps
+from turnwise.assemble.strategies import batch_plan, reference_strategy, trained_strategy
 from turnwise.assemble.tasks import build_tasks
 from turnwise.assemble.weights import build_senders, build_transfer
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.examine.algorithm import make_algorithm
 from turnwise.examine.examined import Examined
 from turnwise.examine.models import call_models
+from turnwise.lifecycle.by_validation import ByValidation
+from turnwise.lifecycle.checkpoints import Contents
+from turnwise.lifecycle.interrupt import Interrupts
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.by_validation import ByValidation
-from turnwise.pipelines.checkpoints import Contents
-from turnwise.pipelines.interrupt import Interrupts
-from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Algorithm, Cluster, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
@@ -56,10 +56,10 @@ def build_agentic(
     is_quiet: bool = False,
     rollouts: Path | None = None,
     is_profiled: bool = False,
-    replay: Path | None = None,
+    repeated_run: Path | None = None,
 ) -> AgenticPipeline:
     """The pipeline of one run of `turnwise train`. `placement` is that on this machine, the default. With
-    `rollouts` it trains on the episodes of that file. With `replay` it repeats the schedule of the
+    `rollouts` it trains on the episodes of that file. With `repeated_run` it repeats the schedule of the
     asynchronous run in that folder. With `is_profiled` it writes `timeline.json` at its close."""
     config = examined.config
     require(unavailable(config))
@@ -72,13 +72,15 @@ def build_agentic(
     algorithm = make_algorithm(config, kl_ctrl)
     is_asynchronous = config.plays_ahead and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
-    replay_log = build_replay_log(config, placement, folder, is_asynchronous, replay)
+    schedule_log = build_schedule_log(config, placement, folder, is_asynchronous, repeated_run)
     prepare_run(placement)
     turn_journal = None
     if config.turn_journal_mb and rollouts is None:
         turn_journal = TurnJournal(folder.turns, config.turn_journal_mb * 1_000_000)
         folder.log.callback(turn_journal.close)
-    policy = open_policy(examined, stopwatch=stopwatch, replay_log=replay_log, turn_journal=turn_journal)
+    policy = open_rollout_context(
+        examined, stopwatch=stopwatch, schedule_log=schedule_log, turn_journal=turn_journal
+    )
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         tasks = build_tasks(examined, "train", policy.template) if rollouts is None else None
@@ -91,8 +93,8 @@ def build_agentic(
         served = serve(examined, placement, policy, algorithm.needs, cluster.neighbours)
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
         require_abilities(config, served.servers.info())
-        if replay_log is not None:
-            begin_replay_log(replay_log, config, placement, served.servers.info().engine)
+        if schedule_log is not None:
+            begin_schedule_log(schedule_log, config, placement, served.servers.info().engine)
         freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
         source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
@@ -108,7 +110,7 @@ def build_agentic(
 
 
 def _roles(
-    config: AgenticConfig, folder: RunFolder, policy: Policy, cluster: Cluster, algorithm: Algorithm
+    config: AgenticConfig, folder: RunFolder, policy: RolloutContext, cluster: Cluster, algorithm: Algorithm
 ) -> dict[str, ModelRole]:
     is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
     old_log_probs: OldLogProbs = "always" if is_needed else config.old_log_probs

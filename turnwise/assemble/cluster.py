@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from turnwise.assemble.placement import cpu_threads, ray_settings, set_torch_threads
+from turnwise.assemble.placement import cpu_threads, set_torch_threads
+from turnwise.assemble.ray import make_ray_cluster
 from turnwise.assemble.run import seed_process
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
@@ -15,12 +16,12 @@ from turnwise.cluster.messages import unsendable_part
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, DataError, WorkerError
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.cpu.build import load_kernels
-from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.placement import Placement
-from turnwise.runtime.replay_log import ReplayLog
+from turnwise.runtime.schedule_log import ScheduleLog
 
 logger = logging.getLogger(__name__)
 
@@ -42,24 +43,20 @@ def build_cluster(
         num_threads.rollout,
     )
     set_up = partial(seed_process, config)
-    if placement.cluster == "ray":
-        from turnwise.cluster.ray_cluster import RayCluster
-
-        return RayCluster(
-            event_loop.run,
-            watchdog,
-            stopwatch,
-            num_threads,
-            set_torch_threads,
-            set_up,
-            deadline_s,
-            placement,
-            ray_settings=ray_settings(config),
-        )
-    kind = LaunchedCluster if placement.cluster == "launched" else ProcessCluster
-    return kind(
-        event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement
+    arguments = (
+        event_loop.run,
+        watchdog,
+        stopwatch,
+        num_threads,
+        set_torch_threads,
+        set_up,
+        deadline_s,
+        placement,
     )
+    if placement.cluster == "ray":
+        return make_ray_cluster(config, *arguments)
+    kind = LaunchedCluster if placement.cluster == "launched" else ProcessCluster
+    return kind(*arguments)
 
 
 def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) -> None:
@@ -88,27 +85,34 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
             ) from error
 
 
-def build_replay_log(
-    config: AgenticConfig, placement: Placement, folder: RunFolder, is_asynchronous: bool, replay: Path | None
-) -> ReplayLog | None:
+def build_schedule_log(
+    config: AgenticConfig,
+    placement: Placement,
+    folder: RunFolder,
+    is_asynchronous: bool,
+    repeated_run: Path | None,
+) -> ScheduleLog | None:
     """The log that records an asynchronous run's time-dependent decisions; None if the run is synchronous.
-    With `replay`, the log also repeats those of the run in that folder. Raises DataError if `replay` is set
-    and such a run can't be repeated."""
-    for problem in _no_replay(config, placement, is_asynchronous) if replay else ():
-        raise DataError(f"--replay {replay}: {problem}")
+    With `repeated_run`, the log also repeats those of the run in that folder. Raises DataError if
+    `repeated_run` is set and such a run can't be repeated."""
+    for problem in _obstacles_to_repeat(config, placement, is_asynchronous) if repeated_run else ():
+        raise DataError(f"--replay {repeated_run}: {problem}")
     if not is_asynchronous:
         return None
-    replay_log = ReplayLog(folder.replay_log, recorded=replay / folder.replay_log.name if replay else None)
+    recorded = repeated_run / folder.schedule_log.name if repeated_run else None
+    schedule_log = ScheduleLog(folder.schedule_log, recorded)
     if folder.resumed_from is not None:
-        replay_log.resumed()
-    return replay_log
+        schedule_log.resumed()
+    return schedule_log
 
 
-def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, placement: Placement, engine: str) -> None:
+def begin_schedule_log(
+    schedule_log: ScheduleLog, config: AgenticConfig, placement: Placement, engine: str
+) -> None:
     """Records torch's version, device, processor, threads, kernels and engine. Raises DataError if the
     recorded ones differ."""
     threads = cpu_threads(config, torch.get_num_threads())
-    replay_log.begin(
+    schedule_log.begin(
         {
             "torch": torch.__version__,
             "device": torch.device(placement.device_of("actor_infer")).type,
@@ -120,7 +124,7 @@ def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, placement: Pl
     )
 
 
-def _no_replay(config: AgenticConfig, placement: Placement, is_asynchronous: bool) -> Iterator[str]:
+def _obstacles_to_repeat(config: AgenticConfig, placement: Placement, is_asynchronous: bool) -> Iterator[str]:
     """Yields the reasons why a run of this config can't be repeated. In the texts, "it" is the recorded
     run."""
     if not is_asynchronous:

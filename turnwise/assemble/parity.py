@@ -13,9 +13,9 @@ from turnwise.config import AgenticConfig
 from turnwise.examine.agents import agent_settings
 from turnwise.examine.examined import Examined
 from turnwise.models.load import base_folder, load_model_config
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.parity import TOKENS_PER_TURN, ParityGate, Prompt, first_prompts
 from turnwise.pipelines.parity_diagnosis import Suspects
-from turnwise.pipelines.roles import ModelRole
 from turnwise.types import SamplingParams
 
 _MIN_CONVERSATIONS = 2

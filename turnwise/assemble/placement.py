@@ -5,22 +5,20 @@ needed."""
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from turnwise.assemble.ray import joined_nodes
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.place import place, ray_reason, smallest_machine
+from turnwise.config.demand import ray_reason
+from turnwise.config.place import place
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.shared_devices import Resident, SharedDevices
 from turnwise.protocols import MemoryKind
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.machine import find_machine, ray_sign
+from turnwise.runtime.machine import find_machine
 from turnwise.runtime.placement import CpuThreads, Placement
 from turnwise.spec import STRATEGIES
-
-if TYPE_CHECKING:
-    from turnwise.cluster.ray_cluster import RaySettings
 
 FreeForTransfer = Callable[[], Awaitable[None]] | None
 """Frees device memory for a weight transfer; None if the roles don't share devices."""
@@ -31,21 +29,8 @@ def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placeme
     Raises as `place`, and NotAvailableError if Ray can't be joined."""
     machine = find_machine()
     if ray_reason(config, machine):
-        from turnwise.cluster.ray_cluster import join_ray
-
-        joined = join_ray(ray_settings(config), smallest_machine(config).num_devices)
-        machine = replace(machine, nodes=joined.nodes)
+        machine = replace(machine, nodes=joined_nodes(config))
     return place(config, machine, plays)
-
-
-def ray_settings(config: AgenticConfig | SFTConfig) -> "RaySettings":
-    """How a run of this config joins Ray."""
-    from turnwise.cluster.ray_cluster import RaySettings
-
-    cluster = config.cluster
-    address = cluster.address or ("auto" if ray_sign() else "")
-    start_s = config.deadlines.start_s if isinstance(config, AgenticConfig) else None
-    return RaySettings(address, cluster.interface or "", cluster.runtime_env, start_s)
 
 
 def placed_rewards(config: AgenticConfig) -> Placement:
@@ -59,7 +44,7 @@ def prepare_run(placement: Placement) -> None:
     process does."""
     modules: list[str] = []
     if placement.cluster == "process" or placement.num_servers > 1:
-        modules.append("turnwise.assemble.roles")
+        modules.append("turnwise.assemble.strategies")
     if placement.num_servers > 1:
         modules.append("turnwise.assemble.servers")
     if modules:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from turnwise.config import AgenticConfig, SFTConfig, not_here
-from turnwise.config.place import place, ray_reason, smallest_machine
+from turnwise.config.demand import ray_reason
+from turnwise.config.place import place, smallest_machine
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.examine.files import absent_files
 from turnwise.runtime.machine import Machine, find_machine
@@ -22,7 +23,7 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             yield from lacking_devices(config, machine)
     try:
         if config.resume_from_checkpoint is not False:
-            from turnwise.pipelines.resume import check_resume
+            from turnwise.lifecycle.resume import check_resume
 
             check_resume(config)
     except (ConfigError, CheckpointError) as error:

@@ -8,7 +8,7 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.assemble.roles import batch_plan, model_source
+from turnwise.assemble.strategies import batch_plan, model_source
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.cluster.local import LocalCluster
@@ -21,7 +21,7 @@ from turnwise.inference.served_chat import ServedChat
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import load_model_config, load_tokenizer, parse_dtype, policy_info
 from turnwise.models.value_head import value_head
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import RewardResult
 from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.event_loop import WatchedRunner

@@ -36,7 +36,7 @@ from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.placement import Placement
-from turnwise.runtime.replay_log import ReplayLog
+from turnwise.runtime.schedule_log import ScheduleLog
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.types import SamplingParams, Split, Task
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Policy:
+class RolloutContext:
     """A policy without its weights, but with its tokenizer and chat template, and the event loop that its
     rollouts run on."""
 
@@ -53,7 +53,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     event_loop: WatchedRunner
-    replay_log: ReplayLog
+    schedule_log: ScheduleLog
     turn_journal: TurnJournal | None
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class ServedPolicy(Policy):
+class ServedPolicy(RolloutContext):
     """A policy with the servers that sample from it."""
 
     servers: LLMServerManager
@@ -82,25 +82,25 @@ class ServedPolicy(Policy):
         self.event_loop.close()
 
 
-def open_policy(
+def open_rollout_context(
     examined: Examined,
     model_path: str | None = None,
     stopwatch: Stopwatch | None = None,
-    replay_log: ReplayLog | None = None,
+    schedule_log: ScheduleLog | None = None,
     turn_journal: TurnJournal | None = None,
-) -> Policy:
+) -> RolloutContext:
     """The config's policy, or the one at `model_path` (a folder or hub name), without its weights."""
     files = examined.policy(model_path)
     event_loop = WatchedRunner(iteration_s=examined.config.deadlines.env_s, stopwatch=stopwatch)
-    return Policy(
-        files.info, files.tokenizer, files.template, event_loop, replay_log or ReplayLog(), turn_journal
+    return RolloutContext(
+        files.info, files.tokenizer, files.template, event_loop, schedule_log or ScheduleLog(), turn_journal
     )
 
 
 def serve(
     examined: Examined,
     placement: Placement,
-    policy: Policy,
+    policy: RolloutContext,
     needs: frozenset[str] = frozenset(),
     neighbours: Mapping[str, Any] | None = None,
 ) -> ServedPolicy:
@@ -119,7 +119,7 @@ def serve(
         placement,
         policy.info,
         policy.event_loop,
-        policy.replay_log,
+        policy.schedule_log,
         # Only training episodes that are played ahead run during a validation.
         max_concurrency=sum(num_episodes) if config.plays_ahead else max(num_episodes),
         neighbours=neighbours if neighbours and is_shared else {},
@@ -136,7 +136,7 @@ def open_served_policy(
 ) -> ServedPolicy:
     """The policy of the config, or the one in the folder `model_path`, with its servers but without a
     trainer."""
-    policy = open_policy(examined, model_path)
+    policy = open_rollout_context(examined, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         served = serve(examined, place_here(examined.config), policy, needs)
@@ -174,7 +174,7 @@ def build_scheduler(
         is_fixed=split == "val",
         keep=examined.group_filter if split == "train" else None,
         score=policy.score,
-        replay_log=policy.replay_log,
+        schedule_log=policy.schedule_log,
         stopwatch=policy.event_loop.stopwatch,
         watchdog=policy.event_loop.watchdog,
     )
@@ -187,7 +187,7 @@ def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser |
 
 
 def agents_of(
-    examined: Examined, split: Split, policy: Policy, pictures: Pictures | None = None
+    examined: Examined, split: Split, policy: RolloutContext, pictures: Pictures | None = None
 ) -> Callable[[Task], AgentLoop]:
     """A function that returns a task's agent. Agents of rows are made when they are first asked for, the
     others at once."""

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require, unavailable
-from turnwise.config.describe import most_sampled
-from turnwise.config.dump import leaves, resolved_values
-from turnwise.config.sizes import smaller_steps
+from turnwise.config.show.dump import leaves, resolved_values
+from turnwise.config.show.sizes import smaller_steps
+from turnwise.config.show.step_rows import most_sampled
 from turnwise.errors import ConfigError
+from turnwise.lifecycle.checkpoints import Checkpoints, Contents
+from turnwise.lifecycle.resume import checkpoints_folder, open_run
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.checkpoints import Checkpoints, Contents
-from turnwise.pipelines.resume import checkpoints_folder, open_run
-from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import Tracker
 from turnwise.runtime.entry_points import load_class
@@ -95,7 +95,7 @@ def begin(
             pipeline.checkpoints.restore(folder.resumed_from)
         folder.begin(pipeline.checkpoints.config_yaml)
         if pipeline.log.health is not None and folder.metrics.exists():
-            pipeline.log.health.replay(read_metrics(folder.metrics))
+            pipeline.log.health.restore(read_metrics(folder.metrics))
         on_error.pop_all()
 
 

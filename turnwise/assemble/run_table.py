@@ -8,13 +8,15 @@ import torch
 from turnwise.assemble.reward_model import ModelReward
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SettingsTable, SFTConfig, describe
-from turnwise.config.describe import IN_POLICY, environments, profile, start_of, validation
+from turnwise.config.show.describe import profile
+from turnwise.config.show.model_rows import IN_POLICY, start_of
+from turnwise.config.show.played_rows import environments, validation
 from turnwise.costs.model import bytes_text
 from turnwise.data.rewards import RewardManager
 from turnwise.errors import counted
+from turnwise.lifecycle.checkpoints import Checkpoints
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.checkpoints import Checkpoints
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import PolicyServer
 from turnwise.rollout.scheduler import RolloutScheduler

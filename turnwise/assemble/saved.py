@@ -11,7 +11,7 @@ from turnwise.assemble.rollouts import (
     agents_of,
     build_pictures,
     build_scheduler,
-    open_policy,
+    open_rollout_context,
     open_served_policy,
     parser_of,
     sampling_params,
@@ -21,7 +21,8 @@ from turnwise.assemble.rollouts import (
 from turnwise.assemble.run_table import log_settings, play_table
 from turnwise.chat.conversation import TokenContexts
 from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
-from turnwise.config.describe import most_sampled, sampling
+from turnwise.config.show.played_rows import sampling
+from turnwise.config.show.step_rows import most_sampled
 from turnwise.errors import DataError
 from turnwise.examine.algorithm import make_algorithm
 from turnwise.examine.examined import Examined
@@ -154,7 +155,7 @@ def replay_rollouts(
         recorded = [trajectory for trajectory in episodes if trajectory.task.split == split]
         if not recorded:
             raise DataError("; ".join([f"{path} holds no turn of the split {split} (--split)", *lost]))
-    with closing(open_policy(examined, model_path)) as policy:
+    with closing(open_rollout_context(examined, model_path)) as policy:
         template, agents = policy.template, agents_of(examined, split, policy)
 
         def contexts(server: PolicyServer, episode_id: str) -> TokenContexts:

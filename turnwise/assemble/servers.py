@@ -23,7 +23,7 @@ from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.info import PolicyInfo, ServerInfo
 from turnwise.runtime.placement import Placement
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.replay_log import ReplayLog
+from turnwise.runtime.schedule_log import ScheduleLog
 from turnwise.spec import STRATEGIES
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def build_servers(
     placement: Placement,
     policy: PolicyInfo,
     event_loop: WatchedRunner,
-    replay_log: ReplayLog,
+    schedule_log: ScheduleLog,
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
@@ -81,7 +81,7 @@ def build_servers(
             _processes(config, placement, partial(found.for_policy, policy=policy, **options), event_loop)
         )
     if is_embedded:
-        options["replay_log"] = replay_log
+        options["schedule_log"] = schedule_log
     devices = placement.devices_of("actor_infer")
     rank = RankContext(
         "actor_infer",

@@ -6,22 +6,23 @@ from pathlib import Path
 
 from turnwise.assemble.cluster import build_cluster
 from turnwise.assemble.placement import place_here, prepare_run
-from turnwise.assemble.roles import trained_strategy
 from turnwise.assemble.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.assemble.run_table import info_of, log_settings, settings_table
+from turnwise.assemble.strategies import trained_strategy
 from turnwise.assemble.whole_run import whole_run
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import SFTConfig, require, unavailable
 from turnwise.examine.demonstrations import encode_all
 from turnwise.examine.examined import ExaminedSFT
+from turnwise.lifecycle.by_validation import ByValidation
+from turnwise.lifecycle.checkpoints import Contents, Fingerprint
+from turnwise.lifecycle.interrupt import Interrupts
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.load import load_tokenizer
-from turnwise.pipelines.by_validation import ByValidation
-from turnwise.pipelines.checkpoints import Contents, Fingerprint
-from turnwise.pipelines.interrupt import Interrupts
-from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.pipelines.sft import SFTPipeline
+from turnwise.protocols import Stateful
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.placement import Placement
 from turnwise.tracking.metric_columns import SFT_COLUMNS
@@ -39,8 +40,7 @@ def build_sft(
     set_profile(config)
     placement = placement or place_here(config)
     arguments = config.model_args
-    path, trust = arguments.model_name_or_path, arguments.trust
-    tokenizer = load_tokenizer(path, trust)
+    tokenizer = load_tokenizer(arguments.model_name_or_path, arguments.trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
     train_samples = encode_all(config, template, "train_files", examined.demonstrations("train_files"))
     val_samples = encode_all(config, template, "val_files", examined.demonstrations("val_files"))
@@ -52,26 +52,19 @@ def build_sft(
         prepare_run(placement)
         cluster = build_cluster(config, placement, event_loop)
         on_error.callback(cluster.shutdown)
-        sft = ModelRole(
-            "sft",
-            cluster.spawn(
-                "sft", partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)
-            ),
-            _batch_plan(config),
-            event_loop.stopwatch,
-            is_sharded=config.strategy_args.is_sharded,
-        )
+        strategy = partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)
+        workers = cluster.spawn("sft", strategy)
+        is_sharded = config.strategy_args.is_sharded
+        sft = ModelRole("sft", workers, _batch_plan(config), event_loop.stopwatch, is_sharded=is_sharded)
         by_validation = ByValidation(config, folder.best)
-        contents = Contents(
-            sft,
-            tokenizer,
-            parts={
-                "random": GlobalRandomState(),
-                "demonstrations": Fingerprint(train_samples),
-                "by_validation": by_validation,
-            },
-            num_bytes=info_of(sft).saved_bytes,
-        )
+        parts: dict[str, Stateful] = {
+            "random": GlobalRandomState(),
+            "demonstrations": Fingerprint(train_samples),
+            "by_validation": by_validation,
+        }
+        contents = Contents(sft, tokenizer, parts=parts, num_bytes=info_of(sft).saved_bytes)
+        stopwatch = event_loop.stopwatch
+        trackers = build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, stopwatch)
         pipeline = SFTPipeline(
             pipeline_config=config,
             sft=sft,
@@ -81,9 +74,7 @@ def build_sft(
             tokenizer=tokenizer,
             event_loop=event_loop,
             cluster=cluster,
-            log=RunLog(
-                build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, event_loop.stopwatch)
-            ),
+            log=RunLog(trackers),
             folder=folder,
             checkpoints=build_checkpoints(config, folder, total_steps, contents),
             by_validation=by_validation,

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from turnwise.assemble.rollouts import Policy, ServedPolicy, build_scheduler, scheduler_settings
+from turnwise.assemble.rollouts import RolloutContext, ServedPolicy, build_scheduler, scheduler_settings
 from turnwise.config import AgenticConfig
 from turnwise.errors import DataError
 from turnwise.examine.examined import Examined
 from turnwise.rollout.journal import read_groups
-from turnwise.rollout.replay import RolloutReplay
+from turnwise.rollout.offline import OfflineRollouts
 from turnwise.rollout.source import RolloutSource, played_of
 from turnwise.rollout.tasks import TaskSource
 from turnwise.types import Group, Trajectory
@@ -42,8 +42,8 @@ def build_source(
         )
         source = build_scheduler(examined, policy, "train", tasks=tasks, settings=settings)
         return source, min(config.max_steps, num_planned_steps(config, tasks) or config.max_steps)
-    replay = build_replay(examined, policy, needs, rollouts)
-    return replay, min(config.max_steps, replay.num_batches(config.rollout_batch_size))
+    offline = build_offline_rollouts(examined, policy, needs, rollouts)
+    return offline, min(config.max_steps, offline.num_batches(config.rollout_batch_size))
 
 
 def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | None:
@@ -54,35 +54,23 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
     return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
 
 
-def build_replay(
+def build_offline_rollouts(
     examined: Examined, policy: ServedPolicy, needs: frozenset[str], path: Path
-) -> RolloutReplay:
+) -> OfflineRollouts:
     """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are
     left to train on."""
     config = examined.config
-    recording = read_groups(path, config.sampling("train").temperature)
-    for sentence in recording.lost:
-        logger.warning("%s: %s", path, sentence)
-    keep = examined.group_filter
-    whole = [
-        group
-        for group in recording.groups
-        if not group.rejected and all(t.status != "failed" for t in played_of(group))
-    ]
-    groups = [group for group in whole if keep is None or keep(group)]
-    num_rejected, num_filtered = len(recording.groups) - len(whole), len(whole) - len(groups)
-    left_out = f"{num_rejected} were rejected when they were played, {num_filtered} by group_filter"
-    summary = f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {left_out})"
+    groups, summary = _read_trainable(examined, path)
     for problem in _problems(config, groups, policy, needs):
         raise DataError(f"{path}: {problem}")
-    replay = RolloutReplay(
+    offline = OfflineRollouts(
         groups, config.train_env_manager.group_size, str(path), batch_size=config.rollout_batch_size
     )
-    num_batches = replay.num_batches(config.rollout_batch_size)
+    num_batches = offline.num_batches(config.rollout_batch_size)
     if num_batches == 0:
         raise DataError(
             f"{path} has {summary}, and a batch of rollout_batch_size {config.rollout_batch_size} has "
-            f"{config.rollout_batch_size // replay.group_size}; play more with `turnwise rollout`, or lower "
+            f"{config.rollout_batch_size // offline.group_size}; play more with `turnwise rollout`, or lower "
             f"rollout_batch_size"
         )
     if "values" in needs and config.critic_warmup >= num_batches:
@@ -92,35 +80,55 @@ def build_replay(
             "critic alone: the actor would never be trained; play more with `turnwise rollout`, or lower "
             "critic_warmup"
         )
+    _log_contents(config, path, groups, summary)
+    if num_batches < config.max_steps:
+        logger.warning(
+            "%s holds %d batches: training ends before its %d steps", path, num_batches, config.max_steps
+        )
+    return offline
+
+
+def _read_trainable(examined: Examined, path: Path) -> tuple[list[Group], str]:
+    """The groups of a file to train on, and a text: how many they are, and why the others were removed."""
+    recording = read_groups(path, examined.config.sampling("train").temperature)
+    for sentence in recording.lost:
+        logger.warning("%s: %s", path, sentence)
+    keep = examined.group_filter
+    whole = [
+        group
+        for group in recording.groups
+        if not group.rejected and all(t.status != "failed" for t in played_of(group))
+    ]
+    groups = [group for group in whole if keep is None or keep(group)]
+    num_rejected = len(recording.groups) - len(whole)
+    num_filtered = len(whole) - len(groups)
+    removed = f"{num_rejected} were rejected when they were played, {num_filtered} by group_filter"
+    return groups, f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {removed})"
+
+
+def _log_contents(config: AgenticConfig, path: Path, groups: Sequence[Group], summary: str) -> None:
+    """Logs which policy versions sampled the groups. Warns of tags that the config doesn't name."""
     versions = sorted(
         {run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions}
     )
-    sampled_by = (
-        ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
-    )
+    ends = dict.fromkeys([*versions[:1], *versions[-1:]])
     logger.info(
         "%s has %s, sampled by policy versions %s of their run (first, last); the trained model computes "
         "its own log-probs",
         path,
         summary,
-        sampled_by,
+        ", ".join(str(version) for version in ends) or "unknown",
     )
-    unknown = {group.task.tag for group in groups if group.task.row is None} - set(
-        config.train_env_manager.tags
-    )
+    tags = {group.task.tag for group in groups if group.task.row is None}
+    unknown = tags - set(config.train_env_manager.tags)
     if unknown:
         logger.warning(
             "%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown))
         )
-    if num_batches < config.max_steps:
-        logger.warning(
-            "%s holds %d batches: training ends before its %d steps", path, num_batches, config.max_steps
-        )
-    return replay
 
 
 def _problems(
-    config: AgenticConfig, groups: Sequence[Group], policy: Policy, needs: frozenset[str]
+    config: AgenticConfig, groups: Sequence[Group], policy: RolloutContext, needs: frozenset[str]
 ) -> Iterator[str]:
     """Yields the reasons why these groups of a file ("it" in the texts) can't be trained on."""
     trajectories = [trajectory for group in groups for trajectory in played_of(group)]
@@ -178,7 +186,7 @@ def _problems(
     yield from _foreign_tokens(trajectories, policy)
 
 
-def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Iterator[str]:
+def _foreign_tokens(trajectories: Sequence[Trajectory], policy: RolloutContext) -> Iterator[str]:
     """Yields signs that another tokenizer made the tokens: an id is unknown, or a response doesn't decode to
     its text."""
     other = (

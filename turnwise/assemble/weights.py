@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from turnwise.cluster.weight_senders import SendingRanks, spawn_senders
 from turnwise.config import AgenticConfig
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Cluster
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.transfer.policy_transfer import PolicyTransfer

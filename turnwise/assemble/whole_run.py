@@ -8,10 +8,11 @@ from typing import TypeVar
 from turnwise.assemble.placement import place_here
 from turnwise.assemble.run import start_run
 from turnwise.assemble.run_table import settings_table
+from turnwise.cluster.launched import serve_launched
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.lifecycle.session import session
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.run_folder import RunFolder
-from turnwise.pipelines.session import session
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.report.curve import learning_curve
 from turnwise.runtime.placement import Placement
@@ -33,8 +34,6 @@ def whole_run(
     rank 0, and exits when the run ends."""
     rank, _ = launched()
     if rank > 0:
-        from turnwise.cluster.launched import serve_launched
-
         serve_launched()
         sys.exit()
     placement = place_here(config, plays)

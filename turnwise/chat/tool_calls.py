@@ -1,5 +1,5 @@
 """Reads tool calls from sampled text, in eight forms that families of models use in their chat templates and
-model cards. A call that can't be read becomes a sentence for the model. `tools.session` checks whether the
+model cards. A call that can't be read becomes a sentence for the model. `tools.tool_box` checks whether the
 tool is known and the arguments fit its schema. Thinking is skipped: text before `</think>` holds no calls."""
 
 import ast

@@ -13,8 +13,9 @@ from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_tar
 from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
+from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.model_files.folder import folder_here
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.runtime.console import open_console, printable
 from turnwise.runtime.threads import DaemonThread
 
 EXIT_FINDINGS = 1
@@ -97,8 +98,6 @@ def _takes_split(env_type: str, timeout_s: float) -> bool:
 def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from turnwise.cli.console import open_console, printable
 
     console = open_console()
     arguments = [f"{key}={value}" for key, value in target.env.env_config.items()]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cli.options import writable_file
-from turnwise.config.dump import RESUMED, leaves
-from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.config.read.yaml_text import load_yaml, read_yaml
+from turnwise.config.show.dump import RESUMED, leaves
 from turnwise.errors import ConfigError, DataError, nearest
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.report.curve import compared_curves, counted
 from turnwise.report.picture_file import is_replaceable
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS, MetricColumn
@@ -100,9 +100,6 @@ def run(options: argparse.Namespace) -> int:
     elif sum(bool(run.settings) for run in runs) > 1:
         print("\nthe runs have the same settings")
     if out is not None and columns:
-        with ends_at_once():
-            from turnwise.report.curve import compared_curves, counted
-
         groups = _curve_groups(runs)
         panels = {
             column.title: {

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from turnwise.assemble.prepare import lacking_here
 from turnwise.config import describe
-from turnwise.config.dump import dump_yaml, resolved_values
 from turnwise.config.place import place, smallest_machine
 from turnwise.config.problems import Problem
+from turnwise.config.show.dump import dump_yaml, resolved_values
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import Examined, ExaminedSFT
 from turnwise.examine.problems import problems
 from turnwise.examine.read import load_any_examined
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.runtime.machine import ray_sign
 
 

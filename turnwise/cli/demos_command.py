@@ -7,7 +7,8 @@ from turnwise.cli.env_target import given_actions, read_target
 from turnwise.cli.options import check_policy, new_file
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import examine
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
+from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.runtime.disk import naming
 
 
@@ -27,8 +28,7 @@ def run(options: argparse.Namespace) -> int:
     file = new_file(options.out, "--out")
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
-        from turnwise.assemble.demonstrate import Demonstrator, as_row, demonstrate
-        from turnwise.pipelines.evaluate import Score, success_table
+        from turnwise.play.demonstrator import Demonstrator, as_row, demonstrate
 
     error_rate = 0.5 if options.error_rate is None else options.error_rate
     demonstrator = Demonstrator(options.policy, error_rate, given_actions(options), options.model_name or "")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import AgenticConfig, load_config, parse_config
-from turnwise.config.compose import compose
-from turnwise.config.environments import CustomEnv
-from turnwise.config.yaml_text import load_yaml
+from turnwise.config.read.compose import compose
+from turnwise.config.read.yaml_text import load_yaml
+from turnwise.config.schema.environments import CustomEnv
 from turnwise.errors import ConfigError, nearest
 from turnwise.runtime.jsonl import not_utf8
 from turnwise.spec import ROWS_TAG

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from turnwise.cli.options import read_examined, writable_file
 from turnwise.config import SettingsTable, require, unavailable_to_play
 from turnwise.errors import ConfigError
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
+from turnwise.pipelines.evaluate import Evaluation, Score, score_table
 from turnwise.runtime.disk import replace_file
 
 if TYPE_CHECKING:
     from turnwise.assemble.saved import Mode
-    from turnwise.pipelines.evaluate import Evaluation, Score
 
 
 class Result(NamedTuple):
@@ -22,7 +22,7 @@ class Result(NamedTuple):
 
     model: str
     mode: "Mode"
-    evaluation: "Evaluation"
+    evaluation: Evaluation
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,8 +77,6 @@ def _json_file(path: str) -> Path:
 
 def _report(results: Sequence[Result], json_file: Path | None) -> None:
     """Prints the results, and writes them to `json_file` if it is given."""
-    from turnwise.pipelines.evaluate import score_table
-
     print(score_table(list(_rows(results))))
     for model, mode, evaluation in results:
         for sentence in [*evaluation.too_few_samples(), *evaluation.failures()]:

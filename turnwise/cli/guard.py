@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TextIO
 
-from turnwise.pipelines.interrupt import EXIT_INTERRUPTED
+from turnwise.lifecycle.interrupt import EXIT_INTERRUPTED
 from turnwise.runtime.call_board import CALLS
 
 EXIT_UNFINISHED = 70

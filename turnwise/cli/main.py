@@ -16,7 +16,7 @@ from typing import Any
 from turnwise import __version__
 from turnwise.cli.guard import guarded
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
+from turnwise.lifecycle.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.disk import NO_SPACE, file_error
 from turnwise.runtime.rank import launched

@@ -8,14 +8,15 @@ from typing import Any
 
 from turnwise.cli.options import free_folder
 from turnwise.errors import ConfigError
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
+from turnwise.model_files.folder import base_of_adapter
+from turnwise.play.tokenizer_text import environment_text, file_text
 
 
 def export(options: argparse.Namespace) -> int:
     """Writes the model and its tokenizer without the training state, and prints what was written."""
     out = free_folder(options.out)
     with ends_at_once():  # torch takes seconds to import
-        from turnwise.model_files.folder import base_of_adapter
         from turnwise.models.load import export_model, parse_dtype
 
     base = base_of_adapter(options.model)
@@ -33,7 +34,6 @@ def make(options: argparse.Namespace) -> int:
     out = free_folder(options.out)
     with ends_at_once():
         from turnwise.models.make import make_model
-        from turnwise.pipelines.tokenizer_text import environment_text, file_text
 
     corpus = chain(environment_text(), file_text(options.text))
     made = make_model(options.size, out, corpus, seed=options.seed, overrides=overrides)

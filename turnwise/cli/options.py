@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from turnwise.assemble.play_policies import OPENAI
-from turnwise.config.load import Purpose
+from turnwise.config.read.load import Purpose
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import Examined
 from turnwise.examine.problems import object_problems
 from turnwise.examine.read import Find, load_examined
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
+from turnwise.play.policies import OPENAI
 from turnwise.runtime.replaceable import require_new_folder
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from turnwise.cli.options import new_file, read_examined
 from turnwise.config import require, unavailable_to_play
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
+from turnwise.pipelines.collect import Collection
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,7 +33,6 @@ def run(options: argparse.Namespace) -> int:
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
         from turnwise.assemble.saved import collect_rollouts
-        from turnwise.pipelines.collect import Collection
 
     collection = Collection(file)
     terminal = sys.stderr if options.json else sys.stdout

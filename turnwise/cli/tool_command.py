@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.config.yaml_text import load_yaml
+from turnwise.config.read.yaml_text import load_yaml
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.rl_tool.parameters import ACTIONS, describe_action
+from turnwise.rl_tool.pipeline import AgenticRLPipeline
+from turnwise.rl_tool.tool import RLTrainingTool, error_answer
 
 EXIT_REFUSED = 1
 
@@ -21,10 +23,6 @@ def run(options: argparse.Namespace) -> int:
     if options.verb == "tool" and {"--help", "-h"} & set(options.parameters):
         return _print_help(options.action)
     with contextlib.redirect_stdout(sys.stderr):
-        with ends_at_once():
-            from turnwise.rl_tool.pipeline import AgenticRLPipeline
-            from turnwise.rl_tool.tool import RLTrainingTool, error_answer
-
         try:
             if options.verb == "pipeline":
                 answer = AgenticRLPipeline(options.config).run()
@@ -40,8 +38,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_help(action: str) -> int:
     """Prints the parameters of an action. Raises ConfigError if there is no such action."""
-    with ends_at_once():
-        from turnwise.rl_tool.parameters import ACTIONS, describe_action
     if action not in ACTIONS:
         raise ConfigError(
             f"{action!r} is no action of the tool; the actions are "

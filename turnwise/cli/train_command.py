@@ -8,21 +8,23 @@ from pathlib import Path
 from turnwise.assemble.placement import prepare_run
 from turnwise.cli.options import print_notes, read_examined
 from turnwise.config import not_here, require, unavailable
-from turnwise.config.dump import RESUMED
 from turnwise.config.place import place, smallest_machine
-from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.config.read.yaml_text import load_yaml, read_yaml
+from turnwise.config.show.dump import RESUMED
 from turnwise.errors import ConfigError, DataError
 from turnwise.examine.problems import problems
 from turnwise.examine.read import load_examined_sft
-from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.runtime.machine import ray_sign
 from turnwise.runtime.rank import launched
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains, draws the learning curve, and prints where the results are."""
-    replay = Path(options.replay) if options.replay else None
-    file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
+    repeated_run = Path(options.replay) if options.replay else None
+    file, overrides = options.config, options.overrides
+    if repeated_run is not None:
+        file, overrides = _config_of(repeated_run, options)
     if file is None:
         raise ConfigError(
             "train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of "
@@ -42,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
         if rollouts is None and launched() == (0, 1):
             # Not the placement on this machine: its accelerators are found by torch, which the fork server
             # imports meanwhile.
-            prepare_run(place(config, replace(smallest_machine(config), ray_sign=ray_sign())))
+            machine = replace(smallest_machine(config), ray_sign=ray_sign())
+            prepare_run(place(config, machine))
         from turnwise.assemble.agentic import build_agentic
         from turnwise.assemble.whole_run import whole_run
 
@@ -52,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         is_quiet=options.quiet,
         rollouts=rollouts,
         is_profiled=options.profile,
-        replay=replay,
+        repeated_run=repeated_run,
     )
     with whole_run(config, build, options.quiet, plays=rollouts is None) as pipeline:
         pipeline.run()

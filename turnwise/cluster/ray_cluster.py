@@ -1,6 +1,5 @@
 """Roles in actors of Ray, on the nodes that it knows. The one module that imports ray."""
 
-import io
 import ipaddress
 import logging
 import os
@@ -11,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -22,13 +21,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from turnwise.cluster.actor_host import ActorHost, Heard, HostFacts
 from turnwise.cluster.channel import Channel
 from turnwise.cluster.messages import Command, Network, Parcel
-from turnwise.cluster.node_agent import NodeAgent, NodeFacts, versions
+from turnwise.cluster.node_agent import NodeAgent
+from turnwise.cluster.node_part import NodePart, actor_environment, require_versions
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.process_life import ProcessLife
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks
+from turnwise.cluster.ray_settings import RayLines, RaySettings, fate_text
 from turnwise.cluster.wire import Message
-from turnwise.errors import NotAvailableError, WorkerError
+from turnwise.errors import NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.rank import RankContext
 
@@ -50,42 +51,6 @@ _VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
 _OWN_VARIABLES = {"RAY_memory_monitor_refresh_ms": "0"}
 """Variables of a Ray that a run starts: without its monitor, which would kill actors because of what other
 programs of this machine use."""
-_FORWARDED = ("TURNWISE_", "HF_", "NCCL_", "GLOO_", "VLLM_", "TOKENIZERS_", "PYTORCH_")
-"""Variables that actors get from the run."""
-
-
-@dataclass(frozen=True)
-class RaySettings:
-    """How a run joins Ray."""
-
-    address: str = ""
-    """`HOST:PORT`, or `auto` for the Ray that runs here; empty for a Ray of the run's own on this machine."""
-    interface: str = ""
-    """The network interface between ranks; empty for that of the address by which Ray knows a node."""
-    runtime_env: Mapping[str, Any] = field(default_factory=dict)
-    start_s: float | None = None
-    """Seconds that the start of actors may take."""
-
-
-class _RayLines(io.TextIOBase):
-    """Standard output, but what threads of Ray print goes to the log."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        if not threading.current_thread().name.startswith("ray_"):
-            return int(self.stream.write(text))
-        for line in text.splitlines():
-            if line.strip():
-                logger.warning("ray: %s", line)
-        return len(text)
-
-    def flush(self) -> None:
-        self.stream.flush()
 
 
 def join_ray(settings: RaySettings, num_slots: int = 1) -> Machine:
@@ -99,7 +64,7 @@ def join_ray(settings: RaySettings, num_slots: int = 1) -> Machine:
 
 def leave_ray() -> None:
     """Leaves Ray, and ends it if this process has started it."""
-    if isinstance(sys.stdout, _RayLines):
+    if isinstance(sys.stdout, RayLines):
         sys.stdout = sys.stdout.stream
     with _handlers_kept():
         ray.shutdown()
@@ -125,7 +90,7 @@ def _join(settings: RaySettings, num_slots: int) -> None:
         target = f"the Ray at cluster.address {settings.address}" if settings.address else "a Ray of its own"
         advice = "`ray status` says whether it runs; a token that it asks for is read from ~/.ray/auth_token"
         raise NotAvailableError(f"this run can't join {target}: {reason}; {advice}") from error
-    sys.stdout = _RayLines(sys.stdout)
+    sys.stdout = RayLines(sys.stdout)
 
 
 @contextmanager
@@ -264,41 +229,15 @@ class ActorLife(ProcessLife):
 
     def fate(self) -> str:
         tail = self._answer("tail", self._facts.stderr, _TAIL_LINES)
-        return _fate(self._wire.cause) + (f"; the last lines of its standard error:\n{tail}" if tail else "")
+        return fate_text(self._wire.cause) + (
+            f"; the last lines of its standard error:\n{tail}" if tail else ""
+        )
 
     def _answer(self, method: str, *args: Any) -> str:
         try:
             return str(ray.get(getattr(self._agent, method).remote(*args), timeout=_ANSWER_S))
         except RayError as error:
             return f"its node's agent doesn't answer ({type(error).__name__})"
-
-
-def _fate(cause: str) -> str:
-    """Ray's text about the end of an actor, without its advice.
-
-    >>> _fate("The actor died. Worker exit detail: it exits with code 1. Some common causes include: (1) …")
-    'it exits with code 1.'
-    """
-    _, _, detail = cause.rpartition("Worker exit detail: ")
-    detail, _, _ = detail.partition(" Some common causes")
-    return " ".join(detail.split()) or "it isn't known how"
-
-
-@dataclass(frozen=True)
-class _NodePart:
-    """What a run has of a node."""
-
-    node: Node
-    numbers: tuple[int, ...]
-    """The devices that are used, as they are numbered on the node."""
-    agent: Any
-    facts: NodeFacts
-
-    def device_name(self, number: int) -> str:
-        """Torch's name for a device of the node, in the actors there, which see the used ones only."""
-        if not self.node.accelerator:
-            return "cpu"
-        return f"{self.node.accelerator}:{self.numbers.index(number)}"
 
 
 class RayCluster(ProcessCluster):
@@ -308,7 +247,7 @@ class RayCluster(ProcessCluster):
     def __init__(self, *args: Any, ray_settings: RaySettings, **kwargs: Any) -> None:
         self._ray_settings = ray_settings
         self._reserved: Any = None
-        self._parts: dict[int, _NodePart] = {}
+        self._parts: dict[int, NodePart] = {}
         super().__init__(*args, **kwargs)
 
     def _start(self, settings: CallSettings, begin: Callable[[], object]) -> None:
@@ -339,8 +278,8 @@ class RayCluster(ProcessCluster):
         pairs = zip(used.items(), agents, facts, strict=True)
         for (index, numbers), agent, node_facts in pairs:
             node = self.placement.machine.nodes[index]
-            _require_versions(node, node_facts)
-            self._parts[index] = _NodePart(node, numbers, agent, node_facts)
+            require_versions(node, node_facts)
+            self._parts[index] = NodePart(node, numbers, agent, node_facts)
 
     def _used_devices(self) -> dict[int, tuple[int, ...]]:
         """Index of each node with a device of the run → those devices, as they are numbered there."""
@@ -372,7 +311,7 @@ class RayCluster(ProcessCluster):
         actors: list[Any] = []
         for device in self.placement.devices:
             index, _ = self.placement.machine.locate(device)
-            environment = _environment(self._parts[index])
+            environment = actor_environment(self._parts[index])
             options = {"num_cpus": 0, "concurrency_groups": _GROUPS}
             actors.append(self._remote(ActorHost, bundles.index(index), environment, **options))
         asked = [actor.facts.options(concurrency_group="control").remote() for actor in actors]
@@ -386,7 +325,7 @@ class RayCluster(ProcessCluster):
             )
             self._processes.append(ConnectedRanks(process, settings))
 
-    def _part(self, device: int) -> _NodePart:
+    def _part(self, device: int) -> NodePart:
         index, _ = self.placement.machine.locate(device)
         return self._parts[index]
 
@@ -424,27 +363,6 @@ class RayCluster(ProcessCluster):
             for part in self._parts.values():
                 endings.callback(ray.kill, part.agent)
             endings.callback(super()._end)
-
-
-def _environment(part: _NodePart) -> dict[str, str | None]:
-    """The variables of an actor: those of the run that concern it, and the devices that it sees."""
-    environment: dict[str, str | None] = {
-        name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)
-    }
-    # Ray sets it to the actor's number of CPUs, which is 0 here.
-    environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS")
-    if part.node.accelerator:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(part.facts.devices)
-    return environment
-
-
-def _require_versions(node: Node, facts: NodeFacts) -> None:
-    for name, ours in versions().items():
-        theirs = facts.versions.get(name)
-        if theirs != ours:
-            raise WorkerError(
-                f"node {node.name} has {name} {theirs}, and the run {ours}; install the same on all nodes"
-            )
 
 
 def _free_resources() -> dict[str, float]:

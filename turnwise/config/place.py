@@ -1,12 +1,20 @@
 """Places the roles of a config on the devices of a machine. Nothing else decides where a role runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from turnwise.config.problems import Problem
-from turnwise.config.roles import PlacedModel
-from turnwise.config.schema import AgenticConfig
-from turnwise.config.sft import SFTConfig
+from turnwise.config.demand import (
+    AnyConfig,
+    Demand,
+    contradictions,
+    mapping_key,
+    ray_reason,
+    union,
+    unsharded,
+)
+from turnwise.config.schema.agentic import AgenticConfig
+from turnwise.config.schema.model_args import PlacedModel
+from turnwise.config.schema.sft import SFTConfig
 from turnwise.errors import ConfigError, counted
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.placement import (
@@ -16,8 +24,6 @@ from turnwise.runtime.placement import (
     RolePlacement,
 )
 from turnwise.runtime.rank import Layout
-
-AnyConfig = AgenticConfig | SFTConfig
 
 
 def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
@@ -35,16 +41,16 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
     machine = machine.with_slots(config.num_gpus_per_node)
     if reason:
         machine = machine.numbered_by_node(config.num_gpus_per_node)
-    demand = _Demand.of(config)
+    demand = Demand.of(config)
     is_ahead = config.plays_ahead and plays
     devices = demand.devices(machine.num_launched)
     for role in devices:
         _require_devices(demand.naming(role), devices[role], machine)
-    numbers = _union(devices)
+    numbers = union(devices)
     cluster: ClusterName = "ray" if reason else _cluster(demand, len(numbers), machine, is_ahead)
     if cluster == "launched":
         _require_launchable(demand, len(numbers), machine, is_ahead)
-    for problem in _unsharded(demand, devices):
+    for problem in unsharded(demand, devices):
         raise ConfigError(f"{problem.key}: {problem.message}")
     placement = _placed(config, demand, devices, cluster, machine)
     return replace(placement, reason=reason)
@@ -53,12 +59,12 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
 def smallest_machine(config: AnyConfig) -> Machine:
     """The smallest machine on which a config without contradictions can be placed: it has the devices that
     the config names, and a launcher if the config can't run without."""
-    demand = _Demand.of(config)
+    demand = Demand.of(config)
     devices = demand.devices(num_launched=1)
-    numbers = _union(devices)
+    numbers = union(devices)
     last = numbers[-1]
     num_launched = 1
-    if demand.cluster == "launched" or any(_unsharded(demand, devices)):
+    if demand.cluster == "launched" or any(unsharded(demand, devices)):
         num_launched = len(numbers) if demand.main.device_mapping else max(2, last + 1)
     last = max(last, *demand.server_devices, num_launched - 1)
     num_devices = last + 1
@@ -67,24 +73,6 @@ def smallest_machine(config: AnyConfig) -> Machine:
     num_nodes = -(-num_devices // config.num_gpus_per_node)
     nodes = (Node(config.num_gpus_per_node, "cuda", f"node {index}") for index in range(num_nodes))
     return Machine(tuple(nodes))
-
-
-def ray_reason(config: AnyConfig, machine: Machine | None = None) -> str:
-    """Why a run of this config uses Ray; empty if it doesn't. Without `machine`, what the config alone says."""
-    cluster = config.cluster
-    if cluster.name == "ray":
-        return "cluster.name: ray"
-    if cluster.name != "auto" or (machine and machine.num_launched > 1):
-        return ""
-    if cluster.address:
-        return f"cluster.address: {cluster.address}"
-    if machine and machine.ray_sign:
-        return machine.ray_sign
-    num_per_node = config.num_gpus_per_node
-    last = max(_Demand.of(config).named_devices, default=0)
-    if num_per_node is not None and last >= num_per_node:
-        return f"device {last} is beyond the {num_per_node} devices of a node (num_gpus_per_node)"
-    return ""
 
 
 def follows(config: AnyConfig, key: str) -> bool:
@@ -96,159 +84,8 @@ def follows(config: AnyConfig, key: str) -> bool:
     return key not in placement.unused_keys
 
 
-def contradictions(config: AnyConfig) -> Iterator[Problem]:
-    """What is wrong with a config about devices and processes, whatever the machine."""
-    demand = _Demand.of(config)
-    devices = demand.devices(num_launched=1)
-    num_devices = len(_union(devices))
-    if demand.cluster == "local":
-        yield from _local_problems(demand, num_devices)
-    if demand.cluster == "launched":
-        yield from _launched_problems(demand, num_devices)
-    for problem in _unsharded(demand, devices):
-        role = problem.role
-        is_named = demand.main.device_mapping or demand.roles[role].device_mapping
-        # A launcher may yet put a role that names no devices on all processes.
-        if is_named or not demand.may_be_launched:
-            yield problem
-
-
-@dataclass(frozen=True, slots=True)
-class _RoleProblem(Problem):
-    role: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Demand:
-    """What a config says about devices and processes, in one form for both kinds of config."""
-
-    cluster: str
-    roles: Mapping[str, PlacedModel]
-    """The roles with ranks. The devices of the first are also those of roles that name none."""
-    server_devices: Sequence[int]
-    """The devices that `actor_infer` names."""
-    num_servers: int
-    is_ahead: bool
-    serves: bool
-    """Whether a server reads the policy, in the trainer's process if it may."""
-
-    @classmethod
-    def of(cls, config: AnyConfig) -> "_Demand":
-        cluster = config.cluster.name
-        if isinstance(config, SFTConfig):
-            return cls(cluster, {"sft": config}, (), 0, is_ahead=False, serves=False)
-        roles: dict[str, PlacedModel] = {"actor_train": config.actor_train}
-        if config.needs_reference and not config.is_reference_in_policy:
-            roles["reference"] = config.reference
-        if config.needs_critic:
-            roles["critic"] = config.critic
-        server = config.actor_infer
-        return cls(
-            cluster,
-            roles,
-            server.device_mapping or (),
-            server.data_parallel_size,
-            is_ahead=config.plays_ahead,
-            serves=True,
-        )
-
-    @property
-    def main(self) -> PlacedModel:
-        return next(iter(self.roles.values()))
-
-    @property
-    def named_devices(self) -> set[int]:
-        named = set(self.server_devices)
-        for role in self.roles.values():
-            named.update(role.device_mapping or ())
-        return named
-
-    @property
-    def sharded_policy(self) -> str:
-        """The policy's strategy if it shards the policy, so that a server in its process couldn't read it;
-        else empty."""
-        strategy = self.main.strategy_args
-        return strategy.strategy_name if self.serves and strategy.is_sharded else ""
-
-    @property
-    def may_be_launched(self) -> bool:
-        is_allowed = self.cluster in ("auto", "launched")
-        return is_allowed and not self.is_ahead and self.num_servers <= 1
-
-    def naming(self, role: str) -> str:
-        """The role whose `device_mapping` decides where a role is."""
-        return role if self.roles[role].device_mapping else next(iter(self.roles))
-
-    def devices(self, num_launched: int) -> dict[str, tuple[int, ...]]:
-        """The devices of each role. Without any named, they are one for each of a launcher's processes."""
-        shared = self.main.device_mapping or range(num_launched)
-        return {name: tuple(role.device_mapping or shared) for name, role in self.roles.items()}
-
-
-def _union(devices: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """The devices of all roles, in their order."""
-    numbers: set[int] = set()
-    for of_role in devices.values():
-        numbers.update(of_role)
-    return tuple(sorted(numbers))
-
-
-def _key(role: str) -> str:
-    return "device_mapping" if role == "sft" else f"{role}.device_mapping"
-
-
-def _local_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
-    """Why `cluster.name: local` contradicts the other keys."""
-    reason = ""
-    if demand.is_ahead:
-        reason = "async_generation_ratio above 0 trains beside the rollouts"
-    elif demand.sharded_policy:
-        reason = f"{demand.sharded_policy} shards the policy, which a server in its process couldn't read"
-    elif num_devices > 1:
-        reason = f"the roles have {counted(num_devices, 'device')}"
-    if reason:
-        message = f"local can't hold this run: {reason}"
-        yield Problem.at("cluster.name", f"{message}; leave cluster.name out (auto takes process)")
-
-
-def _launched_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
-    """Why `cluster.name: launched` contradicts the other keys."""
-    if demand.is_ahead:
-        message = "launched trains in the process that plays, so async_generation_ratio must be 0"
-        advice = "leave cluster.name out to train in separate processes"
-        yield Problem.at("cluster.name", f"{message}; {advice}")
-    if demand.main.device_mapping and num_devices == 1:
-        message = (
-            "launched can't hold this run: the roles have 1 device, and a launcher starts a process "
-            "for each of several"
-        )
-        advice = "leave cluster.name out (auto takes local)"
-        yield Problem.at("cluster.name", f"{message}; {advice}")
-    if demand.num_servers > 1:
-        message = f"{demand.num_servers} servers in their own processes need a run without a launcher"
-        advice = "name one device, or leave cluster.name: launched out"
-        yield Problem.at(_key("actor_infer"), f"{message}; {advice}")
-
-
-def _unsharded(
-    demand: _Demand,
-    devices: Mapping[str, Sequence[int]],
-) -> Iterator[_RoleProblem]:
-    """Roles whose strategy shards them over all processes, and which aren't on all of them."""
-    num_processes = len(_union(devices))
-    for name, role in demand.roles.items():
-        strategy = role.strategy_args
-        size = len(devices[name])
-        if strategy.is_sharded and size < num_processes:
-            message = (
-                f"{strategy.strategy_name} shards over all {num_processes} processes of a run, "
-                f"and {name} is on {size} of them; give it the device_mapping of all, or use torch_train"
-            )
-            yield _RoleProblem(tuple(_key(name).split(".")), message, name)
-
-
 def _cluster(
-    demand: _Demand,
+    demand: Demand,
     num_devices: int,
     machine: Machine,
     is_ahead: bool,
@@ -274,7 +111,7 @@ def _cluster(
 
 
 def _require_launchable(
-    demand: _Demand,
+    demand: Demand,
     num_devices: int,
     machine: Machine,
     is_ahead: bool,
@@ -283,7 +120,9 @@ def _require_launchable(
     if num_devices != machine.num_launched:
         launched = [*range(machine.num_launched)]
         keys = [
-            _key(name) for name, role in demand.roles.items() if role.device_mapping not in (None, launched)
+            mapping_key(name)
+            for name, role in demand.roles.items()
+            if role.device_mapping not in (None, launched)
         ]
         raise ConfigError(
             f"the roles have {counted(num_devices, 'device')} with {', '.join(keys)}, "
@@ -298,7 +137,7 @@ def _require_launchable(
         )
     if demand.num_servers > 1:
         raise ConfigError(
-            f"{_key('actor_infer')} names devices of {demand.num_servers} servers, "
+            f"{mapping_key('actor_infer')} names devices of {demand.num_servers} servers, "
             "and a launcher started this run: servers in their own processes need a run without one; "
             "name one device, or start the run without a launcher"
         )
@@ -314,7 +153,7 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
         return
     if last < num_devices:
         return
-    reason = f"{_key(role)} names device {last}"
+    reason = f"{mapping_key(role)} names device {last}"
     fewer = "name others"
     num_launched = machine.num_launched
     if num_launched > 1 and [*devices] == [*range(num_launched)]:
@@ -338,7 +177,7 @@ def _require_nodes(role: str, devices: Sequence[int], machine: Machine) -> None:
     for device in devices:
         if machine.has(device):
             continue
-        reason = f"{_key(role)} names device {device}"
+        reason = f"{mapping_key(role)} names device {device}"
         if machine.num_per_node is not None:
             index, number = divmod(device, machine.num_per_node)
             reason += f", device {number} of node {index} (num_gpus_per_node: {machine.num_per_node})"
@@ -354,21 +193,22 @@ def _require_one_node(replicas: Sequence[Sequence[int]], machine: Machine) -> No
         nodes = {machine.locate(device)[0] for device in devices}
         if len(nodes) > 1:
             names = " and ".join(machine.nodes[index].name or f"node {index}" for index in sorted(nodes))
+            numbers = ", ".join(map(str, devices))
             raise ConfigError(
-                f"{_key('actor_infer')} gives replica {number} the devices {', '.join(map(str, devices))}, "
-                f"which are on {names}; a replica has to be on one node: name other devices, or use a smaller "
-                "tensor-parallel size"
+                f"{mapping_key('actor_infer')} gives replica {number} the devices {numbers}, "
+                f"which are on {names}; a replica has to be on one node: name other devices, or use a "
+                "smaller tensor-parallel size"
             )
 
 
 def _placed(
     config: AnyConfig,
-    demand: _Demand,
+    demand: Demand,
     devices: Mapping[str, tuple[int, ...]],
     cluster: ClusterName,
     machine: Machine,
 ) -> Placement:
-    numbers = _union(devices)
+    numbers = union(devices)
     roles = {name: _trained(role, devices[name], numbers) for name, role in demand.roles.items()}
     if isinstance(config, SFTConfig):
         return Placement(cluster, machine, numbers, roles)
@@ -402,7 +242,7 @@ def _trained(
     return RolePlacement(ranks, processes, _layout(role, len(devices)))
 
 
-def _server_devices(demand: _Demand, cluster: ClusterName) -> tuple[int, ...]:
+def _server_devices(demand: Demand, cluster: ClusterName) -> tuple[int, ...]:
     """The devices of the inference servers; empty if the only server is on the first training device. A
     server in the trainer's process can't leave the trainer's device, since it may read the trainer's
     weights."""
@@ -442,13 +282,13 @@ def _replicas(devices: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...
 
 
 def _unused_keys(
-    demand: _Demand,
+    demand: Demand,
     server_devices: tuple[int, ...],
     machine: Machine,
 ) -> frozenset[str]:
     unused: set[str] = set()
     if not server_devices:
-        unused.add(_key("actor_infer"))
+        unused.add(mapping_key("actor_infer"))
     names_devices = any(role.device_mapping for role in demand.roles.values())
     if not names_devices and not server_devices and machine.num_launched == 1:
         unused.add("num_gpus_per_node")

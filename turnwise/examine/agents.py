@@ -8,7 +8,7 @@ from typing import Any
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.config import AgenticConfig
-from turnwise.config.tools import LoopEntry
+from turnwise.config.read.agent_files import LoopEntry
 from turnwise.errors import ConfigError
 from turnwise.examine.constructors import named_parameters, require_offered
 from turnwise.protocols import AgentLoop

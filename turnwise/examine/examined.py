@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, overload
 
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.tools import LoopEntry
+from turnwise.config.read.agent_files import LoopEntry
 from turnwise.data.rewards import WeightedReward
 from turnwise.examine.demonstrations import Demonstrations, read_demonstrations
 from turnwise.examine.prompts import PromptLimit
@@ -13,7 +13,7 @@ from turnwise.examine.rewards import make_rewards
 from turnwise.examine.rows import RowParts, Rows, read_loops, read_rows
 from turnwise.examine.tools import make_tools, make_users
 from turnwise.rollout.group_filter import GroupFilter, load_group_filter
-from turnwise.tools.session import Interactions, ToolBox
+from turnwise.tools.tool_box import Interactions, ToolBox
 from turnwise.types import Split
 
 if TYPE_CHECKING:

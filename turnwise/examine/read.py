@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import AgenticConfig, SFTConfig, load_any_config, load_config, parse_config
-from turnwise.config.load import Purpose
 from turnwise.config.problems import Problem
+from turnwise.config.read.load import Purpose
 from turnwise.examine.examined import Examined, ExaminedSFT, examine
 from turnwise.examine.problems import object_problems
 

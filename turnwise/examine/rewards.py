@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from turnwise.config import AgenticConfig
-from turnwise.config.environments import RewardFunction
+from turnwise.config.schema.environments import RewardFunction
 from turnwise.data.reward_calls import parameters_of
 from turnwise.data.reward_functions import FunctionReward
 from turnwise.data.rewards import GroupReward, WeightedReward

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.chat.rendering import Tools
 from turnwise.config import AgenticConfig
-from turnwise.config.tools import LoopEntry, read_loop_file
+from turnwise.config.read.agent_files import LoopEntry, read_loop_file
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.forms import as_task, form_hint, form_of
@@ -20,7 +20,7 @@ from turnwise.examine.prompts import continued_problem
 from turnwise.examine.tools import agent_name, check_tools_of_rows, check_users_of_rows
 from turnwise.rollout.tasks import DataRow
 from turnwise.spec import AGENTS, ROWS_TAG
-from turnwise.tools.session import Interactions, ToolBox
+from turnwise.tools.tool_box import Interactions, ToolBox
 from turnwise.types import Split
 
 SPLITS: tuple[Split, ...] = ("train", "val")

@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from turnwise.config import AgenticConfig
-from turnwise.config.tools import ToolEntry, read_interaction_file, read_tool_file
+from turnwise.config.read.agent_files import ToolEntry, read_interaction_file, read_tool_file
 from turnwise.data.tables import TableRow
 from turnwise.errors import ConfigError, DataError, nearest
 from turnwise.model_files.hub import local_path
@@ -19,7 +19,7 @@ from turnwise.runtime.foreign import Foreign
 from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.mcp_server import McpServer
-from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interaction_kwargs
+from turnwise.tools.tool_box import Interactions, OfferedTool, ToolBox, interaction_kwargs
 
 
 def make_tools(config: AgenticConfig, notes: list[str]) -> ToolBox:

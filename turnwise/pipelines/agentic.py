@@ -27,14 +27,14 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.algorithms.kl import KLController
 from turnwise.config import AgenticConfig
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.pipelines.by_validation import ByValidation
-from turnwise.pipelines.checkpoints import Checkpoints
-from turnwise.pipelines.interrupt import Interrupts
+from turnwise.lifecycle.by_validation import ByValidation
+from turnwise.lifecycle.checkpoints import Checkpoints
+from turnwise.lifecycle.interrupt import Interrupts
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.parity import ParityGate
 from turnwise.pipelines.pictures import Pictures
 from turnwise.pipelines.policy_update import PolicyUpdate, batch_metrics
-from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.pipelines.step_report import StepReport
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer

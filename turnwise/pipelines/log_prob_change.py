@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.types import FloatArray, Metric, Sample
 
 NUM_STEPS = 2

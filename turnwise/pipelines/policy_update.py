@@ -6,7 +6,7 @@ from turnwise.algorithms.correction import staleness_metrics
 from turnwise.batching.plan import denominators
 from turnwise.errors import NotAvailableError
 from turnwise.pipelines.log_prob_change import log_prob_change
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Loss, NeedsAdvantages, StepPart, StreamsStep
 from turnwise.rollout.measure import rollout_metrics, system_metrics
 from turnwise.rollout.source import RolloutSource

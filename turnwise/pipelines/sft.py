@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.batching.plan import optimizer_steps
-from turnwise.pipelines.by_validation import ByValidation
-from turnwise.pipelines.checkpoints import Checkpoints
-from turnwise.pipelines.interrupt import Interrupts
-from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import RunFolder
+from turnwise.config import SFTConfig
+from turnwise.lifecycle.by_validation import ByValidation
+from turnwise.lifecycle.checkpoints import Checkpoints
+from turnwise.lifecycle.interrupt import Interrupts
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Cluster, Loss
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.run_log import RunLog
@@ -20,15 +21,13 @@ from turnwise.types import Metric, Sample, derive_seed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from turnwise.config import SFTConfig
-
 
 @dataclass(slots=True)
 class SFTPipeline:
     """Trains a model to imitate the assistant turns of demonstrations. `assemble.sft.build_sft`
     builds this pipeline."""
 
-    pipeline_config: "SFTConfig"
+    pipeline_config: SFTConfig
     sft: ModelRole
     train_samples: Sequence[Sample]
     val_samples: Sequence[Sample]

@@ -136,7 +136,7 @@ class NeedsWholeStep(Protocol):
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """Returns annotations of the tokens of the next optimiser step, numpy arrays [N], and metrics.
 
-        `pipelines.roles` calls this in the pipeline's process, once per optimiser step or streamed part, each
-        time with another `seed`. `step_batch` packs all samples of the step or part as numpy arrays. The
-        annotations go with their tokens into the micro-batches, whose denominators count the kept tokens. The
-        loss itself has no state."""
+        `pipelines.model_role` calls this in the pipeline's process, once per optimiser step or streamed
+        part, each time with another `seed`. `step_batch` packs all samples of the step or part as numpy
+        arrays. The annotations go with their tokens into the micro-batches, whose denominators count the
+        kept tokens. The loss itself has no state."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from turnwise.data.answers import answer_key, answer_of, stated_answer
 from turnwise.data.checkers import are_correct, check_checker
@@ -20,13 +20,13 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.examine.examined import examine
 from turnwise.model_files.folder import base_of_adapter, check_model
 from turnwise.model_files.hub import local_path
-from turnwise.rl_tool import rows as data
+from turnwise.pipelines.collect import Collection
+from turnwise.pipelines.evaluate import EpisodeResult, Score
+from turnwise.rl_tool import loaded_rows as data
 from turnwise.rl_tool.parameters import Evaluate
 from turnwise.rl_tool.training import new_tokens
 from turnwise.trainer.trainer import Trainer
-
-if TYPE_CHECKING:
-    from turnwise.types import Group
+from turnwise.types import Group
 
 NUM_WORST = 20
 _EQUATION = re.compile(
@@ -115,7 +115,7 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
+def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> list[Group]:
     """The model's answers to the rows, one group per row, sampled as in a validation during training."""
     sampling = {
         "max_new_tokens": new_tokens(model, asked.max_new_tokens),
@@ -139,12 +139,11 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[G
         is_quiet=True,
     )
     from turnwise.assemble.saved import collect_rollouts
-    from turnwise.pipelines.collect import Collection
 
     class CollectedGroups(Collection):
         """Keeps the groups instead of writing them."""
 
-        groups: "list[Group]"
+        groups: list[Group]
 
         def play(
             self, scheduler: Any, num_batches: int, num_trajectories: int, begin_phase: Any = None
@@ -177,8 +176,6 @@ def _read(group: "Group", checker: str) -> list[Answer]:
 
 def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
     """The metrics of the answers to all rows."""
-    from turnwise.pipelines.evaluate import EpisodeResult, Score
-
     answers = [answer for of_row in rows for answer in of_row]
     score = Score.of_tasks(
         [[EpisodeResult(a.is_correct, float(a.is_correct)) for a in of_row] for of_row in rows]

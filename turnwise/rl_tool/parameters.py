@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from turnwise.config.roles import Dtype
-from turnwise.config.section import Fraction, NonNegative, Positive
+from turnwise.config.schema.model_args import Dtype
+from turnwise.config.schema.section import Fraction, NonNegative, Positive
 from turnwise.errors import ConfigError, nearest
 
 PositiveInt = Annotated[int, Field(ge=1)]

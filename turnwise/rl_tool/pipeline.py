@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.config.read.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.pipelines.interrupt import continued_by
+from turnwise.lifecycle.interrupt import continued_by
 from turnwise.rl_tool.comparison import compare_stages
 from turnwise.rl_tool.parameters import Evaluate, LoadDataset, Train, parse
 from turnwise.rl_tool.report_page import write_report

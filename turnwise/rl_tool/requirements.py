@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from turnwise.config.rules.rule import Requirement
+from turnwise.config.checks.rules.rule import Requirement
 from turnwise.rl_tool.parameters import Action, Evaluate, P, Train
 
 _TRAIN: tuple[Requirement[Train], ...] = (

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, TurnwiseError, nearest
-from turnwise.pipelines.interrupt import continued_by
-from turnwise.rl_tool import rows as data
+from turnwise.lifecycle.interrupt import continued_by
+from turnwise.model_files.folder import base_of_adapter
+from turnwise.rl_tool import loaded_rows as data
 from turnwise.rl_tool.evaluation import evaluate
 from turnwise.rl_tool.parameters import (
     ACTIONS,
@@ -131,7 +132,6 @@ class RLTrainingTool:
 
 
 def _export(asked: Export) -> dict[str, Any]:
-    from turnwise.model_files.folder import base_of_adapter
     from turnwise.models.load import export_model, parse_dtype
 
     out = Path(asked.output_dir)

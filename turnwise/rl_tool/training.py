@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.model_shape import read_model_shape
+from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.costs.model import TokenWork, matrix_speed, training_seconds
 from turnwise.errors import ConfigError, counted, nearest
 from turnwise.model_files.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
-from turnwise.rl_tool import rows as data
+from turnwise.rl_tool import loaded_rows as data
 from turnwise.rl_tool.parameters import Train
 from turnwise.rl_tool.rewards import reward_sections
 from turnwise.runtime.rank import launched

@@ -18,7 +18,7 @@ from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, ScoreGroup, played_of
 from turnwise.rollout.tasks import TaskSource
-from turnwise.runtime.replay_log import BatchGroups, ReplayLog
+from turnwise.runtime.schedule_log import BatchGroups, ScheduleLog
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory
@@ -41,8 +41,8 @@ class RolloutScheduler:
     `agents` returns the agent that plays a task. `contexts` takes an episode's id and returns its
     `EpisodeContexts`. `score` rewards a complete group before the filter sees it. `run_async` runs a
     coroutine on the run's event loop and returns its result. `watchdog` ends episodes that run past their
-    deadline. `replay_log` records or prescribes which groups go into each training batch. `stopwatch` is told
-    how many groups are playing."""
+    deadline. `schedule_log` records or prescribes which groups go into each training batch. `stopwatch` is
+    told how many groups are playing."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RolloutScheduler:
         keep: GroupFilter | None = None,
         score: ScoreGroup | None = None,
         watchdog: Watchdog | None = None,
-        replay_log: ReplayLog | None = None,
+        schedule_log: ScheduleLog | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.settings = settings
@@ -73,9 +73,9 @@ class RolloutScheduler:
         self.score = score
         self._versions: dict[int, int] = {}
         """Index of each admitted group → version of the tasks' state from which its task is made."""
-        self._all_splits_log = replay_log or ReplayLog()
-        self._replay_log = (
-            ReplayLog() if is_fixed else self._all_splits_log
+        self._all_splits_log = schedule_log or ScheduleLog()
+        self._schedule_log = (
+            ScheduleLog() if is_fixed else self._all_splits_log
         )  # a fixed batch needs no record of its groups
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
@@ -193,7 +193,7 @@ class RolloutScheduler:
     async def _selected(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
         """Waits until the batch has another part; returns whether it is the last part. Raises the error that
         ended a group."""
-        recorded = self._replay_log.batch(self._buffer.step)
+        recorded = self._schedule_log.batch(self._buffer.step)
         num_known = sum(map(len, parts))
         self._admit()
         while self._fault is None:
@@ -218,14 +218,14 @@ class RolloutScheduler:
             group = self._played.setdefault(index, Group(self._task(index), [], index))
             group.rejected = "stale"
         self._failures.clear()
-        self._hand_out(self._replay_log.batch(self._buffer.step))
+        self._hand_out(self._schedule_log.batch(self._buffer.step))
         self._tasks.observe(
             self.finished + [group for group in self.rejected if group.rejected == "filtered"]
         )
         if self._is_fixed:
             self._all_splits_log.validated()
         rejected = [group.index for group in self.rejected if group.rejected != "stale"]
-        self._replay_log.record_batch(self._buffer.step, BatchGroups(parts, rejected))
+        self._schedule_log.record_batch(self._buffer.step, BatchGroups(parts, rejected))
         self._say_what_is_missing()
         self._admit()
 
@@ -235,7 +235,7 @@ class RolloutScheduler:
     def _version_at(self, index: int) -> int:
         """The version of the tasks' state for a group at its admission: the newest, or the recorded one in a
         replay."""
-        recorded = self._replay_log.task_version(index)
+        recorded = self._schedule_log.task_version(index)
         return self._tasks.version if recorded is None else recorded
 
     def _admit(self) -> None:
@@ -244,7 +244,7 @@ class RolloutScheduler:
                 return
             if index not in self._versions:
                 self._versions[index] = self._version_at(index)
-                self._replay_log.admitted(index, self._versions[index])
+                self._schedule_log.admitted(index, self._versions[index])
             task = self._running[index] = asyncio.get_running_loop().create_task(
                 self._group(index), name=f"group {index}"
             )
@@ -280,7 +280,7 @@ class RolloutScheduler:
             group.rejected = "failed"
         elif self._keep and not self._keep(group):
             group.rejected = "filtered"
-        self._replay_log.check(index, group.rejected is not None)
+        self._schedule_log.check(index, group.rejected is not None)
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
@@ -289,7 +289,7 @@ class RolloutScheduler:
         than the recorded batch."""
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
-        if not self._replay_log.rejects(index):
+        if not self._schedule_log.rejects(index):
             self._failures.add(failed)
 
     def _count_episode(self, index: int) -> None:
@@ -355,7 +355,7 @@ class RolloutScheduler:
         if self._open_parts is not None:
             self._open_parts.close()
         self._halt()
-        self._replay_log.close()
+        self._schedule_log.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the sequence of tasks, the number of episodes handed out, and the finished groups

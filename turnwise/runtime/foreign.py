@@ -14,7 +14,7 @@ from turnwise.runtime.watchdog import Interrupt
 
 _HANDLERS = (
     "asyncio.runners",
-    "turnwise.pipelines.interrupt",
+    "turnwise.lifecycle.interrupt",
 )  # the signal handlers of these modules raise KeyboardInterrupt
 
 

@@ -49,7 +49,7 @@ class Machine:
     ray_sign: str = ""
     """What in this process's environment says that it belongs to a Ray; empty if nothing does."""
     num_per_node: int | None = None
-    """With it, device d is device `d % num_per_node` of the node `d // num_per_node` among those with devices.
+    """With it, device d is device `d % num_per_node` of the node `d // num_per_node`, of those with devices.
     Without it devices are numbered through the nodes."""
 
     @property

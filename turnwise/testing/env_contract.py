@@ -3,7 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from turnwise.envs.checks.session import BrokenCall, CallTimes, CheckedEnv, Timings, first_difference, play
+from turnwise.envs.checks.checked_env import (
+    BrokenCall,
+    CallTimes,
+    CheckedEnv,
+    Timings,
+    first_difference,
+    play,
+)
 from turnwise.envs.contract import check_shape
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env

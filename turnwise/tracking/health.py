@@ -52,7 +52,7 @@ class Health:
         self._history = History()
         self._reported: set[str] = set()
 
-    def replay(self, rows: Iterable[Row]) -> None:
+    def restore(self, rows: Iterable[Row]) -> None:
         """Adds the rows of the steps before a resume. Conditions that were reported then aren't reported
         again."""
         for row in rows:

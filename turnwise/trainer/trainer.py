@@ -12,21 +12,24 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config import AgenticConfig, require, unavailable
-from turnwise.config.coming_from import counterpart
+from turnwise.config.published.coming_from import counterpart
 from turnwise.data.tables import listed, numbered, plain_columns
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import Examined, examine
 from turnwise.examine.read import parse_examined, parse_examined_sft
+from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.pipelines.evaluate import Evaluation
+from turnwise.pipelines.step_report import StepReport
+from turnwise.report.curve import curve_figure
 from turnwise.runtime.replaceable import require_replaceable
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.tracking.terminal import warnings_on_terminal
 from turnwise.trainer.callbacks import asks_to_stop, check_callbacks
 from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values, tool_names
 from turnwise.trainer.paths import as_path, bases_of, folders_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from turnwise.pipelines.evaluate import Evaluation
-    from turnwise.pipelines.step_report import StepReport
 
 _AT_WORK = Lock()
 
@@ -162,19 +165,17 @@ class Trainer:
     @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint of the last run, None if there is none."""
-        from turnwise.pipelines.checkpoints import all_checkpoints
-        from turnwise.pipelines.resume import checkpoints_folder
+        from turnwise.lifecycle.checkpoints import all_checkpoints
+        from turnwise.lifecycle.resume import checkpoints_folder
 
         if self.run_folder is None:
             return None
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
-    def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
+    def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> Evaluation:
         """Plays the config's validation tasks, or the first `num_tasks`, with `model`, just as a validation
         in training does. The default `model` is the newest checkpoint, or the initial model if there is
         none."""
-        from turnwise.tracking.terminal import warnings_on_terminal
-
         with _alone(), warnings_on_terminal(only_new=True):
             self._objects.install()
             from turnwise.assemble.saved import evaluate_model
@@ -185,8 +186,7 @@ class Trainer:
     @property
     def best(self) -> Path | None:
         """Folder of the model that `save_best` keeps, None if there is none yet."""
-        from turnwise.pipelines.by_validation import read_best
-        from turnwise.pipelines.run_folder import RunFolder
+        from turnwise.lifecycle.by_validation import read_best
 
         folder = (
             None
@@ -201,8 +201,8 @@ class Trainer:
         that is already in the folder. Raises ConfigError if there is no model to save yet, or `folder` is a
         file, a folder with anything else than a model, a checkpoint, or a model that this Trainer starts
         from."""
+        from turnwise.lifecycle.by_validation import read_best
         from turnwise.models.load import export_model
-        from turnwise.pipelines.by_validation import read_best
 
         folder = as_path(folder, "save")
         best_model, newest = self.best, self.checkpoint
@@ -230,9 +230,6 @@ class Trainer:
     def plot(self) -> "Figure":
         """The learning curve of the last run, as a figure that a notebook shows. Raises ConfigError before
         the first run."""
-        from turnwise.report.curve import curve_figure
-        from turnwise.tracking.jsonl import read_metrics
-
         if self.run_folder is None:
             raise ConfigError("plot: this Trainer has trained nothing yet; call train() first")
         return curve_figure(read_metrics(self.run_folder / "metrics.jsonl"), self.config.exp_name)

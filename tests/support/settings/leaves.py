@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.load import _models as models_in
+from turnwise.config.read.load import _models as models_in
 
 Kind = type[AgenticConfig] | type[SFTConfig]
 KINDS: tuple[Kind, ...] = (AgenticConfig, SFTConfig)

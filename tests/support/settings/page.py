@@ -19,8 +19,13 @@ from settings.answers import COMBINATIONS, answers
 from settings.leaves import Kind, Leaf, declaring, leaves
 from settings.table import AGENTIC, PLACES, SFT
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.section import LARGEST, OneOf
-from turnwise.config.without_effect import REQUIREMENTS, ROLE_REQUIREMENTS, SFT_REQUIREMENTS, Requirement
+from turnwise.config.checks.without_effect import (
+    REQUIREMENTS,
+    ROLE_REQUIREMENTS,
+    SFT_REQUIREMENTS,
+    Requirement,
+)
+from turnwise.config.schema.section import LARGEST, OneOf
 
 _ROLES = ("actor_train", "critic", "actor_infer", "reference", "reward")
 _MANAGERS = ("train_env_manager", "val_env_manager")

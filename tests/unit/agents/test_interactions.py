@@ -27,7 +27,7 @@ from turnwise.protocols import AgentLoop, Interaction
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.gsm8k import Gsm8kInteraction
-from turnwise.tools.session import Interactions, OfferedTool, ToolBox, ToolFault
+from turnwise.tools.tool_box import Interactions, OfferedTool, ToolBox, ToolFault
 from turnwise.types import SamplingParams, Task, Trajectory
 
 TEMPLATE = ChatTemplate(byte_tokenizer(), TOOL_CHATML)

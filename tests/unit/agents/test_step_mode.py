@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.prompts import EnvPrompt
 from turnwise.batching.samples import build_samples
@@ -19,6 +18,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import ExpertPlayer, Player
 from turnwise.errors import ConfigError, RolloutError
+from turnwise.play.demonstrations import demonstrations
 from turnwise.protocols import Env
 from turnwise.spec import DEFAULT_STEP_TEMPLATE, STEP_PLACEHOLDERS
 from turnwise.testing.fakes import ScriptedServer, SeenRequest, byte_tokenizer

@@ -18,7 +18,7 @@ from turnwise.chat.tool_calls import find_parser
 from turnwise.data.rewards import messages_of
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.function_tool import FunctionTool
-from turnwise.tools.session import OfferedTool, ToolBox
+from turnwise.tools.tool_box import OfferedTool, ToolBox
 from turnwise.types import AS_OPENED, CallOptions, Message, SamplingParams, Task, Trajectory
 
 TASK = Task(id="train/data/0", tag="data", split="train", seed=0, payload={"prompt": "6 / 3?"})

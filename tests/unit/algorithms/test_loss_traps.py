@@ -9,7 +9,7 @@ from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.models.forward import make_forward
-from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import VersionRun
 

@@ -101,7 +101,7 @@ def random_step(seed: int = 0) -> Step:
 
 
 def prepared(step: Step, loss: PolicyLoss) -> list[Sample]:
-    """As `pipelines.roles` does it."""
+    """As `pipelines.model_role` does it."""
     batch = pack(step.samples, denominators(step.samples, MAX_LENGTH))
     annotations, _ = loss.prepare(batch, seed=5)
     known = {

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from turnwise.batching.pack import blank, pack
 from turnwise.batching.plan import deal, denominators
-from turnwise.pipelines.roles import BatchPlan
+from turnwise.pipelines.model_role import BatchPlan
 from turnwise.types import Sample
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 3), st.integers(2, 60)), min_size=1, max_size=40)

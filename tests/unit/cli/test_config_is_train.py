@@ -685,7 +685,7 @@ def test_a_hub_name_plays(refused):
 
 @pytest.mark.parametrize(("name", "server"), [("embedded", EmbeddedServer), ("hf", HFServer)])
 def test_options_of_a_strategy_are_those_of_its_server(name, server):
-    follow = {"model", "max_length", "decode", "stopwatch", "reads_trainer", "replay_log"}
+    follow = {"model", "max_length", "decode", "stopwatch", "reads_trainer", "schedule_log"}
     parameters = [parameter for parameter in inspect.signature(server).parameters if parameter not in follow]
     assert STRATEGIES[name].options == tuple(parameters) and STRATEGIES[name].entry.endswith(
         f":{server.__name__}"

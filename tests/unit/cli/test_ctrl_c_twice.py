@@ -13,7 +13,7 @@ import pytest
 import yaml
 from small_runs import write_demonstrations
 
-from turnwise.pipelines.checkpoints import all_checkpoints
+from turnwise.lifecycle.checkpoints import all_checkpoints
 from turnwise.rollout.journal import read_journal
 
 ENV = """

@@ -20,9 +20,9 @@ from chat_server import ChatServer, answer
 from sglang_fake import SGLangFake
 from transformers import AutoModelForCausalLM
 
-from turnwise.cli.console import open_console
 from turnwise.cli.main import main
-from turnwise.cli.play_screen import ENDS, PlayScreen
+from turnwise.play.screen import ENDS, PlayScreen
+from turnwise.runtime.console import open_console
 from turnwise.types import Limit, Task, Trajectory
 
 TOYS = "toy_envs"

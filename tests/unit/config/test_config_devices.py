@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.config.roles import MAX_DEVICES, Role, parse_devices
+from turnwise.config.schema.model_args import MAX_DEVICES, Role, parse_devices
 
 SPACES = st.sampled_from(["", " ", "  "])
 

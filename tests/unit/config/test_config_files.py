@@ -14,8 +14,8 @@ from small_configs import config_of
 
 from turnwise.cli.main import main
 from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config, parse_config
-from turnwise.config.describe import most_sampled
-from turnwise.config.yaml_text import KeyLocations
+from turnwise.config.read.yaml_text import KeyLocations
+from turnwise.config.show.step_rows import most_sampled
 from turnwise.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]

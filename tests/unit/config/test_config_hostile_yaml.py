@@ -11,7 +11,7 @@ import yaml
 
 from turnwise.cli.main import main
 from turnwise.config import load_any_config, load_config, parse_config
-from turnwise.config.yaml_text import load_yaml
+from turnwise.config.read.yaml_text import load_yaml
 from turnwise.errors import ConfigError
 
 LAKE = "pretrain: model\ncustom_envs:\n  Lake: {env_type: frozen_lake}\n"
@@ -169,7 +169,7 @@ def test_a_value_that_is_not_what_it_promises_is_a_config_error(text):
     ids=ascii,
 )
 def test_a_fault_has_its_line_with_libyaml_and_without(monkeypatch, loader, text, line):
-    monkeypatch.setattr("turnwise.config.yaml_text.YAML_LOADER", loader)
+    monkeypatch.setattr("turnwise.config.read.yaml_text.YAML_LOADER", loader)
     with pytest.raises(ConfigError, match=rf"^own.yaml:{line} can't be read"):
         load_yaml(text, "own.yaml")
 

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from small_configs import SFT, config_of, values_of
 from toy_model import toy_model
 
-from turnwise.config import SFTConfig, describe, differences, ineffective, missing, parse_config, unavailable
-from turnwise.config.model_shape import read_model_shape
+from turnwise.config import SFTConfig, describe, differences, ineffective, parse_config, unavailable
+from turnwise.config.checks import missing
+from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters, LoRASettings
 

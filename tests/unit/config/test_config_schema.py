@@ -9,8 +9,8 @@ import pytest
 from small_configs import MINIMAL, SFT, config_of, values_of
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
-from turnwise.config.model_shape import read_model_shape
 from turnwise.config.place import place, smallest_machine
+from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.errors import ConfigError
 from turnwise.models.presets import PRESETS
 

@@ -6,10 +6,10 @@ import pytest
 from settings.leaves import Kind, leaves
 
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.checks import AGENTIC_RULES
-from turnwise.config.rules.algorithm import SIBLING_RULES
-from turnwise.config.rules.sft import SFT_RULES
-from turnwise.config.without_effect import REQUIREMENTS, ROLE_REQUIREMENTS, SFT_REQUIREMENTS
+from turnwise.config.checks.contradictions import AGENTIC_RULES
+from turnwise.config.checks.rules.algorithm import SIBLING_RULES
+from turnwise.config.checks.rules.sft import SFT_RULES
+from turnwise.config.checks.without_effect import REQUIREMENTS, ROLE_REQUIREMENTS, SFT_REQUIREMENTS
 
 REFUSED = {
     AgenticConfig: [rule.key for rule in (*AGENTIC_RULES, *SIBLING_RULES)],

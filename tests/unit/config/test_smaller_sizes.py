@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import load_any_config
-from turnwise.config.sizes import smaller_steps
+from turnwise.config.show.sizes import smaller_steps
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 AGENTIC = ("frozen_lake/agentic.yaml", "sokoban/agentic.yaml", "mixed/agentic.yaml")

@@ -13,8 +13,8 @@ from small_configs import SFT, values_of
 
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
-from turnwise.config.learning_rates import TABLE
-from turnwise.config.unusual import USUAL
+from turnwise.config.checks.learning_rates import TABLE
+from turnwise.config.checks.unusual import USUAL
 
 
 def notes_of(**values: Any) -> list[str]:

@@ -10,10 +10,10 @@ import yaml
 
 from turnwise.cli.env_target import parse_arguments
 from turnwise.cli.tool_command import _parameters
-from turnwise.config.compose import compose
-from turnwise.config.dump import _Dumper
-from turnwise.config.tools import read_interaction_file, read_loop_file, read_tool_file
-from turnwise.config.yaml_text import load_yaml
+from turnwise.config.read.agent_files import read_interaction_file, read_loop_file, read_tool_file
+from turnwise.config.read.compose import compose
+from turnwise.config.read.yaml_text import load_yaml
+from turnwise.config.show.dump import _Dumper
 from turnwise.errors import ConfigError
 
 WORDS: dict[str, Any] = {

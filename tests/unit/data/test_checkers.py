@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from turnwise.config import AgenticConfig
-from turnwise.config.describe import describe
+from turnwise.config.show.describe import describe
 from turnwise.data import checkers
 from turnwise.data.checkers import are_correct
 from turnwise.data.math_rewards import accuracy, combined, step
@@ -91,7 +91,9 @@ def config(**data) -> AgenticConfig:
 def test_the_checker_stands_in_the_table_of_the_run_and_its_package_is_asked_for_first(monkeypatch):
     assert "accuracy; answers compared by text" in dict(describe(config(reward="accuracy")).rows)["rewards"]
     assert "compared" not in dict(describe(config(reward="gsm8k")).rows)["rewards"]
-    monkeypatch.setattr("turnwise.config.missing._is_installed", lambda module: module != "math_verify")
+    monkeypatch.setattr(
+        "turnwise.config.checks.missing._is_installed", lambda module: module != "math_verify"
+    )
     for data in (
         {"reward": "accuracy", "checker": "math_verify"},
         {"reward": [{"name": "step", "args": {"checker": "math_verify"}}]},

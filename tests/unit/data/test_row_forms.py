@@ -16,7 +16,7 @@ import pytest
 from turnwise.chat.demonstration import _warn_of_column, encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
-from turnwise.config.sft import SFTConfig
+from turnwise.config.schema.sft import SFTConfig
 from turnwise.data.bad_rows import BadRows
 from turnwise.data.demonstrations import read_rows
 from turnwise.data.forms import as_demonstration, as_task
@@ -27,8 +27,8 @@ from turnwise.errors import DataError
 from turnwise.examine.demonstrations import read_demonstrations
 from turnwise.examine.examined import examine
 from turnwise.models.tokenizer import CHAT_TEMPLATE
+from turnwise.rl_tool.loaded_rows import load
 from turnwise.rl_tool.parameters import RowChoice
-from turnwise.rl_tool.rows import load
 from turnwise.testing.fakes import byte_tokenizer
 from turnwise.trainer.trainer import _demonstrations
 

@@ -14,10 +14,10 @@ import pytest
 from small_configs import config_of
 
 from turnwise.config import AgenticConfig
-from turnwise.config.coming_from import vocabulary
-from turnwise.config.dump import leaves
-from turnwise.config.keys import DEFAULT_MAX_NEW_TOKENS
-from turnwise.config.load import _sections
+from turnwise.config.published.coming_from import vocabulary
+from turnwise.config.read.load import _sections
+from turnwise.config.schema.keys import DEFAULT_MAX_NEW_TOKENS
+from turnwise.config.show.dump import leaves
 from turnwise.spec import PG_VARIANTS
 
 SYSTEMS = vocabulary()["systems"]

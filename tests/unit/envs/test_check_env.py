@@ -15,9 +15,9 @@ import pytest
 from odd_envs import CutEnv, NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv
 from toy_envs import BanditEnv, IdentityEnv, LettersEnv
 
+from turnwise.envs.checks.checked_env import CallTimes, Timings
 from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.checks.findings import times
-from turnwise.envs.checks.session import CallTimes, Timings
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Media, Observation

@@ -23,7 +23,7 @@ from transformers import (
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.runtime.replay_log import Admissions, ReplayLog
+from turnwise.runtime.schedule_log import Admissions, ScheduleLog
 from turnwise.types import SamplingParams, VersionRun
 
 
@@ -46,11 +46,11 @@ async def play(server: EmbeddedServer, name: str, num_turns: int) -> list[int]:
 
 
 async def test_a_driver_that_breaks_leaves_nobody_waiting() -> None:
-    class FullDisk(ReplayLog):
+    class FullDisk(ScheduleLog):
         def stepped(self, admissions: Admissions) -> None:
             raise OSError("No space left on device")
 
-    server = EmbeddedServer(make_model(), replay_log=FullDisk())
+    server = EmbeddedServer(make_model(), schedule_log=FullDisk())
     with pytest.raises(ServerError, match="the engine broke off while 'a' waited for it: No space left"):
         await asyncio.wait_for(server.generate([1, 2], SamplingParams(3), "a"), 10.0)
     await server.release("a")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from turnwise.inference.embedded import sampler
-from turnwise.inference.embedded.rows import ROW, Rows
 from turnwise.inference.embedded.sampler import Drawn, sample, uniforms
+from turnwise.inference.embedded.slot_arrays import ROW, Rows
 from turnwise.inference.request import Request
 from turnwise.types import SamplingParams
 

@@ -100,7 +100,7 @@ def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains tokenizers on each symbol once instead of 5,000 times, and on no games, which takes a second."""
     monkeypatch.setattr("turnwise.models.tokenizer._SYMBOL_COUNT", 1)
-    monkeypatch.setattr("turnwise.pipelines.tokenizer_text.environment_text", list)
+    monkeypatch.setattr("turnwise.cli.model_commands.environment_text", list)
 
 
 @pytest.mark.usefixtures("quick")

@@ -19,7 +19,7 @@ from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
-from turnwise.pipelines.roles import BatchPlan
+from turnwise.pipelines.model_role import BatchPlan
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample, SamplingParams, Task

@@ -13,7 +13,7 @@ from turnwise.algorithms.kl import KLController
 from turnwise.algorithms.normalization import RunningMoments
 from turnwise.algorithms.score_estimator import GRPO, ScoreEstimator
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
-from turnwise.config.algorithm import AlgorithmKeys
+from turnwise.config.schema.algorithm import AlgorithmKeys
 from turnwise.errors import ConfigError
 from turnwise.examine.algorithm import algorithm_settings, make_algorithm
 from turnwise.spec import PG_VARIANTS, EstimatorSpec

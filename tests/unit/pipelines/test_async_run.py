@@ -65,7 +65,7 @@ def assert_trained_on_once(pipeline):
 
 def num_parts(pipeline):
     """Number of parts of each step."""
-    events = [json.loads(line) for line in pipeline.folder.replay_log.read_text().splitlines()]
+    events = [json.loads(line) for line in pipeline.folder.schedule_log.read_text().splitlines()]
     return [len(event.get("parts", [0])) for event in events if "batch" in event]
 
 
@@ -198,7 +198,7 @@ def test_steps_train_within_the_bound_and_are_repeated_bit_by_bit(
     assert [row["actor/backward_steps"] for row in rows if "actor/backward_steps" in row] == [1.0] * 4
     assert sum("val/score/mean" in row for row in rows) == 3
     assert_trained_on_once(first)
-    again = run_small(config, replay=first.folder.path)
+    again = run_small(config, repeated_run=first.folder.path)
     assert num_parts(again) == num_parts(first)
     assert without_times(again) == without_times(first)
     assert_same_weights(again.checkpoints.newest, first.checkpoints.newest)
@@ -214,14 +214,14 @@ def test_refills_for_groups_that_a_filter_rejects_are_repeated(make_config):
     assert {row["rejected"] for row in played(first.folder)} >= {None, "filtered"}, (
         "the filter had something to do"
     )
-    assert without_times(run_small(config, replay=first.folder.path)) == without_times(first)
+    assert without_times(run_small(config, repeated_run=first.folder.path)) == without_times(first)
 
 
 def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_config):
     config = make_config(eval_steps=1)
     folder = interrupted(config, "val")
     with pytest.raises(DataError, match="no complete validation after 2 batches: its run ended there"):
-        run_small(config, replay=folder.path)
+        run_small(config, repeated_run=folder.path)
 
 
 def test_a_replay_by_other_kernels_or_on_another_split_of_the_threads_is_refused(make_config, monkeypatch):
@@ -229,7 +229,9 @@ def test_a_replay_by_other_kernels_or_on_another_split_of_the_threads_is_refused
 
     def assert_refused(message, **split):
         with pytest.raises(DataError, match=message):
-            run_small(make_config(max_steps=1, cpu_split={"rollout": 1} | split), replay=first.folder.path)
+            run_small(
+                make_config(max_steps=1, cpu_split={"rollout": 1} | split), repeated_run=first.folder.path
+            )
 
     assert_refused(r"recorded with threads \d+ to train and 1 to play, and here it is 9 to train", train=9)
     is_compiled = load_kernels() is not None
@@ -249,7 +251,7 @@ def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
         ({}, "holds no schedule to replay"),
     ):
         with pytest.raises(DataError, match=message):
-            run_small(make_config(**changes), replay=tmp_path)
+            run_small(make_config(**changes), repeated_run=tmp_path)
 
 
 def processes():
@@ -296,7 +298,7 @@ def test_a_trainer_that_does_not_answer_ends_the_run_by_name(
 ):
     monkeypatch.setattr("turnwise.cluster.process_life._STACK_S", 0.1)  # what stands still never says where
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
-    fork_server = prepare_processes(["turnwise.assemble.roles"])
+    fork_server = prepare_processes(["turnwise.assemble.strategies"])
     interrupted(config, phase, error, partial(signal_trainer, number), message)
     assert not processes()
     assert prepare_processes() is fork_server
@@ -332,7 +334,7 @@ def test_adapters_and_a_critic_are_trained_there_too(make_config):
     config = make_config(adv_estimator="gae", actor_train=training(1e-2, 8) | {"model_args": ADAPTERS})
     first = run_small(config)
     assert max(staleness(first)) == 1
-    assert without_times(run_small(config, replay=first.folder.path)) == without_times(first)
+    assert without_times(run_small(config, repeated_run=first.folder.path)) == without_times(first)
 
 
 class WithLock(AgenticReinforce):

@@ -14,7 +14,7 @@ from turnwise.cluster.local import LocalCluster
 from turnwise.errors import ConfigError
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
-from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.runtime.info import LoadedModel, StrategyInfo
 
 

@@ -24,9 +24,9 @@ from turnwise.batching.samples import build_samples
 from turnwise.errors import NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
+from turnwise.lifecycle.checkpoints import all_checkpoints
 from turnwise.models.forward import make_forward
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Batch, ModelOutputs, Sample, SamplingParams, Task, Trajectory, Turn, TurnSpan

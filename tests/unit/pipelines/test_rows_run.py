@@ -208,11 +208,11 @@ def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
 
 def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
     recorded = run(make_config({"curriculum": True}, async_generation_ratio=1))
-    schedule = [json.loads(line) for line in recorded.folder.replay_log.read_text().splitlines()]
+    schedule = [json.loads(line) for line in recorded.folder.schedule_log.read_text().splitlines()]
     assert any(event.get("version") for event in schedule), "nothing was admitted after the first step"
     again = run(
         make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"),
-        replay=recorded.folder.path,
+        repeated_run=recorded.folder.path,
     )
     first, second = (
         {(r["group"], r["sibling"]): r["task"] for r in played(pipeline.folder)}
@@ -246,7 +246,7 @@ def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admit
     num_played = Counter(record["group"] for record in played(resumed.folder) if record["group"] in admitted)
     assert num_played == dict.fromkeys(admitted, 3)
     assert {index: after[index] for index in admitted} == {index: before[index] for index in admitted}
-    schedule = [json.loads(line) for line in resumed.folder.replay_log.read_text().splitlines()]
+    schedule = [json.loads(line) for line in resumed.folder.schedule_log.read_text().splitlines()]
     assert max(event.get("version", 0) for event in schedule) > 1, (
         "the curriculum stood still after the resume"
     )

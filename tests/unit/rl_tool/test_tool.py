@@ -18,7 +18,7 @@ from chat_server import ChatServer
 from safetensors.torch import save_file
 
 from turnwise import RLTrainingTool
-from turnwise.config.model_shape import read_model_shape
+from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.data.gsm8k import generate_problems
 from turnwise.errors import CheckpointError
 from turnwise.rl_tool import evaluation, training

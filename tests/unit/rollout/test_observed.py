@@ -22,7 +22,7 @@ from turnwise.errors import ServerError
 from turnwise.protocols import AgentLoop, SilentObserver
 from turnwise.rollout.observed import ObservedLoop, retold
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
-from turnwise.tools.session import OfferedTool, ToolBox
+from turnwise.tools.tool_box import OfferedTool, ToolBox
 from turnwise.types import SamplingParams, Task, Trajectory
 
 TEMPLATE = ChatTemplate(byte_tokenizer(), TOOL_CHATML)

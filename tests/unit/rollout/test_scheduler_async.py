@@ -16,14 +16,14 @@ from turnwise.errors import ConfigError, DataError, RolloutError
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks
-from turnwise.runtime.replay_log import ReplayLog
+from turnwise.runtime.schedule_log import ScheduleLog
 from turnwise.runtime.stopwatch import Stopwatch, Work
 
 
 def make(runner, agent, keep=None, tasks=None, **settings):
     """A scheduler that plays one batch ahead; further parts of it may be among the settings."""
     base = {"max_concurrent_groups": 4, "async_generation_ratio": 1, "max_env_retries": 0}
-    parts = {name: settings.pop(name) for name in ("stopwatch", "replay_log") if name in settings}
+    parts = {name: settings.pop(name) for name in ("stopwatch", "schedule_log") if name in settings}
     tasks = tasks or SeededTasks(run_seed=1, split="train", tags=("A",), partition=(1,))
     return make_scheduler(runner, agent, keep, tasks, parts=parts, **(base | settings))
 
@@ -423,13 +423,13 @@ def test_where_a_filter_leaves_fewer_the_last_part_may_be_empty(runner):
 
 
 def test_a_record_is_followed_part_by_part(runner, tmp_path):
-    log = tmp_path / "replay_log.jsonl"
-    first = make(runner, Agent(), async_generation_ratio=2, replay_log=ReplayLog(log))
+    log = tmp_path / "schedule_log.jsonl"
+    first = make(runner, Agent(), async_generation_ratio=2, schedule_log=ScheduleLog(log))
     batches = [played(first, while_trained=lambda: turn_loop(runner, 5)) for _ in range(5)]
     first.close()
     assert any(len(parts) > 1 for parts in batches)
     agent = Agent(num_turns=lambda task, sibling: 40 - 3 * (task.seed % 11))
-    again = make(runner, agent, async_generation_ratio=2, replay_log=ReplayLog(recorded=log))
+    again = make(runner, agent, async_generation_ratio=2, schedule_log=ScheduleLog(recorded=log))
     assert [played(again) for _ in range(5)] == batches
     with pytest.raises(DataError, match="ends after 5 batches"):
         played(again)
@@ -440,21 +440,21 @@ def test_a_record_is_followed_part_by_part(runner, tmp_path):
 def test_a_record_s_rejected_groups_are_waited_for(runner, tmp_path, ratio):
     """A replay waits until the groups that the filter had rejected before the batch are rejected again."""
     keep = GroupFilter("first", lambda group: group.index == 0)
-    how, log = {"async_generation_ratio": ratio, "max_refill_factor": 0.0}, tmp_path / "replay_log.jsonl"
-    first = make(runner, Agent(), keep, replay_log=ReplayLog(log), **how)
+    how, log = {"async_generation_ratio": ratio, "max_refill_factor": 0.0}, tmp_path / "schedule_log.jsonl"
+    first = make(runner, Agent(), keep, schedule_log=ScheduleLog(log), **how)
     parts, rejected = played(first), [(group.index, group.rejected) for group in first.rejected]
     first.close()
     assert (1, "filtered") in rejected
-    again = make(runner, Agent(num_turns=slow(1, 2, 3)), keep, replay_log=ReplayLog(recorded=log), **how)
+    again = make(runner, Agent(num_turns=slow(1, 2, 3)), keep, schedule_log=ScheduleLog(recorded=log), **how)
     assert played(again) == parts and [(group.index, group.rejected) for group in again.rejected] == rejected
     again.close()
 
 
 def recorded(folder, *events):
     """The log to follow of a run with these events."""
-    log = folder / "replay_log.jsonl"
+    log = folder / "schedule_log.jsonl"
     log.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return ReplayLog(recorded=log)
+    return ScheduleLog(recorded=log)
 
 
 def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(runner, tmp_path):
@@ -462,7 +462,7 @@ def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(
     before."""
     log = recorded(tmp_path, {"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [3, 4], "rejected": [2]})
     keep = GroupFilter("all but 2", lambda group: group.index != 2)
-    again = make(runner, Agent(num_turns=slow(0, 1)), keep, max_refill_factor=1.0, replay_log=log)
+    again = make(runner, Agent(num_turns=slow(0, 1)), keep, max_refill_factor=1.0, schedule_log=log)
     left = []
     for _ in range(2):
         parts = played(again)
@@ -479,7 +479,7 @@ def test_failures_of_two_recorded_batches_may_fall_into_one_of_the_replay(runner
     agent.fails = lambda task, sibling, *_: (
         RuntimeError("the lake is dry") if number(task) in (2, 3) else None
     )
-    again = make(runner, agent, max_failed_fraction=0.0, replay_log=log)
+    again = make(runner, agent, max_failed_fraction=0.0, schedule_log=log)
     assert [played(again) for _ in range(2)] == [[[0, 1]], [[4, 5]]]
     assert [(group.index, group.rejected) for group in again.rejected] == [(2, "failed"), (3, "failed")]
     again.close()
@@ -496,7 +496,7 @@ def test_a_replay_that_decides_otherwise_about_a_group_ends(runner, tmp_path, ke
     """It would wait for ever."""
     log = recorded(tmp_path, {"batch": 0, "groups": [0, 2], "rejected": [1]})
     keep = GroupFilter("some", lambda group: kept_here == 5 or group.index >= kept_here)
-    again = make(runner, Agent(), keep, max_refill_factor=4.0, replay_log=log)
+    again = make(runner, Agent(), keep, max_refill_factor=4.0, schedule_log=log)
     with pytest.raises(DataError, match=said):
         played(again)
     again.close()

@@ -26,7 +26,7 @@ import turnwise
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
-from turnwise.assemble.rollouts import agents_of, open_policy, parser_of
+from turnwise.assemble.rollouts import agents_of, open_rollout_context, parser_of
 from turnwise.assemble.tasks import build_tasks
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
@@ -40,7 +40,7 @@ from turnwise.rollout.record import read_record
 from turnwise.rollout.recorded import replay
 from turnwise.rollout.turn_journal import TurnJournal, earlier_part, is_turn_journal, read_turns
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
-from turnwise.tools.session import OfferedTool, ToolBox
+from turnwise.tools.tool_box import OfferedTool, ToolBox
 from turnwise.types import Group, SamplingParams, Task, Trajectory
 
 TEMPLATE = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
@@ -357,7 +357,7 @@ def test_calls_of_tools_are_read_in_a_replay(
     }
     overrides = [f"{key}={value}" for key, value in changes.items()]
     config, _ = load_config(job, overrides, AgenticConfig)
-    policy = open_policy(examine(config))
+    policy = open_rollout_context(examine(config))
     try:
         template, task = policy.template, build_tasks(examine(config), "train", policy.template).task(0)
         said = [noting("x"), "1", noting("y"), "2"]

@@ -16,7 +16,7 @@ from toy_tools import called
 from turnwise.errors import ConfigError
 from turnwise.tools.calculator import calculator
 from turnwise.tools.function_tool import FunctionTool
-from turnwise.tools.session import OfferedTool, ToolBox
+from turnwise.tools.tool_box import OfferedTool, ToolBox
 
 
 class Unit(enum.Enum):

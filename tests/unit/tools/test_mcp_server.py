@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from toy_tools import called
 
-from turnwise.config.tools import ToolEntry
+from turnwise.config.read.agent_files import ToolEntry
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError
 from turnwise.examine.tools import _of_entry
 from turnwise.tools import mcp_server
 from turnwise.tools.mcp_server import McpServer
-from turnwise.tools.session import ToolBox, ToolFault
+from turnwise.tools.tool_box import ToolBox, ToolFault
 
 PROGRAM = Path(__file__).parents[2] / "support" / "toy_mcp.py"
 STDIO = {

@@ -295,10 +295,10 @@ def test_a_run_that_learns_slowly_from_a_random_players_success_is_seldom_accuse
 def test_what_a_run_has_said_is_not_said_after_it_goes_on():
     rows, step = CASES["entropy_blown_up"]
     health = Health()
-    health.replay([*rows[:-1], {**rows[-1], "health/entropy_blown_up": 1.0}])
+    health.restore([*rows[:-1], {**rows[-1], "health/entropy_blown_up": 1.0}])
     assert health.see(step + 1, rows[-1]) == {}
     goes_on = Health()
-    goes_on.replay(rows[:-1])
+    goes_on.restore(rows[:-1])
     assert list(goes_on.see(step, rows[-1])) == ["entropy_blown_up"], "the steps before count"
 
 

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from turnwise.cli.main import exit_status, main
-from turnwise.pipelines.run_folder import RunFolder
+from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.tracking.terminal import TerminalHandler, warnings_on_terminal
 
 logger = logging.getLogger("turnwise.somewhere")

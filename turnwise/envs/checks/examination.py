@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turnwise.envs.checks import findings
-from turnwise.envs.checks.findings import CheckedEpisode, Finding, Verdict
-from turnwise.envs.checks.session import (
+from turnwise.envs.checks.checked_env import (
     BrokenCall,
     CallResult,
     CallTimes,
@@ -21,6 +20,7 @@ from turnwise.envs.checks.session import (
     first_difference,
     play,
 )
+from turnwise.envs.checks.findings import CheckedEpisode, Finding, Verdict
 from turnwise.envs.contract import is_picture
 from turnwise.envs.hold_out import HeldOutEnv
 from turnwise.envs.players import ExpertPlayer, RandomPlayer

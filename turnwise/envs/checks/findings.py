@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median_high
 from typing import Literal
 
-from turnwise.envs.checks.session import CallResult, CallTimes
+from turnwise.envs.checks.checked_env import CallResult, CallTimes
 from turnwise.envs.contract import reduce_metric
 from turnwise.types import Reduction
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from turnwise.envs.checks.session import CallTimes, CheckedEnv, Timings
+from turnwise.envs.checks.checked_env import CallTimes, CheckedEnv, Timings
 from turnwise.envs.contract import reduce_metric
 from turnwise.envs.players import RandomPlayer
 from turnwise.errors import TurnwiseError

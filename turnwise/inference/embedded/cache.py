@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import ConfigError
-from turnwise.inference.embedded.rows import power_of_two
+from turnwise.inference.embedded.slot_arrays import power_of_two
 from turnwise.models.cpu.build import LANES
 from turnwise.models.cpu.shared_prefixes import SharedPrefixes
 

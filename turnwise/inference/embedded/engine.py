@@ -10,12 +10,12 @@ import torch
 
 from turnwise.errors import ServerError
 from turnwise.inference.embedded.prefill import Prefill
-from turnwise.inference.embedded.rows import Rows
+from turnwise.inference.embedded.request_scheduler import Scheduler
 from turnwise.inference.embedded.runner import PackedStep, Runner
 from turnwise.inference.embedded.sampler import Drawn, sample
-from turnwise.inference.embedded.scheduler import Scheduler
+from turnwise.inference.embedded.slot_arrays import Rows
 from turnwise.inference.request import Decode, Finished, Request
-from turnwise.runtime.replay_log import Admissions
+from turnwise.runtime.schedule_log import Admissions
 from turnwise.types import FinishReason, IntArray
 
 

@@ -5,8 +5,8 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-from turnwise.inference.embedded.rows import Rows
 from turnwise.inference.embedded.runner import Runner
+from turnwise.inference.embedded.slot_arrays import Rows
 from turnwise.inference.request import Request
 from turnwise.models.cpu.build import LANES
 from turnwise.types import IntArray

@@ -17,7 +17,7 @@ from turnwise.inference.request import Decode, Finished, check_request
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.protocols import MemoryKind, Suspension
 from turnwise.runtime.info import ServerInfo
-from turnwise.runtime.replay_log import ReplayLog
+from turnwise.runtime.schedule_log import ScheduleLog
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.spec import KV_CACHE_BYTES
 from turnwise.types import Completion, Media, SamplingParams
@@ -36,7 +36,7 @@ class EmbeddedServer(HoldsModel):
     model's limit). A forward pass computes up to `max_step_tokens` tokens: one per decoding request, the rest
     from prompts. `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into
     text; requests with stop strings need it. With `reads_trainer` the model is the trainer's own.
-    `replay_log` records which requests each step admits, or prescribes them. Responses include the stop
+    `schedule_log` records which requests each step admits, or prescribes them. Responses include the stop
     token, or the token that completed a stop string. Raises ConfigError if `kv_cache_bytes` has no room for
     one sequence of `max_length` tokens."""
 
@@ -53,7 +53,7 @@ class EmbeddedServer(HoldsModel):
         decode: Decode | None = None,
         stopwatch: Stopwatch | None = None,
         reads_trainer: bool = False,
-        replay_log: ReplayLog | None = None,
+        schedule_log: ScheduleLog | None = None,
     ) -> None:
         self.model = model
         self._max_length: int = max_length or model.config.max_position_embeddings
@@ -77,7 +77,7 @@ class EmbeddedServer(HoldsModel):
         self._is_closed = False
         self._stopwatch = stopwatch or Stopwatch()
         self.reads_trainer = reads_trainer
-        self._replay_log = replay_log or ReplayLog()
+        self._schedule_log = schedule_log or ScheduleLog()
         self._has_stepped = asyncio.Event()
 
     @property
@@ -120,7 +120,7 @@ class EmbeddedServer(HoldsModel):
         self._engine.release(request_id)
 
     async def suspend(self, how: Suspension = "finish") -> None:
-        if self._replay_log.is_followed:
+        if self._schedule_log.is_followed:
             await self._update_is_due()
         else:
             self._engine.is_admitting = False
@@ -134,7 +134,7 @@ class EmbeddedServer(HoldsModel):
 
     async def resume(self, version: int) -> None:
         self._engine.update(version)
-        self._replay_log.updated(version)
+        self._schedule_log.updated(version)
         self._engine.is_admitting, self._engine.is_frozen = True, False
         self._drive_if_needed()
 
@@ -189,9 +189,9 @@ class EmbeddedServer(HoldsModel):
     def _may_step(self) -> bool:
         """Whether a step has work; in a replay, whether all requests that the next step admits have
         arrived."""
-        if not self._replay_log.is_followed:
+        if not self._schedule_log.is_followed:
             return self._engine.has_work
-        admissions = self._replay_log.admissions
+        admissions = self._schedule_log.admissions
         return admissions is not None and all(
             self._engine.is_waiting(request_id) for request_id, _ in admissions
         )
@@ -199,7 +199,7 @@ class EmbeddedServer(HoldsModel):
     async def _update_is_due(self) -> None:
         """Waits for the steps that the record has before its next weight update. Raises DataError if the
         record ends."""
-        while self._replay_log.update is None:
+        while self._schedule_log.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()
 
@@ -215,7 +215,7 @@ class EmbeddedServer(HoldsModel):
     def _step(self) -> None:
         try:
             started, num_sampled = self._stopwatch.now(), self._engine.num_sampled
-            self._engine.admissions = self._replay_log.admissions
+            self._engine.admissions = self._schedule_log.admissions
             finished = self._engine.step()
             self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step)
             self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
@@ -227,7 +227,7 @@ class EmbeddedServer(HoldsModel):
                 self._fail(name, f"the engine failed on the batch of conversation {name!r}: {error}", error)
             return
         if self._engine.last_step["batch_size"]:
-            self._replay_log.stepped(self._engine.admitted)
+            self._schedule_log.stepped(self._engine.admitted)
             self._has_stepped.set()
         for item in finished:
             self._deliver(item)

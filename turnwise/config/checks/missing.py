@@ -1,0 +1,178 @@
+"""Finds what a valid config needs but this version, installation or machine lacks. A run then refuses to
+start."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from turnwise.config.checks.contradictions import named_models
+from turnwise.config.demand import ray_reason
+from turnwise.config.schema.agentic import AgenticConfig
+from turnwise.config.schema.model_args import Role
+from turnwise.config.schema.sft import SFTConfig
+from turnwise.errors import ModelError, NotAvailableError, install_hint
+from turnwise.model_files.folder import (
+    NO_TOKENIZER,
+    NO_WEIGHTS,
+    base_of_adapter,
+    folder_here,
+    has_tokenizer,
+    has_weights,
+)
+from turnwise.model_files.hub import check_hub_name
+from turnwise.runtime.machine import Machine, ray_sign
+from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
+
+_MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
+
+
+def require(missing: Sequence[str]) -> None:
+    """Raises NotAvailableError with the sentences of `missing`, if there are any."""
+    if missing:
+        raise NotAvailableError(
+            "this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing)
+        )
+
+
+def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
+    """A sentence for every setting in use whose feature or library is missing. Models and folders are left to
+    `not_here`."""
+    shared = [*_trackers(config.track_with), *_ray(config)]
+    if isinstance(config, SFTConfig):
+        return [*_role("", config), *shared]
+    return [
+        *(line for name, role in config.active_roles.items() for line in _role(f"{name}.", role)),
+        *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
+        *_checkers(config),
+        *shared,
+    ]
+
+
+def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
+    """A sentence for every model that is incomplete, or that is neither on this machine nor named like a
+    model on the hub, and for every folder that can't be written to. Devices are checked elsewhere, by
+    `place`."""
+    return [*dict.fromkeys(_models(config)), *_places(config)]
+
+
+def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
+    """A sentence for each feature or library that is missing to play a split with a saved model. Training
+    needs more."""
+    played = _environments(config, config.env_manager(split).tags)
+    return [*_role("actor_infer.", config.actor_infer), *played, *_checkers(config)]
+
+
+def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
+    if prefix == "reward." and len(role.device_mapping or ()) > 1:
+        yield "reward.device_mapping: reward on several devices isn't in this version."
+    name = role.strategy_args.strategy_name
+    spec, path = STRATEGIES[name], f"{prefix}strategy_args.strategy_name"
+    if not spec.is_available:
+        same = ", ".join(
+            other for other, known in STRATEGIES.items() if known.kind == spec.kind and known.is_available
+        )
+        yield f"{path}: {name} isn't in this version, which has {same}."
+    elif (
+        spec.extra
+        and spec.attaches_by not in role.strategy_args.strategy_config
+        and not _is_installed(_MODULES.get(spec.extra, spec.extra))
+    ):
+        yield f"{path}: {name} needs a library that isn't installed; {install_hint(spec.extra)}."
+    if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
+        yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; {install_hint('rl')}."
+    if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
+        yield (
+            f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; "
+            f"use auto here."
+        )
+    if not spec.has_options and role.strategy_args.strategy_config:
+        names = [other for other, known in STRATEGIES.items() if not known.has_options]
+        options = f"an option of {' or '.join(names)}"
+        yield f"{prefix}strategy_args.strategy_config: {options} isn't in this version."
+
+
+def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
+    if config.departs("trace.backend"):
+        yield "trace.backend: tracing isn't in this version."
+    if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
+        yield f"data.default_agent: {config.data.default_agent} isn't in this version."
+    for tag in dict.fromkeys(tags):
+        env = config.custom_envs.get(tag)
+        if env and ENVS.get(env.env_type) == "":
+            yield f"custom_envs.{tag}.env_type: {env.env_type} isn't in this version."
+        if env and AGENTS.get(env.agent_name) == "":
+            yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't in this version."
+        if env and env.departs("tools"):
+            yield f"custom_envs.{tag}.tools: a tool in an environment isn't in this version."
+
+
+def _checkers(config: AgenticConfig) -> Iterator[str]:
+    if "math_verify" in config.data.checkers and not _is_installed("math_verify"):
+        yield f"data.checker: math_verify needs a library that isn't installed; {install_hint('math')}."
+
+
+def _ray(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    reason = ray_reason(config, Machine(ray_sign=ray_sign()))
+    if reason and not _is_installed("ray"):
+        yield (
+            f"{reason}: so the run uses Ray, which isn't installed; {install_hint('ray')}, or set "
+            "cluster.name: process to use this machine alone."
+        )
+
+
+def _trackers(names: list[str]) -> Iterator[str]:
+    for name in names:
+        if (extra := TRACKERS[name].extra) and not _is_installed(extra):
+            yield f"track_with {name} needs a library that isn't installed; {install_hint(extra)}."
+
+
+def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    for number, (key, model) in enumerate(named_models(config)):
+        folder = folder_here(model.model_name_or_path)
+        if folder is None:
+            try:
+                check_hub_name(model.model_name_or_path)
+            except ModelError as error:
+                yield f"{key}: {error}"
+        elif base_of_adapter(folder) is None:
+            if number == 0 and not has_tokenizer(
+                folder
+            ):  # the other models read the token ids of the first, which is trained
+                yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
+            if not has_weights(folder):
+                yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
+
+
+def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    """A sentence for each folder that the run couldn't make or write into; `output_dir` only if the run isn't
+    to resume."""
+    pictures = (
+        config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
+    )
+    asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
+    asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir
+    if config.resume_from_checkpoint is False:
+        asked["output_dir"] = os.path.join(config.output_dir, config.exp_name)
+    for key, path in asked.items():
+        if path is None:
+            continue
+        place = Path(path).absolute()
+        while not os.path.lexists(place):
+            place = place.parent
+        try:
+            # Whether this process may write there is only known by trying: this makes a folder and removes
+            # it.
+            TemporaryDirectory(dir=place).cleanup()
+        except OSError as fault:
+            yield (
+                f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or "
+                f"allow it."
+            )
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module could be imported. Only its parent package is imported, if it has one."""
+    parent, _, _ = module.rpartition(".")
+    return (not parent or find_spec(parent) is not None) and find_spec(module) is not None

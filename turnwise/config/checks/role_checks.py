@@ -1,0 +1,145 @@
+"""Checks of the models of a run: their strategies, options, adapters and devices."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from turnwise.config.problems import Problem
+from turnwise.config.schema.agentic import AgenticConfig
+from turnwise.config.schema.model_args import ROLES, ModelArgs, PlacedModel, StrategyArgs
+from turnwise.config.schema.model_shape import PROJECTIONS, read_model_shape
+from turnwise.errors import nearest
+from turnwise.spec import STRATEGIES
+
+
+def role_problems(config: AgenticConfig) -> Iterator[Problem]:
+    for name, role in config.roles.items():
+        yield from placed_model_problems(f"{name}.", role, ROLES[name]["kinds"], name in config.active_roles)
+    trained = config.actor_train.model_args.model_name_or_path
+    sampled = config.actor_infer.model_args.model_name_or_path
+    if sampled != trained:
+        yield Problem.at(
+            "actor_infer.model_args.model_name_or_path",
+            f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path "
+            f"{trained}; actor_infer "
+            "samples from the trained weights, so remove it here",
+        )
+    if config.needs_critic and config.critic_warmup >= max(config.max_steps, 1):
+        message = (
+            f"the first {config.critic_warmup} steps train only the critic, and max_steps is "
+            f"{config.max_steps}"
+        )
+        yield Problem.at(
+            "critic_warmup",
+            f"{message}: the actor would never be trained; use at most {config.max_steps - 1}",
+        )
+
+
+def placed_model_problems(
+    prefix: str, role: PlacedModel, kinds: Sequence[str], is_active: bool = True
+) -> Iterator[Problem]:
+    """Problems of one role, whose keys begin with `prefix`. Its strategy must be of one of the `kinds`."""
+    strategy = role.strategy_args.strategy_name
+    if STRATEGIES[strategy].kind not in kinds:
+        allowed = ", ".join(name for name, spec in STRATEGIES.items() if spec.kind in kinds)
+        message = f"{strategy} can't do this role's work; use one of {allowed}"
+        yield Problem.at(f"{prefix}strategy_args.strategy_name", message)
+    yield from _options(f"{prefix}strategy_args", role.strategy_args, is_active)
+    if is_active and "train" in kinds:
+        yield from _adapters(f"{prefix}model_args", role.model_args)
+        rate = role.training_args.learning_rate
+        if role.training_args.lr_scheduler_type == "polynomial" and rate <= 1e-7:
+            message = (
+                f"{rate:g} isn't above 1e-07, where lr_scheduler_type polynomial ends; raise it, or "
+                f"take linear"
+            )
+            yield Problem.at(f"{prefix}training_args.learning_rate", message)
+    if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
+        yield Problem.at(
+            f"{prefix}device_mapping",
+            f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline "
+            f"parallel "
+            f"{role.model_parallel_size} devices each",
+        )
+
+
+def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
+    """LoRA targets that can't have an adapter. If the model's modules aren't known, only the form of names is
+    checked."""
+    targets = model.lora_target
+    key = f"{path}.lora_target"
+    if targets == []:
+        yield Problem.at(key, "[] leaves nothing to be trained; name linear modules, or leave it out for all")
+    elif targets and "all" in targets and len(targets) > 1:
+        yield Problem.at(key, f"{', '.join(targets)}: all is every linear module; name it alone")
+    for target in targets or ():
+        modules = _adaptable_modules(model)
+        if not re.fullmatch(r"\w+(\.\w+)*", target):
+            yield Problem.at(key, f"{target!r} isn't the name of a module; write a list: [q_proj, v_proj]")
+        elif modules and target.rpartition(".")[2] not in (*modules, "all"):
+            names = f"{', '.join(modules)}, or all of them (all).{nearest(target, modules)}"
+            yield Problem.at(
+                key, f"{target!r} isn't a linear module that can get adapters; this model has {names}"
+            )
+
+
+def _adaptable_modules(model: ModelArgs) -> Sequence[str]:
+    """The linear modules of a model that can get adapters; empty if they aren't known."""
+    shape = read_model_shape(model.model_name_or_path)
+    if shape and shape.architecture in ("llama", "mistral", "qwen2", "qwen3"):
+        return PROJECTIONS
+    return ()
+
+
+def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterator[Problem]:
+    name = strategy_args.strategy_name
+    section = f"{path}.strategy_config"
+    options = STRATEGIES[name].options
+    elsewhere = STRATEGIES[name].set_elsewhere
+    for option in strategy_args.strategy_config:
+        if option in elsewhere:
+            message = (
+                f"{name} gets it from the run's other settings (model, dtype, batch, length, …); leave it out"
+            )
+            yield Problem.at(f"{section}.{option}", message)
+        if options is not None and option not in options and is_active:
+            message = (
+                f"{name} has no such option (it has: "
+                f"{', '.join(options) or 'none'}).{nearest(option, options)}"
+            )
+            yield Problem.at(f"{section}.{option}", message)
+    if name == "sglang":
+        yield from _address(section, strategy_args.strategy_config)
+
+
+def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Where a server is: a running one by its URL, or a port for a new one."""
+    if "url" in options and not re.match(r"https?://[^/\s]", str(options["url"])):
+        yield Problem.at(f"{section}.url", f"got {options['url']!r}; it must be like http://localhost:30000")
+    if "url" in options and len(options) > 1:
+        others = ", ".join(options.keys() - {"url"})
+        yield Problem.at(f"{section}.url", f"that server has its options already; leave out {others}")
+    if "port" in options and not _is_port(options["port"]):
+        yield Problem.at(
+            f"{section}.port", f"got {options['port']!r}; a port is a whole number from 1 to 65,535"
+        )
+
+
+def _is_port(value: object) -> bool:
+    return type(value) is int and 0 < value < 2**16
+
+
+def cache_problems(config: AgenticConfig) -> Iterator[Problem]:
+    strategy = config.actor_infer.strategy_args
+    shape = config.model_shape()
+    if not strategy.spec.limits_cache or shape is None:
+        return
+    token = shape.kv_bytes_per_token(config.actor_infer.model_args.dtype)
+    length = config.sequence_length
+    if config.kv_cache_bytes < token * length:
+        yield Problem.at(
+            "actor_infer.strategy_args.strategy_config.kv_cache_bytes",
+            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes per token × "
+            f"sequence_length {length:,} = "
+            f"{token * length:,}; raise it, or lower sequence_length",
+        )

@@ -1,0 +1,1 @@
+"""Translates the keys of other systems' configs into ours."""

@@ -1,0 +1,374 @@
+"""Translates the keys of other systems' configs into ours, or answers them with one sentence. "Published
+files" are configs of ROLL. The second system is verl; only a few of its keys are translated."""
+
+from dataclasses import dataclass, field
+from itertools import cycle
+from math import prod
+from typing import Any
+
+from turnwise.config.problems import Problem
+from turnwise.config.published.coming_from import Retired, retired_keys, vocabulary
+from turnwise.config.schema.model_args import ROLES, Role
+from turnwise.spec import ENVS
+
+MANAGERS = ("train_env_manager", "val_env_manager")
+_KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
+_SERVER = ("actor_infer", "strategy_args", "strategy_name")
+_MULTI_TURN = ("actor_rollout_ref", "rollout", "multi_turn")
+_SECOND_SYSTEM = (
+    (("rollout_name",), _SERVER),
+    (("actor_rollout_ref", "rollout", "name"), _SERVER),
+    ((*_MULTI_TURN, "tool_config_path"), ("agent", "tool_config_path")),
+    ((*_MULTI_TURN, "interaction_config_path"), ("agent", "interaction_config_path")),
+)
+"""`(verl's key, our key)` for the keys of verl that are translated."""
+_VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
+
+
+@dataclass
+class Translation:
+    """A config in our vocabulary, with notes on its translation."""
+
+    raw: dict[str, Any]
+    """The config, as yet unvalidated. The translation changes it in place."""
+    notes: list[str] = field(default_factory=list)
+    """Notes on translated keys."""
+    ineffective: list[Problem] = field(default_factory=list)
+    """A problem for each known key that has no effect here; a warning, or an error under `--strict`."""
+    problems: list[Problem] = field(default_factory=list)
+    is_published: bool = False
+    """Whether a key occurs that only published files have."""
+    unplayed: frozenset[str] = frozenset()
+    """Tags of environments that neither manager plays."""
+
+    def refusing(self, problems: list[Problem]) -> list[Problem]:
+        """The problems for which the config is refused. A faulty environment that is never played is removed,
+        with a note."""
+        refusing = []
+        for problem in problems:
+            section, tag = (*map(str, problem.path), "", "")[:2]
+            if section == "custom_envs" and tag in self.unplayed:
+                self.notes.append(
+                    f"{problem.key}: {problem.message} It is left out, since no manager's tags name it."
+                )
+                self.section(section).pop(tag, None)
+            else:
+                refusing.append(problem)
+        return refusing
+
+    def section(self, *path: str) -> dict[str, Any]:
+        """The mapping at a path; if there is none, a new empty one that isn't part of the config."""
+        value: Any = self.raw
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        return value if isinstance(value, dict) else {}
+
+    def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any = None) -> None:
+        """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has
+        another value. The value is lost if a section of the target isn't a mapping, which validation
+        refuses."""
+        theirs = self.section(*source[:-1]).pop(source[-1])
+        value = theirs if value is None else value
+        place = self.raw
+        for part in target[:-1]:
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
+            if not isinstance(place, dict):
+                return
+        here, there = ".".join(source), ".".join(target)
+        if place.get(target[-1], value) != value:
+            self.problems.append(
+                Problem(source, f"says {value!r} and {there} says {place[target[-1]]!r}; keep one of them")
+            )
+        else:
+            place[target[-1]] = value
+            self.notes.append(f"{here} is read as {there}: {value!r}")
+
+
+def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozenset[str]) -> Translation:
+    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` keys that
+    values refer to."""
+    translation = Translation(raw)
+    translation.unplayed = _unplayed(translation)
+    _drop_variables(translation, known, interpolated)
+    _answer_second_system(translation)
+    _rename_values(translation)
+    _move_keys(translation)
+    for manager in MANAGERS:
+        _translate_manager(translation, manager)
+    for path in _places(translation, "<env>"):
+        _translate_env(translation, path)
+    _translate_correction(translation)
+    _retire(translation, raw, (), "")
+    if translation.is_published:
+        _answer_idle_sections(translation)
+        _read_grpo_of_plain_scores(translation)
+    translation.problems = translation.refusing(translation.problems)
+    return translation
+
+
+def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
+    """The paths that a key stands for: `<role>` is every role, and `<env>` every environment whose tag is a
+    string."""
+    first, *rest = key.split(".")
+    heads: list[tuple[str, ...]] = [(first,)]
+    if first == "<role>":
+        heads = [(role,) for role in ROLES]
+    elif first == "<env>":
+        heads = [("custom_envs", tag) for tag in translation.section("custom_envs") if isinstance(tag, str)]
+    return [(*head, *rest) for head in heads]
+
+
+def _rename_values(translation: Translation) -> None:
+    for key, names in vocabulary()["values"].items():
+        for path in _places(translation, key):
+            section = translation.section(*path[:-1])
+            theirs = section.get(path[-1])
+            if isinstance(theirs, str) and theirs in names:
+                section[path[-1]] = names[theirs]
+                translation.notes.append(f"{'.'.join(path)} {theirs} is read as {names[theirs]}")
+    for role in ROLES:
+        model = translation.section(role, "model_args")
+        for key in ("lora_target", "freeze_module_prefix"):
+            if isinstance(model.get(key), str):
+                model[key] = [name.strip() for name in model[key].split(",")]
+
+
+def _move_keys(translation: Translation) -> None:
+    for theirs, ours in vocabulary()["moves"].items():
+        for source, target in zip(
+            _places(translation, theirs), cycle(_places(translation, ours)), strict=False
+        ):
+            section = translation.section(*source[:-1])
+            if section.get(source[-1]) is not None:
+                translation.move(source, target)
+            else:
+                section.pop(source[-1], None)  # null means unset
+
+
+def _unplayed(translation: Translation) -> frozenset[str]:
+    tags = [_tags(translation, manager) for manager in MANAGERS]
+    if tags[0] is None:
+        return frozenset()
+    return frozenset(
+        translation.section("custom_envs").keys() - {name for names in tags for name in names or ()}
+    )
+
+
+def _tags(translation: Translation, manager: str) -> list[str] | None:
+    """The tags that a manager names. None if `tags` is missing, or is neither a name nor a list, which
+    validation refuses."""
+    names = translation.section(manager).get("tags")
+    names = [names] if isinstance(names, str) else names
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
+
+
+def _answer_idle_sections(translation: Translation) -> None:
+    """Removes settings that published files have even where they do nothing, and notes each: `reference` if
+    no KL to it is taken, and a manager's `max_env_num_per_worker` if all its environments have
+    `use_thread_lock`."""
+    raw = translation.raw
+    if "reference" in raw and not raw.get("use_kl_loss") and not raw.get("add_token_level_kl"):
+        del raw["reference"]
+        translation.notes.append("reference: nothing to do here: no KL is taken to it.")
+    envs = translation.section("custom_envs")
+    tags = list(envs)
+    for manager in MANAGERS:
+        section = translation.section(manager)
+        tags = _tags(translation, manager) or tags
+        are_locked = all(isinstance(envs.get(tag), dict) and envs[tag].get("use_thread_lock") for tag in tags)
+        if "max_env_num_per_worker" in section and are_locked:
+            del section["max_env_num_per_worker"]
+            message = (
+                "nothing to do here: use_thread_lock lets its environments be called one after the other."
+            )
+            translation.notes.append(f"{manager}.max_env_num_per_worker: {message}")
+
+
+def _read_grpo_of_plain_scores(translation: Translation) -> None:
+    """Reads `grpo` without normalisation as `reinforce`. In published configs only the normalisation compares
+    siblings."""
+    normalization = translation.section("reward_normalization")
+    own = any(normalization.get(f"norm_{part}_type") for part in ("mean", "std"))
+    if (
+        translation.raw.get("adv_estimator") == "grpo"
+        and normalization.get("method") == "identity"
+        and not own
+    ):
+        translation.raw |= {"adv_estimator": "reinforce", "reward_placement": "final"}
+        translation.notes.append(
+            "adv_estimator grpo with reward_normalization.method identity is read as reinforce with "
+            "reward_placement final: "
+            "scores as they are, on every token"
+        )
+
+
+def _drop_variables(translation: Translation, known: frozenset[str], interpolated: frozenset[str]) -> None:
+    for key in list(translation.raw):
+        if key in known or key in retired_keys():
+            continue
+        if key in interpolated:
+            del translation.raw[key]
+        elif key in vocabulary()["variables"]:
+            del translation.raw[key]
+            translation.notes.append(
+                f"{key}: nothing to do here: a variable of the published files that nothing refers to."
+            )
+
+
+def _answer_second_system(translation: Translation) -> None:
+    data = translation.section("data")
+    if data.get("return_raw_chat") is True:
+        del data["return_raw_chat"]
+        translation.notes.append("data.return_raw_chat: always so here")
+    rollout = translation.section("actor_rollout_ref", "rollout")
+    if rollout.get("mode") == "async":
+        translation.notes.append("actor_rollout_ref.rollout.mode: always async here")
+        del rollout["mode"]
+    for source, target in _SECOND_SYSTEM:
+        if isinstance(translation.section(*source[:-1]).get(source[-1]), str):
+            translation.move(source, target)
+    if rollout.get("multi_turn") == {}:
+        del rollout["multi_turn"]
+    actor = translation.raw.get("actor_rollout_ref")
+    if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
+        del translation.raw["actor_rollout_ref"]
+
+
+def _translate_manager(translation: Translation, manager: str) -> None:
+    section = translation.section(manager)
+    filter_class = section.get("group_filter_cls")
+    if isinstance(filter_class, str):
+        if filter_class.startswith("roll."):
+            del section["group_filter_cls"]  # ROLL's own class keeps every group
+        else:
+            module, _, name = filter_class.rpartition(".")
+            translation.move((manager, "group_filter_cls"), ("group_filter",), f"{module}:{name}")
+    num_traj = section.pop("max_traj_per_env", -1)
+    sizes = (section.get(key) for key in ("num_env_groups", "group_size"))
+    num_envs = prod(size if isinstance(size, int) else 8 for size in sizes)
+    batch_key = "rollout_batch_size" if manager == "train_env_manager" else "val_batch_size"
+    batch = translation.raw.get(batch_key)
+    if isinstance(num_traj, int) and num_traj > 0 and isinstance(batch, int) and num_traj * num_envs < batch:
+        total = f"{num_envs} environments × {num_traj} = {num_traj * num_envs} trajectories"
+        message = (
+            f"{total} are less than {batch_key} {batch}; leave it out, environments play as often as "
+            f"the batch needs"
+        )
+        translation.problems.append(Problem((manager, "max_traj_per_env"), message))
+    for key in Role.model_fields.keys() - {"generating_args"}:
+        if key in section:
+            del section[key]
+            translation.ineffective.append(
+                Problem((manager, key), "environments run no model, so this has no effect.")
+            )
+
+
+def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
+    env = translation.section(*path)
+    manager = env.get("env_manager_cls")
+    if isinstance(manager, str):
+        translation.is_published = True
+        name, managers = manager.rpartition(".")[2], vocabulary()["managers"]
+        mode, lacking = managers[name if name in managers else ""]
+        if lacking:
+            translation.problems.append(Problem((*path, "env_manager_cls"), f"{name}: {lacking}"))
+            del env["env_manager_cls"]
+            env |= {"mode": mode} if mode else {}
+        else:
+            translation.move((*path, "env_manager_cls"), (*path, "mode"), mode)
+    config = translation.section(*path, "env_config")
+    if "action_pattern" in config:
+        if "action_pattern" in env:
+            del config["action_pattern"]  # the tag's own pattern parses actions
+        else:
+            translation.move((*path, "env_config", "action_pattern"), (*path, "action_pattern"))
+    if str(env.get("env_type")) in ENVS:
+        _translate_built_in(translation, path, env, config)
+
+
+def _translate_built_in(
+    translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """Drops `env_config` keys that the framework decides on. The smaller of `env_config.max_steps` and
+    `max_steps` applies."""
+    for key, reason in vocabulary()["built_in_env_config"].items():
+        if config.pop(key, None) is not None:
+            translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))
+    limit = config.get("max_steps")
+    if not isinstance(limit, int):
+        return
+    del config["max_steps"]
+    own = env.get("max_steps", limit)
+    if isinstance(own, int):
+        env["max_steps"] = min(limit, own)
+    if own != limit:
+        message = f"max_steps is {own} and env_config.max_steps {limit}; the smaller one holds"
+        translation.notes.append(f"{'.'.join(path)}: {message}")
+
+
+def _translate_correction(translation: Translation) -> None:
+    """Refuses importance weights without an upper bound, and translates the filters."""
+    path = ("train_infer_correction",)
+    section = translation.section(*path)
+    weight = translation.section(*path, "is_weight")
+    if "upper_bound" in weight and weight["upper_bound"] is None and weight.get("enabled", True):
+        message = (
+            "null leaves the weights without a bound, and the variance of the loss too; give a "
+            "number, such as 2.0"
+        )
+        translation.problems.append(Problem((*path, "is_weight", "upper_bound"), message))
+    bands = section.get("filters")
+    for index, band in enumerate(bands if isinstance(bands, list) else ()):
+        if isinstance(band, dict):
+            _translate_filter(translation, (*path, "filters", index), band)
+
+
+def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
+    """Translates a filter. A published one bounds ratios, differences of probabilities, or both; ours bounds
+    only ratios."""
+    given = {
+        key: band.pop(key)
+        for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high")
+        if key in band
+    }
+    if given.get("diff_enabled") and band.get("enabled", True):
+        message = (
+            "a filter that bounds exp(old) − exp(sampled) isn't in this version; use ratio_low and ratio_high"
+        )
+        translation.problems.append(Problem((*path, "diff_enabled"), message))
+        return
+    for key in ("diff_low", "diff_high"):
+        if given.get(key) is not None:
+            translation.ineffective.append(Problem((*path, key), "has no effect: diff_enabled is false."))
+    if given.get("ratio_enabled") is False:
+        band["enabled"] = False
+        where = Problem(path, "").key
+        translation.notes.append(f"{where}.ratio_enabled is read as {where}.enabled: False")
+
+
+def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, ...], kind: str) -> None:
+    """Removes the retired keys in and below a section, and answers each."""
+    for key in list(section):
+        here = (*path, key)
+        name = f"{kind}.{key}" if kind else key
+        value = section[key]
+        retired = retired_keys().get(name) or retired_keys().get(f"anywhere.{key}")
+        if retired is not None:
+            del section[key]
+            _answer(translation, retired, here, value)
+        elif isinstance(value, dict) and key not in _VERBATIM:
+            inner = "<env>" if kind == "custom_envs" else _KINDS.get(key, name)
+            _retire(translation, value, here, inner)
+
+
+def _answer(translation: Translation, retired: Retired, path: tuple[str, ...], value: Any) -> None:
+    answer = retired.answer_to(value)
+    translation.is_published |= answer != ""
+    if answer == "refuse":
+        translation.problems.append(Problem(path, retired.reason))
+    elif answer == "nothing to do":
+        translation.notes.append(f"{Problem(path, '').key}: nothing to do here: {retired.reason}")
+    elif answer == "warn":
+        translation.ineffective.append(Problem(path, f"has no effect: {retired.reason}"))

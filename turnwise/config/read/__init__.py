@@ -1,0 +1,1 @@
+"""Reads YAML files and overrides into a validated config."""

@@ -1,0 +1,215 @@
+"""All keys of one run of reinforcement learning, in one tree, and what follows from them without changing
+them."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from turnwise.config.schema.algorithm import AlgorithmKeys
+from turnwise.config.schema.environments import Agent, CustomEnv, Data, EnvManager
+from turnwise.config.schema.model_args import ROLES, ActorTrain, GeneratingArgs, Role
+from turnwise.config.schema.model_shape import ModelShape, read_model_shape
+from turnwise.config.schema.running import LimitKeys, RunKeys
+from turnwise.config.schema.section import Count, Name, PositiveCount, derived
+from turnwise.spec import KV_CACHE_BYTES, OldLogProbs, Split
+
+DEFAULT_MAX_NEW_TOKENS = 128
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError(f"got {value}; it must be a whole number of batches: 0 (synchronous), 1, 2 …")
+        return int(value)
+    return value
+
+
+class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
+    """The keys of an `AgenticConfig`, of which those that follow from others may still be unset."""
+
+    max_steps: Count = 200
+    """Number of steps, each of which plays a batch and trains on it."""
+    render_save_dir: Name | None = None
+    """Folder for animated pictures of validation episodes, in its subfolders exp_name/time/step-N; unset = no
+    pictures."""
+    reward_pretrain: Name = derived()
+    """Model of the critic and of the `reward` role [pretrain]."""
+
+    rollout_batch_size: PositiveCount = 64
+    """Trajectories per step."""
+    val_batch_size: PositiveCount = 128
+    """Trajectories per validation."""
+    prompt_length: PositiveCount | None = None
+    """Together with response_length: sequence_length is the sum of the two, unless it is set itself."""
+    response_length: PositiveCount | None = None
+    """Together with prompt_length: sequence_length is the sum of the two, unless it is set itself."""
+    turn_journal_mb: Count = 0
+    """Maximum size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no
+    such file."""
+    async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
+    """Number of batches that may be sampled ahead of training; 0 = synchronous."""
+
+    actor_train: ActorTrain = Field(default_factory=ActorTrain)
+    actor_infer: Role = Field(default_factory=Role)
+    critic: Role = Field(default_factory=Role)
+    reference: Role = Field(default_factory=Role)
+    reward: Role = Field(default_factory=Role)
+
+    custom_envs: dict[str, CustomEnv] = Field(default_factory=dict)
+    """Environments by tag."""
+    train_env_manager: EnvManager = Field(default_factory=EnvManager)
+    val_env_manager: EnvManager = Field(default_factory=EnvManager)
+    data: Data = Field(default_factory=Data)
+    agent: Agent = Field(default_factory=Agent)
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Every role by name, used or not."""
+        return {name: self.__dict__[name] for name in ROLES}
+
+    @property
+    def active_roles(self) -> dict[str, Role]:
+        """The roles that have a model in this run."""
+        wanted = {
+            "critic": self.needs_critic,
+            "reference": self.needs_reference,
+            "reward": self.needs_reward_role,
+        }
+        return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
+
+    @property
+    def plays_ahead(self) -> bool:
+        """Whether episodes are played while the trainer computes. Samples may then be older than the policy
+        that they train."""
+        return self.async_generation_ratio > 0
+
+    @property
+    def staleness(self) -> str:
+        """A text that says by how many steps samples may be older than the policy that they train, with the
+        arithmetic."""
+        ratio, every = self.async_generation_ratio, self.actor_train.model_update_frequency
+        return (
+            f"{ratio} steps"
+            if every == 1
+            else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
+        )
+
+    @property
+    def train_sampling(self) -> GeneratingArgs:
+        return self.sampling("train")
+
+    @property
+    def num_task_versions(self) -> int:
+        """Number of curriculum states to keep. A group may still be drawn or restarted with any of these
+        newest states."""
+        return self.async_generation_ratio + 2
+
+    @property
+    def old_log_probs(self) -> OldLogProbs:
+        """The source of old log-probs. Samples played ahead need a forward pass unless the sampler's
+        log-probs are used."""
+        return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a KL to the reference is in the reward or in the loss."""
+        return self.add_token_level_kl or self.use_kl_loss
+
+    @property
+    def is_reference_in_policy(self) -> bool:
+        """Whether the policy without its LoRA adapter serves as the reference. Model, dtype and attention
+        must be the same."""
+        policy, reference = self.actor_train.model_args, self.reference.model_args
+        same = ("model_name_or_path", "dtype", "attn_implementation")
+        return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
+
+    @property
+    def needs_critic(self) -> bool:
+        return "values" in self.estimator.needs
+
+    @property
+    def needs_reward_model(self) -> bool:
+        return any(reward.name == "reward_model" for reward in self.data.reward)
+
+    @property
+    def has_own_judge(self) -> bool:
+        """Whether a judge without a URL asks the model of the `reward` role."""
+        return any(reward.name == "judge" and "base_url" not in reward.args for reward in self.data.reward)
+
+    @property
+    def needs_reward_role(self) -> bool:
+        return self.needs_reward_model or self.has_own_judge
+
+    @property
+    def uses_validation(self) -> bool:
+        return self.eval_steps > 0
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether a step trains on each of its groups as soon as the group ends."""
+        return self.stream_training and self.plays_ahead
+
+    def env_manager(self, split: Split) -> EnvManager:
+        """The section of a split's environments."""
+        return self.train_env_manager if split == "train" else self.val_env_manager
+
+    @property
+    def has_unlocked_training(self) -> bool:
+        """Whether training plays an environment without `use_thread_lock`."""
+        return self._has_unlocked(self.train_env_manager)
+
+    @property
+    def has_unlocked_validation(self) -> bool:
+        """Whether validation plays an environment without `use_thread_lock`."""
+        return self._has_unlocked(self.val_env_manager)
+
+    def _has_unlocked(self, manager: EnvManager) -> bool:
+        return any(not env.use_thread_lock for tag, env in self.custom_envs.items() if tag in manager.tags)
+
+    @property
+    def needs_kept_ids(self) -> bool:
+        """Whether servers must return candidate ids: sampling truncates, and sampler's and trainer's
+        log-probs are compared."""
+        is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
+        return self.train_sampling.keeps_ids and bool(is_compared)
+
+    def sampling(self, split: Split) -> GeneratingArgs:
+        """The sampling settings of a split. A key that its environment manager doesn't set comes from
+        actor_infer."""
+        own, shared = self.env_manager(split).generating_args, self.actor_infer.generating_args
+        return GeneratingArgs(**shared.model_dump(exclude_unset=True) | own.model_dump(exclude_unset=True))
+
+    def max_new_tokens(self, split: Split, tag: str) -> int:
+        """Maximum response tokens: min(max_new_tokens, max_tokens_per_step); if both are unset, min(128,
+        sequence_length)."""
+        env = self.custom_envs.get(tag)
+        limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
+        given = [limit for limit in limits if limit is not None]
+        return min(given, default=min(DEFAULT_MAX_NEW_TOKENS, self.sequence_length))
+
+    def num_training_steps(self, role: str) -> int:
+        """Pipeline steps in which a role is trained. The policy isn't trained while its critic warms up."""
+        waits = self.critic_warmup if role == "actor_train" and self.needs_critic else 0
+        return max(self.max_steps - waits, 0)
+
+    @property
+    def max_samples_per_trajectory(self) -> int:
+        """Maximum samples of one training trajectory. A sample is one context: an episode, or in mode step a
+        turn."""
+        played = (self.custom_envs[tag] for tag in self.train_env_manager.env_tags if tag in self.custom_envs)
+        return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
+
+    def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
+        """A role's optimiser steps per batch. Learning-rate schedules count one sample per trajectory (the
+        default)."""
+        num_samples = samples_per_trajectory * self.rollout_batch_size
+        return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Maximum bytes of the embedded server's KV cache."""
+        return self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
+
+    def model_shape(self) -> ModelShape | None:
+        """The policy's sizes; None if `read_model_shape` can't read them."""
+        return read_model_shape(self.actor_train.model_args.model_name_or_path)

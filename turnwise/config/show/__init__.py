@@ -1,0 +1,1 @@
+"""Shows a config: the table of its settings, and its YAML."""

@@ -1,0 +1,1 @@
+"""The life of a run: its folder, checkpoints, resuming, and how it ends."""

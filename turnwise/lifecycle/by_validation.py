@@ -1,0 +1,144 @@
+"""Keeps the model with the best validation (`save_best`), and ends a run that no longer gets better
+(`early_stopping`)."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.errors import ConfigError, counted, nearest
+from turnwise.lifecycle.checkpoints import Checkpoints
+from turnwise.tracking.metrics import reduce_metrics
+from turnwise.types import Metric
+
+logger = logging.getLogger(__name__)
+
+BEST_FILE = "best.json"
+"""File beside the best model. It holds the model's step, and the name and value of the metric."""
+
+
+@dataclass(slots=True)
+class BestValue:
+    """The best value of a metric so far.
+
+    >>> best = BestValue("val/score/mean", "max", min_delta=0.1)
+    >>> [best.see(step, {"val/score/mean": value}) for step, value in enumerate([0.5, 0.55, 0.7])],
+    best.num_since ([True, False, True], 0)
+    """
+
+    metric: str
+    mode: Literal["max", "min"]
+    min_delta: float = 0.0
+    value: float | None = None
+    step: int = -1
+    num_since: int = 0
+    """Number of validations since the best one."""
+
+    def see(self, step: int, measured: Mapping[str, float]) -> bool:
+        """Records a validation. Returns whether it is better than the best so far by more than `min_delta`
+        (NaN never is). Raises ConfigError if this validation and all earlier ones lack the metric."""
+        if self.metric not in measured:
+            if self.step < 0 and not self.num_since:
+                raise ConfigError(
+                    f"metric {self.metric!r} of save_best or early_stopping isn't measured by this run's "
+                    f"validations, which "
+                    f"measure {', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"
+                )
+            return False
+        value, before = measured[self.metric], self.value
+        gain = math.inf if before is None else value - before if self.mode == "max" else before - value
+        if math.isnan(value) or not gain > self.min_delta:
+            self.num_since += 1
+            return False
+        self.value, self.step, self.num_since = value, step, 0
+        return True
+
+    def record(self) -> dict[str, Any]:
+        """The contents of `BEST_FILE`."""
+        return {"step": self.step, "metric": self.metric, "value": self.value}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("metric", "mode", "value", "step", "num_since")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the saved values, unless they are of another metric or mode. Old states name neither, and
+        are restored."""
+        if (state.get("metric", self.metric), state.get("mode", self.mode)) == (self.metric, self.mode):
+            self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
+
+
+class ByValidation:
+    """Applies `save_best` and `early_stopping` where the config sets them. The best model is written into
+    `folder`."""
+
+    def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
+        best, stopping = config.save_best, config.early_stopping
+        self.best = BestValue(best.metric, best.mode) if best else None
+        self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta) if stopping else None
+        self._patience = stopping.patience if stopping else 0
+        self._parts = {
+            name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part
+        }
+        self._folder = folder
+
+    def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
+        """Saves a better model; ends the run after `patience` validations without gain. Returns metrics and
+        any `val/best`."""
+        measured = reduce_metrics(metrics)
+        if self.best and self.best.see(step, measured):
+            checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(self.best.record()) + "\n"})
+            logger.info(
+                "%s: the best so far, %s %g after %d steps",
+                self._folder,
+                self.best.metric,
+                self.best.value,
+                step,
+            )
+        if (
+            self.stopping
+            and not self.stopping.see(step, measured)
+            and self.stopping.num_since >= self._patience
+        ):
+            if step < checkpoints.num_steps:
+                value, after = self.stopping.value, counted(self.stopping.step, "step")
+                best = "never a number" if value is None else f"best after {after} ({value:g})"
+                num_steps = f"{step} of {checkpoints.num_steps} steps"
+                logger.warning(
+                    "early_stopping: %s was %s: the run ends after %s", self.stopping.metric, best, num_steps
+                )
+            checkpoints.end_here()
+        return (
+            metrics
+            if self.best is None or self.best.value is None
+            else [*metrics, Metric("val/best", self.best.value)]
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the best values. If the best model isn't in the folder, the next validation counts as the
+        best so far."""
+        for name, part in self._parts.items():
+            if name in state:
+                part.load_state_dict(state[name])
+        if self.best and self.best.value is not None and read_best(self._folder) != self.best.record():
+            logger.warning(
+                "the best model, of step %d, isn't in %s; the model of the next validation is saved there",
+                self.best.step,
+                self._folder,
+            )
+            self.best.value = None
+
+
+def read_best(folder: Path) -> dict[str, Any]:
+    """Step, metric and value of the best model in the folder (`BEST_FILE`); empty if there is none."""
+    try:
+        record = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))
+        return {name: record[name] for name in ("step", "metric", "value")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,1 @@
+"""Episodes that people and scripts play: `turnwise play`, and demonstrations."""
