@@ -229,9 +229,8 @@ class ActorLife(ProcessLife):
 
     def fate(self) -> str:
         tail = self._answer("tail", self._facts.stderr, _TAIL_LINES)
-        return fate_text(self._wire.cause) + (
-            f"; the last lines of its standard error:\n{tail}" if tail else ""
-        )
+        fate = fate_text(self._wire.cause)
+        return f"{fate}; the last lines of its standard error:\n{tail}" if tail else fate
 
     def _answer(self, method: str, *args: Any) -> str:
         try:

@@ -47,7 +47,7 @@ class RayLines(io.TextIOBase):
 def fate_text(cause: str) -> str:
     """Ray's text about the end of an actor, without its advice.
 
-    >>> fate_text("The actor died. Worker exit detail: it exits with code 1. Some common causes include: (1) …")
+    >>> fate_text("The actor died. Worker exit detail: it exits with code 1. Some common causes include: …")
     'it exits with code 1.'
     """
     _, _, detail = cause.rpartition("Worker exit detail: ")

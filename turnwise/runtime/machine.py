@@ -61,11 +61,11 @@ class Machine:
         return next((node.accelerator for node in self.nodes if node.accelerator), "")
 
     def with_slots(self, num_per_node: int | None) -> "Machine":
-        """The machine whose nodes without accelerators have that many slots; None leaves one for each
-        core."""
-        if num_per_node is None:
+        """The machine, with that many slots on each node if it has no accelerators; None leaves one slot for
+        each core."""
+        if num_per_node is None or self.accelerator:
             return self
-        nodes = (node if node.accelerator else replace(node, num_devices=num_per_node) for node in self.nodes)
+        nodes = (replace(node, num_devices=num_per_node) for node in self.nodes)
         return replace(self, nodes=tuple(nodes))
 
     def numbered_by_node(self, num_per_node: int | None) -> "Machine":
