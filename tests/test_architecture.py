@@ -95,6 +95,7 @@ BROAD_EXCEPT = {
     "cluster/fork_server.py",
     "cluster/messages.py",
     "cluster/process.py",
+    "cluster/ray_cluster.py",
     "cluster/server_child.py",
     "data/reward_calls.py",
     "data/math_verify_process.py",

@@ -47,6 +47,9 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals whose handlers `ray.init` replaces: with Ray's own a run ends with nothing saved."""
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_")
 """Variables by which libraries would join the processes of a scheduler's job step instead of ours."""
+_NUM_STARTS = 3
+"""How often a Ray of the run's own is started: on a busy machine it gives up after 30 s, which no setting
+changes."""
 _VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
 _OWN_VARIABLES = {"RAY_memory_monitor_refresh_ms": "0"}
 """Variables of a Ray that a run starts: without its monitor, which would kill actors because of what other
@@ -82,15 +85,25 @@ def _join(settings: RaySettings, num_slots: int) -> None:
         options["include_dashboard"] = False
     if settings.runtime_env:
         options["runtime_env"] = dict(settings.runtime_env)
-    try:
-        with _handlers_kept():
-            ray.init(**options, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError, RayError) as error:
-        reason = str(error).strip().splitlines()[0]
-        target = f"the Ray at cluster.address {settings.address}" if settings.address else "a Ray of its own"
-        advice = "`ray status` says whether it runs; a token that it asks for is read from ~/.ray/auth_token"
-        raise NotAvailableError(f"this run can't join {target}: {reason}; {advice}") from error
+    num_attempts = 1 if settings.address else _NUM_STARTS
+    for attempt in range(1, num_attempts + 1):
+        try:
+            with _handlers_kept():
+                ray.init(**options, log_to_driver=False, configure_logging=False)
+            break
+        except Exception as error:  # boundary: a start of Ray that takes too long raises an Exception
+            reason = str(error).strip().splitlines()[0]
+            if attempt == num_attempts:
+                raise NotAvailableError(f"{_failure(settings)}: {reason}") from error
+            logger.warning("ray: %s (start %d of %d)", reason, attempt, num_attempts)
     sys.stdout = RayLines(sys.stdout)
+
+
+def _failure(settings: RaySettings) -> str:
+    if not settings.address:
+        return "this run can't start a Ray of its own; cluster.address joins one that runs"
+    advice = "`ray status` says whether it runs, and a token that it asks for is read from ~/.ray/auth_token"
+    return f"this run can't join the Ray at cluster.address {settings.address} ({advice})"
 
 
 @contextmanager
