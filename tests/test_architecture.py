@@ -89,11 +89,13 @@ CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools
 """Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {
+    "cluster/actor_host.py",
     "cluster/channel.py",
     "cluster/child.py",
     "cluster/fork_server.py",
     "cluster/messages.py",
     "cluster/process.py",
+    "cluster/ray_cluster.py",
     "cluster/server_child.py",
     "data/reward_calls.py",
     "data/math_verify_process.py",
@@ -116,6 +118,7 @@ recorded."""
 
 _NO_TORCH = "refuses what is wrong before it imports torch"
 LATE_IMPORTS = {
+    "assemble/ray.py": "ray is an extra, and most runs don't use it",
     "__init__.py": "`import turnwise` is fast",
     "assemble/prepare.py": "`turnwise config` imports torch only if a run is continued",
     "cli/check_env_command.py": "needs no torch, but with --tokenizer",

@@ -30,14 +30,14 @@ def fork_server() -> Iterator[None]:
     drop_processes()
 
 
-@pytest.fixture(scope="module", params=["local", "one process", "two processes"])
+@pytest.fixture(scope="module", params=["local", "one process", "four processes"])
 def cluster(request: pytest.FixtureRequest, fork_server: None) -> Iterator[Cluster]:
     if request.param == "local":
         yield LocalCluster()
         return
     num_threads = torch.get_num_threads()
     with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
-        placement = contract.placement_of("process", 2 if request.param == "two processes" else 1)
+        placement = contract.placement_of("process", 4 if request.param == "four processes" else 1)
         made = ProcessCluster(
             runner.run,
             runner.watchdog,
@@ -58,8 +58,8 @@ def test_contract(check: Callable[[Cluster], None], cluster: Cluster) -> None:
 
 def test_contract_under_a_launcher() -> None:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": SUPPORT}
-    processes = forked.launch([], module="launched_contract", **options)
+    processes = forked.launch([], num_processes=4, module="launched_contract", **options)
     outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert [process.returncode for process in processes] == [0] * 4, outputs
     for check in contract.CHECKS:
         assert f"passed {check.__name__}" in outputs[0]

@@ -19,7 +19,6 @@ from toy_model import toy_samples
 from turnwise.assemble.cluster import set_torch_threads
 from turnwise.cluster import process_cluster
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.messages import Command
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.config.place import place
@@ -141,8 +140,7 @@ def test_two_ranks_make_the_steps_of_one(make_role, kind):
 
 
 def of_each_rank(role: ModelRole, method: str = "parameters") -> list[Any]:
-    command = Command("ask", ("actor_train", method, (), {}))
-    return [process.start(method, command).result() for process in role.workers._processes]
+    return [role.workers.at(rank).call(method).result() for rank in range(role.workers.size)]
 
 
 def test_ranks_have_the_same_weights_before_and_after_steps(make_role):

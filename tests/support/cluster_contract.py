@@ -17,17 +17,23 @@ from turnwise.errors import DataError, WorkerError
 from turnwise.protocols import Cluster
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.placement import ClusterName, CpuThreads, Placement, RolePlacement
-from turnwise.runtime.rank import RankContext
+from turnwise.runtime.rank import Layout, RankContext
 
 LARGE = 2**17  # elements: more than a socket takes at once
 THREADS = CpuThreads(train=1, rollout=1, total=1)
 
 
-def placement_of(cluster: ClusterName, size: int) -> Placement:
-    """`actor_train` on the slots 0 to `size` − 1."""
+def placement_of(cluster: ClusterName, size: int, machine: Machine | None = None) -> Placement:
+    """`actor_train` on the slots 0 to `size` − 1, a replica on each, and `sharded` beside it, whose replicas
+    are of two ranks."""
     numbers = tuple(range(size))
-    ranks = RolePlacement(tuple((number,) for number in numbers), numbers, {"dp": size})
-    return Placement(cluster, Machine((Node(size),)), numbers, {"actor_train": ranks})
+    devices = tuple((number,) for number in numbers)
+    sharded = Layout(dp=max(size // 2, 1), tp=min(size, 2))
+    roles = {
+        "actor_train": RolePlacement(devices, numbers, Layout(dp=size)),
+        "sharded": RolePlacement(devices, numbers, sharded),
+    }
+    return Placement(cluster, machine or Machine((Node(size),)), numbers, roles)
 
 
 class Worker:
@@ -49,6 +55,18 @@ class Worker:
     def note(self, number: int) -> list[int]:
         self.notes.append(number)
         return self.notes
+
+    def compute(self, numbers: list[int]) -> list[int]:
+        """As a rank of a sharded model: only the rank that answers for its replica has results."""
+        self.notes += numbers
+        is_answer = self.context.layout.answers(self.context.rank)
+        return [10 * number for number in numbers] if is_answer else [-1]
+
+    def noted(self) -> list[int]:
+        return self.notes
+
+    def coordinates(self) -> tuple[int, ...]:
+        return self.context.position
 
     def fail(self) -> None:
         raise DataError(f"no rows for rank {self.context.rank}")
@@ -72,6 +90,18 @@ def calls_reach_the_ranks_that_their_route_names(cluster: Cluster) -> None:
     assert workers.call("add", numbers, route="broadcast").result() == numbers
     assert workers.call("add", numbers, route="rank0").result() == numbers
     assert workers.call("place").result() == ("actor_train", 0, workers.size)
+
+
+def ranks_of_a_replica_share_what_is_dealt(cluster: Cluster) -> None:
+    workers = cluster.spawn("sharded", Worker)
+    layout = Layout(workers.dp_size, workers.size // workers.dp_size)
+    numbers = list(range(2 * workers.dp_size))
+    answers = workers.call("compute", numbers, route="split").result()
+    assert answers == [10 * number for number in numbers]
+    for rank in range(workers.size):
+        replica = layout.position(rank).dp
+        assert workers.at(rank).call("noted").result() == numbers[2 * replica : 2 * replica + 2]
+        assert workers.at(rank).call("coordinates").result() == layout.position(rank)
 
 
 def one_rank_is_called_alone(cluster: Cluster) -> None:
@@ -142,6 +172,7 @@ def weights_are_published_by_the_rank_that_answers(cluster: Cluster) -> None:
 
 CHECKS: tuple[Callable[[Cluster], None], ...] = (
     calls_reach_the_ranks_that_their_route_names,
+    ranks_of_a_replica_share_what_is_dealt,
     one_rank_is_called_alone,
     ranks_that_are_not_there_are_named,
     large_arrays_arrive_in_both_directions,

@@ -175,12 +175,14 @@ class Popen:
         self.wait()
 
 
-def launch(arguments: Sequence[str | Path], **options: Any) -> list[Popen]:
-    """Two processes as a launcher starts them."""
+def launch(arguments: Sequence[str | Path], num_processes: int = 2, **options: Any) -> list[Popen]:
+    """Processes as a launcher starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    return [Popen(arguments, env={**os.environ, **meeting, "RANK": rank}, **options) for rank in "01"]
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared = {**os.environ, **meeting, "WORLD_SIZE": str(num_processes)}
+    environments = [{**shared, "RANK": str(rank)} for rank in range(num_processes)]
+    return [Popen(arguments, env=environment, **options) for environment in environments]
 
 
 def run(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from turnwise.assemble.placement import cpu_threads, set_torch_threads
+from turnwise.assemble.ray import make_ray_cluster
 from turnwise.assemble.run import seed_process
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
@@ -28,8 +29,8 @@ logger = logging.getLogger(__name__)
 def build_cluster(
     config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner
 ) -> Cluster:
-    """The cluster that the placement asks for: this process alone, new processes, or those that a launcher
-    has started."""
+    """The cluster that the placement asks for: this process alone, new processes, those that a launcher has
+    started, or actors of Ray."""
     watchdog, stopwatch = event_loop.watchdog, event_loop.stopwatch
     deadline_s = config.deadlines.train_s if isinstance(config, AgenticConfig) else None
     if placement.cluster == "local":
@@ -42,10 +43,20 @@ def build_cluster(
         num_threads.rollout,
     )
     set_up = partial(seed_process, config)
-    kind = LaunchedCluster if placement.cluster == "launched" else ProcessCluster
-    return kind(
-        event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement
+    arguments = (
+        event_loop.run,
+        watchdog,
+        stopwatch,
+        num_threads,
+        set_torch_threads,
+        set_up,
+        deadline_s,
+        placement,
     )
+    if placement.cluster == "ray":
+        return make_ray_cluster(config, *arguments)
+    kind = LaunchedCluster if placement.cluster == "launched" else ProcessCluster
+    return kind(*arguments)
 
 
 def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) -> None:

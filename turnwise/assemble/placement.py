@@ -3,10 +3,13 @@ memory one after the other. `turnwise config` uses this module, so torch is impo
 needed."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
+from turnwise.assemble.ray import joined_nodes
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.config.demand import ray_reason
 from turnwise.config.place import place
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.pipelines.model_role import ModelRole
@@ -22,8 +25,12 @@ FreeForTransfer = Callable[[], Awaitable[None]] | None
 
 
 def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placement:
-    """The placement of a config on this machine, see `place`."""
-    return place(config, find_machine(), plays)
+    """The placement of a config on this machine, or on the nodes of the Ray that it uses, which is joined.
+    Raises as `place`, and NotAvailableError if Ray can't be joined."""
+    machine = find_machine()
+    if ray_reason(config, machine):
+        machine = replace(machine, nodes=joined_nodes(config))
+    return place(config, machine, plays)
 
 
 def placed_rewards(config: AgenticConfig) -> Placement:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from turnwise.config import AgenticConfig, SFTConfig, not_here
+from turnwise.config.demand import ray_reason
 from turnwise.config.place import place, smallest_machine
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.examine.files import absent_files
@@ -16,7 +17,10 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     cluster or a checkpoint."""
     yield from not_here(config)
     if not _fits_everywhere(config):
-        yield from lacking_devices(config, find_machine())
+        machine = find_machine()
+        # What the nodes of a Ray have is known when the run joins it.
+        if not ray_reason(config, machine):
+            yield from lacking_devices(config, machine)
     try:
         if config.resume_from_checkpoint is not False:
             from turnwise.lifecycle.resume import check_resume

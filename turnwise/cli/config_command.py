@@ -4,6 +4,7 @@ libraries."""
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from turnwise.assemble.prepare import lacking_here
 from turnwise.config import describe
@@ -15,6 +16,7 @@ from turnwise.examine.examined import Examined, ExaminedSFT
 from turnwise.examine.problems import problems
 from turnwise.examine.read import load_any_examined
 from turnwise.lifecycle.interrupt import ends_at_once
+from turnwise.runtime.machine import ray_sign
 
 
 @ends_at_once()
@@ -36,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(error.complete) from None
         raise
     config = examined.config
-    placement = place(config, smallest_machine(config))  # this machine needn't have its devices
+    placement = place(
+        config, replace(smallest_machine(config), ray_sign=ray_sign())
+    )  # this machine needn't have its devices
     table = describe(config, placement)
     table.missing.extend([*missing, *lacking_here(config)])
     notes = [note for note in notes if note not in table.warnings]

@@ -1,6 +1,7 @@
 """`turnwise train CONFIG [KEY=VALUE ...]` and `turnwise sft CONFIG [KEY=VALUE ...]`."""
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.examine.problems import problems
 from turnwise.examine.read import load_examined_sft
 from turnwise.lifecycle.interrupt import ends_at_once
+from turnwise.runtime.machine import ray_sign
 from turnwise.runtime.rank import launched
 
 
@@ -40,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
         if rollouts is None and launched() == (0, 1):
             # Not the placement on this machine: its accelerators are found by torch, which the fork server
             # imports meanwhile.
-            prepare_run(place(config, smallest_machine(config)))
+            machine = replace(smallest_machine(config), ray_sign=ray_sign())
+            prepare_run(place(config, machine))
         from turnwise.assemble.agentic import build_agentic
         from turnwise.assemble.whole_run import whole_run
 

@@ -3,21 +3,23 @@
 import faulthandler
 import logging
 import os
+import platform
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads, pack, unpack
-from turnwise.cluster.wire import Message, Wire
+from turnwise.cluster.messages import DONE, RECORD, Command, Network, Reply, SetUp, dumps, loads, pack, unpack
+from turnwise.cluster.wire import ConnectionWire, Message, Wire
 from turnwise.errors import WorkerError
+from turnwise.runtime.machine import interface_of
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
-from turnwise.runtime.torch_group import form_groups, join_processes
+from turnwise.runtime.torch_group import Meeting, form_groups, join_processes, open_store
 
 
 class BufferedStopwatch(Stopwatch):
@@ -71,7 +73,7 @@ def begin(connection: Connection, stacks: Connection) -> Wire:
     """Prepares a forked process to write its stacks to `stacks` on SIGUSR1, and returns its wire."""
     os.set_blocking(stacks.fileno(), False)  # a cluster scheduler may send SIGUSR1, and then nobody reads
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    return Wire(connection)
+    return ConnectionWire(connection)
 
 
 def answer_all(wire: Wire) -> None:
@@ -100,6 +102,9 @@ class RoleWorkers:
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of a role's worker and returns the result."""
         return getattr(self.workers[role], method)(*args, **kwargs)
+
+    def check_sendable(self, value: Any) -> None:
+        """Does nothing: a call arrives only if its value can be pickled and unpickled."""
 
 
 class Child(RoleWorkers):
@@ -132,22 +137,32 @@ class Child(RoleWorkers):
         if set_up.environment:
             os.environ.clear()
             os.environ.update(set_up.environment)
-        sys.path[:] = set_up.path
+            sys.path[:] = set_up.path
+        else:
+            # This Python may be installed elsewhere than the caller's.
+            sys.path.extend(folder for folder in set_up.path if folder not in sys.path)
+        if not os.path.isdir(set_up.folder):
+            raise WorkerError(
+                f"{platform.node()} doesn't see {set_up.folder}, where the run was started; start it in a "
+                "folder that all nodes share"
+            )
         os.chdir(set_up.folder)
         for name, level in set_up.log_levels.items():
             logging.getLogger(name).setLevel(level)
         set_up.function()
 
-    def join(
-        self, rendezvous: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]
-    ) -> None:
-        """Joins the processes that meet through the file `rendezvous`, and forms groups, so that ranks can
-        compute together."""
-        join_processes(rendezvous, rank, world_size, device)
-        form_groups(groups)
+    def open_store(self, host: str) -> Meeting:
+        """Makes the store where the processes of the run meet, and keeps it. `host` is this node's
+        address."""
+        self._store = open_store(host)
+        return Meeting(host, self._store.port)
 
-    def check_sendable(self, value: Any) -> None:
-        """Does nothing: a call arrives only if its value can be pickled and unpickled."""
+    def join(self, rendezvous: str | Meeting, rank: int, world_size: int, network: Network) -> None:
+        """Joins the processes that meet at `rendezvous`, and forms groups, so that ranks can compute
+        together."""
+        interface = network.interface or (interface_of(network.address) if network.address else "")
+        join_processes(rendezvous, rank, world_size, network.device, interface)
+        form_groups(network.groups)
 
 
 def portable(error: BaseException) -> BaseException:

@@ -22,12 +22,12 @@ from turnwise import __version__
 from turnwise.cluster.channel import Channel
 from turnwise.cluster.child import RoleWorkers, answer_all
 from turnwise.cluster.greeting import greetings
-from turnwise.cluster.messages import Command, SetUp
+from turnwise.cluster.messages import Command, Parcel, SetUp
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.process_life import LaunchedLife
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess
-from turnwise.cluster.wire import Message, Wire
+from turnwise.cluster.wire import ConnectionWire, Message
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
@@ -45,7 +45,8 @@ class OwnRanks(RankProcess, RoleWorkers):
         RankProcess.__init__(self, name, settings)
         RoleWorkers.__init__(self, settings.stopwatch)
 
-    def _ask(self, name: str, command: Command) -> Any:
+    def _ask(self, name: str, parcel: Parcel) -> Any:
+        command = parcel.command
         return getattr(self, command.method)(*command.args)
 
     def begin(self, begin: Callable[[], object]) -> None:
@@ -91,13 +92,12 @@ class LaunchedCluster(ProcessCluster):
         self._processes.append(OwnRanks("rank 0", settings))
         for rank in range(1, size):
             connection, process_id = connections[rank]
-            channel = Channel(Wire(connection), settings.stopwatch)
+            channel = Channel(ConnectionWire(connection), settings.stopwatch)
             process = WorkerProcess(f"the launched process of rank {rank}", LaunchedLife(process_id), channel)
             self._processes.append(ConnectedRanks(process, settings))
         set_up = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
-        self._send(
-            "setting up the ranks", [Command("begin", (begin,)), *[Command("set_up", (set_up,))] * (size - 1)]
-        )
+        set_ups = [Parcel(Command("set_up", (set_up,)))] * (size - 1)
+        self._send("setting up the ranks", [Parcel(Command("begin", (begin,))), *set_ups])
 
     def _end(self) -> None:
         super()._end()
@@ -125,7 +125,7 @@ def serve_launched() -> None:
     answer_all(_ReadAhead(connection))
 
 
-class _ReadAhead(Wire):
+class _ReadAhead(ConnectionWire):
     """Reads messages in a thread. If the other end is closed in the middle of a call, ends the process."""
 
     def __init__(self, connection: Connection) -> None:

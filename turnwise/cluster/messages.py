@@ -2,7 +2,8 @@
 
 import io
 import pickle
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -30,11 +31,44 @@ class Command(NamedTuple):
     args: tuple[Any, ...]
 
 
+class Parcel:
+    """A command for one or several processes. Whoever sends it first packs it, once for all."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self._packing = threading.Lock()
+        self._message: Any = None
+
+    def message(self) -> Any:
+        """What a wire sends. If the command can't be pickled, any Exception may be raised."""
+        with self._packing:
+            if self._message is None:
+                self._message = self._packed()
+            return self._message
+
+    def _packed(self) -> Message:
+        return pack(self.command)
+
+
+class Network(NamedTuple):
+    """How a process reaches the others of its process groups."""
+
+    device: str
+    """The process's device, as torch names it."""
+    groups: Sequence[tuple[int, ...]]
+    """The processes of each group beside that of all."""
+    address: str = ""
+    """The node's address; empty where all processes are on one machine."""
+    interface: str = ""
+    """The network interface; empty for that of the address."""
+
+
 class SetUp(NamedTuple):
     """What a process takes over from its starter, and the function that it then calls."""
 
     environment: dict[str, str]
-    """Empty if a launcher has set the environment."""
+    """Empty if a launcher has set the environment, or Ray. Then folders of `path` are added to the process's,
+    else they replace them."""
     path: list[str]
     folder: str
     log_levels: dict[str, int]

@@ -4,9 +4,9 @@ from textwrap import indent
 from typing import Any
 
 from turnwise.cluster.channel import Channel
-from turnwise.cluster.messages import Command, Reply, pack
+from turnwise.cluster.messages import Parcel, Reply
 from turnwise.cluster.process_life import ForkedLife, ProcessLife
-from turnwise.cluster.wire import Wire
+from turnwise.cluster.wire import ConnectionWire
 from turnwise.errors import WorkerError
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
@@ -27,13 +27,13 @@ class WorkerProcess:
     def fork(cls, name: str, main: str, stopwatch: Stopwatch) -> "WorkerProcess":
         """Starts a process that calls the function `main` (`module:name`)."""
         life = ForkedLife(main)
-        return cls(name, life, Channel(Wire(life.connection), stopwatch))
+        return cls(name, life, Channel(ConnectionWire(life.connection), stopwatch))
 
-    def ask(self, call: str, command: Command) -> Any:
+    def ask(self, call: str, parcel: Parcel) -> Any:
         """Sends a command, waits for the answer and returns its value, or raises its error. `call` names the
         call in errors. Raises WorkerError if the arguments can't be sent, or the process has ended."""
         try:
-            message = pack(command)
+            message = parcel.message()
         except Exception as error:  # boundary: a user's object defines how it is pickled
             raise WorkerError(
                 f"{call}: its arguments can't be sent to {self.name}: {error}; leave out what can't be "

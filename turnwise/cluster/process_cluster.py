@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.messages import Command, SetUp
+from turnwise.cluster.messages import Command, Network, Parcel, SetUp
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
 from turnwise.cluster.ranks import require_rank
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
-from turnwise.runtime.placement import CpuThreads, Placement
-from turnwise.runtime.rank import RankContext
+from turnwise.runtime.placement import CpuThreads, Placement, RolePlacement
+from turnwise.runtime.rank import Layout, RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
@@ -70,30 +70,57 @@ class StartedAll:
 
 
 class ProcessWorkers:
-    """The ranks of a role, each in its own process."""
+    """The ranks of a role, each in its own process. Ranks of one replica get the same parcel."""
 
-    def __init__(self, role: str, processes: Sequence[RankProcess]) -> None:
-        self.size = self.dp_size = len(processes)
+    def __init__(
+        self,
+        role: str,
+        processes: Sequence[RankProcess],
+        layout: Layout,
+        parcel: Callable[[Command, int], Parcel],
+    ) -> None:
+        self.size = len(processes)
+        self.dp_size = layout.dp
         self._role = role
         self._processes = processes
+        self._layout = layout
+        self._parcel = parcel
 
     def call(
         self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any
     ) -> Started | StartedAll:
-        shares = [args] * self.size
-        if route == "split" and self.size > 1:
-            shares = [
-                tuple(_share(argument, rank, self.size) for argument in args) for rank in range(self.size)
-            ]
-        num_called = 1 if route == "rank0" else self.size
-        calls = [self.at(rank).call(method, *shares[rank], **kwargs) for rank in range(num_called)]
-        if len(calls) == 1:
-            return calls[0]
-        return StartedAll(calls, partial(sum, start=[]) if route == "split" else itemgetter(0))
+        if route == "rank0" or self.size == 1:
+            return self.at(0).call(method, *args, **kwargs)
+        name = f"{self._role}.{method}"
+        if route == "broadcast":
+            parcel = self._parcel(Command("ask", (self._role, method, args, kwargs)), self.size)
+            started = [process.start(name, parcel) for process in self._processes]
+            return StartedAll(started, itemgetter(self._layout.speaker))
+        parcels = [self._share(method, args, kwargs, replica) for replica in range(self.dp_size)]
+        calls: list[Started] = []
+        for rank, process in enumerate(self._processes):
+            replica = self._layout.position(rank).dp
+            calls.append(process.start(name, parcels[replica]))
+        return StartedAll(calls, self._joined)
 
     def at(self, rank: int) -> "ProcessRank":
         require_rank(self._role, self.size, rank)
         return ProcessRank(self._role, self._processes[rank])
+
+    def _share(
+        self, method: str, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], replica: int
+    ) -> Parcel:
+        """The call of a replica's ranks."""
+        shares = tuple(_share(argument, replica, self.dp_size) for argument in args)
+        return self._parcel(Command("ask", (self._role, method, shares, kwargs)), self._layout.replica_size)
+
+    def _joined(self, answers: Sequence[Sequence[Any]]) -> list[Any]:
+        """The lists of the ranks that answer, in the order of the replicas."""
+        joined: list[Any] = []
+        for rank, answer in enumerate(answers):
+            if self._layout.answers(rank):
+                joined += answer
+        return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +131,17 @@ class ProcessRank:
     process: RankProcess
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Started:
-        return self.process.start(f"{self.role}.{method}", Command("ask", (self.role, method, args, kwargs)))
+        command = Command("ask", (self.role, method, args, kwargs))
+        return self.process.start(f"{self.role}.{method}", Parcel(command))
 
 
-def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
+def _share(items: Sequence[Any], replica: int, size: int) -> Sequence[Any]:
     if len(items) % size:
         raise WorkerError(
             f"{len(items)} batches can't be dealt to {size} ranks: each needs the same number of them"
         )
     each = len(items) // size
-    return items[rank * each : (rank + 1) * each]
+    return items[replica * each : (replica + 1) * each]
 
 
 class ProcessCluster:
@@ -159,40 +187,64 @@ class ProcessCluster:
         """Starts the processes and connects their ranks."""
         size = self.placement.num_processes
         for rank in range(size):
-            name = "the trainer's process" if size == 1 else f"the trainer's process of rank {rank}"
-            forked = WorkerProcess.fork(name, CHILD, settings.stopwatch)
+            forked = WorkerProcess.fork(self._name(rank), CHILD, settings.stopwatch)
             self._processes.append(ConnectedRanks(forked, settings))
-        levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-        set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
-        self._send("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
+        self._set_up(dict(os.environ), begin)
         if size > 1:
             self._folder = TemporaryDirectory(prefix="turnwise-")
             prepare_processes().remove_at_end(self._folder.name)
-            rendezvous = f"{self._folder.name}/rendezvous"
-            joins = [
-                (rendezvous, rank, size, self.placement.machine.device_name(device), self.placement.groups)
-                for rank, device in enumerate(self.placement.devices)
-            ]
-            self._send("joining the ranks", [Command("join", join) for join in joins])
+            self._join(f"{self._folder.name}/rendezvous")
+
+    def _name(self, number: int) -> str:
+        is_only = self.placement.num_processes == 1
+        return "the trainer's process" if is_only else f"the trainer's process of rank {number}"
+
+    def _set_up(self, environment: dict[str, str], begin: Callable[[], object]) -> None:
+        """Sets up each process, with this environment if it isn't empty."""
+        levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
+        set_up = SetUp(environment, list(sys.path), os.getcwd(), levels, begin)
+        parcels = [Parcel(Command("set_up", (set_up,)))] * len(self._processes)
+        self._send("setting up the trainer's process", parcels)
+
+    def _join(self, rendezvous: Any) -> None:
+        """Lets the processes meet, so that they can compute together."""
+        size = self.placement.num_processes
+        joins = [(rendezvous, rank, size, self._network(rank)) for rank in range(size)]
+        self._send("joining the ranks", [Parcel(Command("join", join)) for join in joins])
+
+    def _network(self, number: int) -> Network:
+        """How a process reaches the others."""
+        device = self.placement.machine.device_name(self.placement.devices[number])
+        return Network(device, self.placement.groups)
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any], *, beside: str = "") -> ProcessWorkers:
         host_role = beside or role
-        placed = self.placement.roles.get(host_role)
-        hosts = placed.processes if placed else (0,)
-        contexts = [replace(self.placement.context(host_role, rank), role=role) for rank in range(len(hosts))]
-        processes = [self._processes[host] for host in hosts]
-        self._send(f"making {role}", [Command("make", (factory, context)) for context in contexts], processes)
-        return ProcessWorkers(role, processes)
+        placed = self.placement.roles.get(host_role, RolePlacement(((0,),), (0,)))
+        processes = [self._processes[number] for number in placed.processes]
+        parcels: list[Parcel] = []
+        for rank in range(placed.size):
+            context = replace(self._context(host_role, rank), role=role)
+            parcels.append(Parcel(Command("make", (factory, context))))
+        self._send(f"making {role}", parcels, processes)
+        return ProcessWorkers(role, processes, placed.layout, self._parcel)
 
-    def _send(self, name: str, commands: Sequence[Command], processes: Sequence[RankProcess] = ()) -> None:
+    def _context(self, role: str, rank: int) -> RankContext:
+        return self.placement.context(role, rank)
+
+    def _parcel(self, command: Command, num_receivers: int) -> Parcel:
+        """A command for that many processes."""
+        return Parcel(command)
+
+    def _send(self, name: str, parcels: Sequence[Parcel], processes: Sequence[RankProcess] = ()) -> None:
         """Sends each process its command, and waits for all."""
-        pairs = zip(processes or self._processes, commands, strict=True)
-        StartedAll([process.start(name, command) for process, command in pairs], itemgetter(0)).result()
+        pairs = zip(processes or self._processes, parcels, strict=True)
+        StartedAll([process.start(name, parcel) for process, parcel in pairs], itemgetter(0)).result()
 
     def check_sendable(self, value: Any) -> None:
-        """Sends a value to another process, to find out early whether it arrives. Raises WorkerError if the
-        value can't be pickled, or the error that unpickling it raises in that process."""
-        self._processes[-1].start("a trial", Command("check_sendable", (value,))).result()
+        """Sends a value to all processes, to find out early whether it arrives. Raises WorkerError if the
+        value can't be pickled, or the error that unpickling it raises in a process."""
+        parcel = self._parcel(Command("check_sendable", (value,)), len(self._processes))
+        self._send("a trial", [parcel] * len(self._processes))
 
     def keep_first_ranks(self) -> bool:
         firsts = {placed.processes[0] for placed in self.placement.roles.values()} or {0}

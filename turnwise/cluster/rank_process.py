@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.cluster.messages import Command
+from turnwise.cluster.messages import Parcel
 from turnwise.cluster.process import WorkerProcess, add_stacks
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.runtime.stopwatch import Stopwatch
@@ -50,7 +50,7 @@ class RankProcess(ABC):
         """Whether the process has ended by itself."""
         return False
 
-    def start(self, name: str, command: Command) -> Started:
+    def start(self, name: str, parcel: Parcel) -> Started:
         """Queues a call. Raises DeadlineError while a call past its deadline runs, and WorkerError if the
         process was ended."""
         if self._overdue_call and self._overdue_call == self._running_call:
@@ -59,7 +59,7 @@ class RankProcess(ABC):
             )
         if self._has_ended:
             raise WorkerError(f"{name} can't be called: {self.name} was ended")
-        return Started(name, self._thread.start(self._run, name, command), self)
+        return Started(name, self._thread.start(self._run, name, parcel), self)
 
     def wait_for(self, name: str, call: Awaitable[Any]) -> Any:
         """Waits for a call while the event loop runs, and returns its result. Raises DeadlineError past the
@@ -97,15 +97,15 @@ class RankProcess(ABC):
             time.sleep(_POLL_S)
         return not self._running_call
 
-    def _run(self, name: str, command: Command) -> Any:
+    def _run(self, name: str, parcel: Parcel) -> Any:
         self._running_call = name
         try:
-            return self._ask(name, command)
+            return self._ask(name, parcel)
         finally:
             self._running_call = ""
 
     @abstractmethod
-    def _ask(self, name: str, command: Command) -> Any:
+    def _ask(self, name: str, parcel: Parcel) -> Any:
         """Runs a command and returns its result. Called in the thread that makes the calls."""
 
     @abstractmethod
@@ -132,8 +132,8 @@ class ConnectedRanks(RankProcess):
             self.process.life.kill()
         self.end()
 
-    def _ask(self, name: str, command: Command) -> Any:
-        return self.process.ask(name, command)
+    def _ask(self, name: str, parcel: Parcel) -> Any:
+        return self.process.ask(name, parcel)
 
     def _stacks(self) -> str:
         return self.process.life.stacks()

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from turnwise.cluster.messages import Command, Reply, SetUp, pack
+from turnwise.cluster.messages import Command, Parcel, Reply, SetUp, pack
 from turnwise.cluster.process import WorkerProcess, add_stacks
 from turnwise.cluster.rank_process import RunAsync
 from turnwise.cluster.server_child import ServerCall
@@ -51,8 +51,8 @@ class ServerProcess:
         self._setting_up = self._thread.start(self._set_up, set_up, factory, rank)
 
     def _set_up(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
-        self.process.ask(f"setting up {self.name}", Command("set_up", (set_up,)))
-        self.process.ask(f"making {self.name}", Command("make", (factory, rank)))
+        self.process.ask(f"setting up {self.name}", Parcel(Command("set_up", (set_up,))))
+        self.process.ask(f"making {self.name}", Parcel(Command("make", (factory, rank))))
 
     def wait_until_ready(self) -> None:
         """Waits until the server is made. Raises DeadlineError, WorkerError if the process has ended, or the

@@ -1,11 +1,12 @@
 """Messages between two processes."""
 
 import os
+import pickle
 import struct
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,16 +22,44 @@ class Message(NamedTuple):
     content: bytes
     buffers: Sequence[memoryview] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled with buffers out of band: who transports messages may share the memory of large arrays.
+        return _unpickled, (self.content, [pickle.PickleBuffer(buffer) for buffer in self.buffers])
 
-class Wire:
-    """One end of a connection between two processes, usable from any thread."""
+    def copied(self) -> "Message":
+        """The message with its buffers in memory of their own."""
+        return Message(self.content, [_copy(buffer) for buffer in self.buffers])
+
+
+def _unpickled(content: bytes, buffers: Sequence[Any]) -> Message:
+    return Message(content, [_copy(buffer) for buffer in buffers])
+
+
+def _copy(buffer: Any) -> memoryview:
+    return np.array(np.frombuffer(buffer, np.uint8)).data
+
+
+class Wire(Protocol):
+    """One end of what transports messages between two processes, usable from any thread."""
+
+    def receive(self) -> Message:
+        """The next message. Raises EOFError or OSError when the other end is closed."""
+
+    def send(self, message: Message) -> None:
+        """Sends a message. Its buffers may change as soon as this returns. Raises OSError if the other end is
+        closed."""
+
+    def close(self) -> None: ...
+
+
+class ConnectionWire:
+    """One end of a connection between two processes of one machine, or of several."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
     def receive(self) -> Message:
-        """The next message. Raises EOFError or OSError when the other end is closed."""
         content = self._connection.recv_bytes()
         if not content.startswith(_WITH_BUFFERS):
             return Message(content)

@@ -1,9 +1,17 @@
 """Places the roles of a config on the devices of a machine. Nothing else decides where a role runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from turnwise.config.problems import Problem
+from turnwise.config.demand import (
+    AnyConfig,
+    Demand,
+    contradictions,
+    mapping_key,
+    ray_reason,
+    union,
+    unsharded,
+)
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import PlacedModel
 from turnwise.config.schema.sft import SFTConfig
@@ -15,8 +23,7 @@ from turnwise.runtime.placement import (
     Placement,
     RolePlacement,
 )
-
-AnyConfig = AgenticConfig | SFTConfig
+from turnwise.runtime.rank import Layout
 
 
 def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
@@ -25,36 +32,49 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
     `contradictions`, or if the machine lacks a device, or its launcher can't run the config."""
     for problem in contradictions(config):
         raise ConfigError(f"{problem.key}: {problem.message}")
+    reason = ray_reason(config, machine)
+    if reason and machine.num_launched > 1:
+        raise ConfigError(
+            f"{reason} can't hold this run: a launcher started this process, one of several; start the run "
+            "without a launcher, or remove cluster.name (auto uses launched)"
+        )
     machine = machine.with_slots(config.num_gpus_per_node)
-    demand = _Demand.of(config)
+    if reason:
+        machine = machine.numbered_by_node(config.num_gpus_per_node)
+    demand = Demand.of(config)
     is_ahead = config.plays_ahead and plays
     devices = demand.devices(machine.num_launched)
     for role in devices:
         _require_devices(demand.naming(role), devices[role], machine)
-    numbers = _union(devices)
-    cluster = _cluster(demand, len(numbers), machine, is_ahead)
+    numbers = union(devices)
+    cluster: ClusterName = "ray" if reason else _cluster(demand, len(numbers), machine, is_ahead)
     if cluster == "launched":
         _require_launchable(demand, len(numbers), machine, is_ahead)
-    for problem in _unsharded(demand, devices):
+    for problem in unsharded(demand, devices):
         raise ConfigError(f"{problem.key}: {problem.message}")
-    return _placed(config, demand, devices, cluster, machine)
+    placement = _placed(config, demand, devices, cluster, machine)
+    return replace(placement, reason=reason)
 
 
 def smallest_machine(config: AnyConfig) -> Machine:
     """The smallest machine on which a config without contradictions can be placed: it has the devices that
     the config names, and a launcher if the config can't run without."""
-    demand = _Demand.of(config)
+    demand = Demand.of(config)
     devices = demand.devices(num_launched=1)
-    numbers = _union(devices)
+    numbers = union(devices)
     last = numbers[-1]
     num_launched = 1
-    if demand.cluster == "launched" or any(_unsharded(demand, devices)):
+    if demand.cluster == "launched" or any(unsharded(demand, devices)):
         num_launched = max(2, last + 1)
         if demand.main.device_mapping:
             num_launched = len(numbers)
     last = max(last, *demand.server_devices, num_launched - 1)
-    node = Node(last + 1, "cuda")
-    return Machine((node,), num_launched)
+    num_devices = last + 1
+    if config.num_gpus_per_node is None or not ray_reason(config):
+        return Machine((Node(num_devices, "cuda"),), num_launched)
+    num_nodes = -(-num_devices // config.num_gpus_per_node)
+    nodes = (Node(config.num_gpus_per_node, "cuda", f"node {index}") for index in range(num_nodes))
+    return Machine(tuple(nodes))
 
 
 def follows(config: AnyConfig, key: str) -> bool:
@@ -66,163 +86,8 @@ def follows(config: AnyConfig, key: str) -> bool:
     return key not in placement.unused_keys
 
 
-def contradictions(config: AnyConfig) -> Iterator[Problem]:
-    """What is wrong with a config about devices and processes, whatever the machine."""
-    demand = _Demand.of(config)
-    if demand.cluster == "ray":
-        message = "ray isn't supported yet; use process for the devices of one machine"
-        launched = "launched for processes that torchrun or accelerate started there"
-        yield Problem.at("cluster.name", f"{message}, or {launched}")
-        return
-    devices = demand.devices(num_launched=1)
-    num_devices = len(_union(devices))
-    if demand.cluster == "local":
-        yield from _local_problems(demand, num_devices)
-    if demand.cluster == "launched":
-        yield from _launched_problems(demand, num_devices)
-    for problem in _unsharded(demand, devices):
-        role = problem.role
-        is_named = demand.main.device_mapping or demand.roles[role].device_mapping
-        # A launcher may yet put a role that names no devices on all processes.
-        if is_named or not demand.may_be_launched:
-            yield problem
-
-
-@dataclass(frozen=True, slots=True)
-class _RoleProblem(Problem):
-    role: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Demand:
-    """What a config says about devices and processes, in one form for both kinds of config."""
-
-    cluster: str
-    roles: Mapping[str, PlacedModel]
-    """The roles with ranks. The devices of the first are also those of roles that name none."""
-    server_devices: Sequence[int]
-    """The devices that `actor_infer` names."""
-    num_servers: int
-    is_ahead: bool
-    serves: bool
-    """Whether a server reads the policy, in the trainer's process if it may."""
-
-    @classmethod
-    def of(cls, config: AnyConfig) -> "_Demand":
-        cluster = config.cluster.name
-        if isinstance(config, SFTConfig):
-            return cls(cluster, {"sft": config}, (), 0, is_ahead=False, serves=False)
-        roles: dict[str, PlacedModel] = {"actor_train": config.actor_train}
-        if config.needs_reference and not config.is_reference_in_policy:
-            roles["reference"] = config.reference
-        if config.needs_critic:
-            roles["critic"] = config.critic
-        server = config.actor_infer
-        return cls(
-            cluster,
-            roles,
-            server.device_mapping or (),
-            server.data_parallel_size,
-            is_ahead=config.plays_ahead,
-            serves=True,
-        )
-
-    @property
-    def main(self) -> PlacedModel:
-        return next(iter(self.roles.values()))
-
-    @property
-    def sharded_policy(self) -> str:
-        """The policy's strategy if it shards the policy, so that a server in its process couldn't read it;
-        else empty."""
-        strategy = self.main.strategy_args
-        if self.serves and strategy.is_sharded:
-            return strategy.strategy_name
-        return ""
-
-    @property
-    def may_be_launched(self) -> bool:
-        is_allowed = self.cluster in ("auto", "launched")
-        return is_allowed and not self.is_ahead and self.num_servers <= 1
-
-    def naming(self, role: str) -> str:
-        """The role whose `device_mapping` decides where a role is."""
-        if self.roles[role].device_mapping:
-            return role
-        return next(iter(self.roles))
-
-    def devices(self, num_launched: int) -> dict[str, tuple[int, ...]]:
-        """The devices of each role. Without any named, they are one for each of a launcher's processes."""
-        shared = self.main.device_mapping or range(num_launched)
-        return {name: tuple(role.device_mapping or shared) for name, role in self.roles.items()}
-
-
-def _union(devices: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """The devices of all roles, in their order."""
-    numbers: set[int] = set()
-    for of_role in devices.values():
-        numbers.update(of_role)
-    return tuple(sorted(numbers))
-
-
-def _key(role: str) -> str:
-    if role == "sft":
-        return "device_mapping"
-    return f"{role}.device_mapping"
-
-
-def _local_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
-    """Why `cluster.name: local` contradicts the other keys."""
-    reason = ""
-    if demand.is_ahead:
-        reason = "async_generation_ratio above 0 trains beside the rollouts"
-    elif demand.sharded_policy:
-        reason = f"{demand.sharded_policy} shards the policy, which a server in its process couldn't read"
-    elif num_devices > 1:
-        reason = f"the roles have {counted(num_devices, 'device')}"
-    if reason:
-        message = f"local can't hold this run: {reason}"
-        yield Problem.at("cluster.name", f"{message}; remove cluster.name (auto takes process)")
-
-
-def _launched_problems(demand: _Demand, num_devices: int) -> Iterator[Problem]:
-    """Why `cluster.name: launched` contradicts the other keys."""
-    if demand.is_ahead:
-        message = "launched trains in the process that plays, so async_generation_ratio must be 0"
-        advice = "remove cluster.name to train in separate processes"
-        yield Problem.at("cluster.name", f"{message}; {advice}")
-    if demand.main.device_mapping and num_devices == 1:
-        message = (
-            "launched can't hold this run: the roles have 1 device, and a launcher starts a process "
-            "for each of several"
-        )
-        advice = "remove cluster.name (auto takes local)"
-        yield Problem.at("cluster.name", f"{message}; {advice}")
-    if demand.num_servers > 1:
-        message = f"{demand.num_servers} servers in their own processes need a run without a launcher"
-        advice = "name one device, or remove cluster.name: launched"
-        yield Problem.at(_key("actor_infer"), f"{message}; {advice}")
-
-
-def _unsharded(
-    demand: _Demand,
-    devices: Mapping[str, Sequence[int]],
-) -> Iterator[_RoleProblem]:
-    """Roles whose strategy shards them over all processes, and which aren't on all of them."""
-    num_processes = len(_union(devices))
-    for name, role in demand.roles.items():
-        strategy = role.strategy_args
-        size = len(devices[name])
-        if strategy.is_sharded and size < num_processes:
-            message = (
-                f"{strategy.strategy_name} shards over all {num_processes} processes of a run, "
-                f"and {name} is on {size} of them; give it the device_mapping of all, or use torch_train"
-            )
-            yield _RoleProblem(tuple(_key(name).split(".")), message, name)
-
-
 def _cluster(
-    demand: _Demand,
+    demand: Demand,
     num_devices: int,
     machine: Machine,
     is_ahead: bool,
@@ -248,7 +113,7 @@ def _cluster(
 
 
 def _require_launchable(
-    demand: _Demand,
+    demand: Demand,
     num_devices: int,
     machine: Machine,
     is_ahead: bool,
@@ -257,7 +122,9 @@ def _require_launchable(
     if num_devices != machine.num_launched:
         launched = [*range(machine.num_launched)]
         keys = [
-            _key(name) for name, role in demand.roles.items() if role.device_mapping not in (None, launched)
+            mapping_key(name)
+            for name, role in demand.roles.items()
+            if role.device_mapping not in (None, launched)
         ]
         raise ConfigError(
             f"the roles have {counted(num_devices, 'device')} with {', '.join(keys)}, "
@@ -272,7 +139,7 @@ def _require_launchable(
         )
     if demand.num_servers > 1:
         raise ConfigError(
-            f"{_key('actor_infer')} names devices of {demand.num_servers} servers, "
+            f"{mapping_key('actor_infer')} names devices of {demand.num_servers} servers, "
             "and a launcher started this run: servers in their own processes need a run without one; "
             "name one device, or start the run without a launcher"
         )
@@ -283,9 +150,12 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
     missing device."""
     last = max(devices)
     num_devices = machine.num_devices
+    if machine.num_per_node is not None or len(machine.nodes) > 1:
+        _require_nodes(role, devices, machine)
+        return
     if last < num_devices:
         return
-    reason = f"{_key(role)} names device {last}"
+    reason = f"{mapping_key(role)} names device {last}"
     fewer = "name others"
     num_launched = machine.num_launched
     if num_launched > 1 and [*devices] == [*range(num_launched)]:
@@ -302,20 +172,52 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
     )
 
 
+def _require_nodes(role: str, devices: Sequence[int], machine: Machine) -> None:
+    """Raises ConfigError if a node that Ray knows lacks a device that the role names."""
+    hosts = [node for node in machine.nodes if node.num_devices]
+    sizes = ", ".join(f"{node.name or 'this machine'} {node.num_devices}" for node in hosts)
+    for device in devices:
+        if machine.has(device):
+            continue
+        reason = f"{mapping_key(role)} names device {device}"
+        if machine.num_per_node is not None:
+            index, number = divmod(device, machine.num_per_node)
+            reason += f", device {number} of node {index} (num_gpus_per_node: {machine.num_per_node})"
+        raise ConfigError(
+            f"{reason}, and the nodes that Ray knows have these numbers of devices: {sizes}; name other "
+            "devices, or add nodes to it (`ray start --address=HOST:PORT` on each)"
+        )
+
+
+def _require_one_node(replicas: Sequence[Sequence[int]], machine: Machine) -> None:
+    """Raises ConfigError if an inference server would have devices of several nodes."""
+    for number, devices in enumerate(replicas):
+        nodes = {machine.locate(device)[0] for device in devices}
+        if len(nodes) > 1:
+            names = " and ".join(machine.nodes[index].name or f"node {index}" for index in sorted(nodes))
+            numbers = ", ".join(map(str, devices))
+            raise ConfigError(
+                f"{mapping_key('actor_infer')} gives replica {number} the devices {numbers}, "
+                f"which are on {names}; a replica has to be on one node: name other devices, or use a "
+                "smaller tensor-parallel size"
+            )
+
+
 def _placed(
     config: AnyConfig,
-    demand: _Demand,
+    demand: Demand,
     devices: Mapping[str, tuple[int, ...]],
     cluster: ClusterName,
     machine: Machine,
 ) -> Placement:
-    numbers = _union(devices)
+    numbers = union(devices)
     roles = {name: _trained(role, devices[name], numbers) for name, role in demand.roles.items()}
     if isinstance(config, SFTConfig):
         return Placement(cluster, machine, numbers, roles)
     server_devices = _server_devices(demand, cluster)
     if server_devices:
         _require_devices("actor_infer", server_devices, machine)
+        _require_one_node(_replicas(server_devices, config.actor_infer.model_parallel_size), machine)
     return Placement(
         cluster,
         machine,
@@ -326,14 +228,9 @@ def _placed(
     )
 
 
-def _layout(role: PlacedModel, num_devices: int) -> dict[str, int]:
-    """The role's size along each axis, without the axes of model parallelism that it doesn't use."""
-    layout = {"dp": max(num_devices // role.model_parallel_size, 1)}
-    if role.tensor_parallel_size > 1:
-        layout["tp"] = role.tensor_parallel_size
-    if role.pipeline_parallel_size > 1:
-        layout["pp"] = role.pipeline_parallel_size
-    return layout
+def _layout(role: PlacedModel, num_devices: int) -> Layout:
+    num_replicas = max(num_devices // role.model_parallel_size, 1)
+    return Layout(num_replicas, role.tensor_parallel_size, role.pipeline_parallel_size)
 
 
 def _trained(role: PlacedModel, devices: tuple[int, ...], numbers: tuple[int, ...]) -> RolePlacement:
@@ -343,7 +240,7 @@ def _trained(role: PlacedModel, devices: tuple[int, ...], numbers: tuple[int, ..
     return RolePlacement(ranks, processes, _layout(role, len(devices)))
 
 
-def _server_devices(demand: _Demand, cluster: ClusterName) -> tuple[int, ...]:
+def _server_devices(demand: Demand, cluster: ClusterName) -> tuple[int, ...]:
     """The devices of the inference servers; empty if the only server is on the first training device. A
     server in the trainer's process can't leave the trainer's device, since it may read the trainer's
     weights."""
@@ -359,7 +256,7 @@ def _served(
     cluster: ClusterName,
 ) -> dict[str, RolePlacement]:
     """The inference servers, and the reward role's model, which is in the run's process."""
-    process = BESIDE_TRAINERS if cluster == "process" else 0
+    process = BESIDE_TRAINERS if cluster in ("process", "ray") else 0
     role = config.actor_infer
     first_device = numbers[:1]
     ranks = _replicas(server_devices, role.model_parallel_size) or (first_device,)
@@ -383,10 +280,14 @@ def _replicas(devices: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...
     return tuple(devices[start : start + size] for start in starts)
 
 
-def _unused_keys(demand: _Demand, server_devices: tuple[int, ...], machine: Machine) -> frozenset[str]:
+def _unused_keys(
+    demand: Demand,
+    server_devices: tuple[int, ...],
+    machine: Machine,
+) -> frozenset[str]:
     unused: set[str] = set()
     if not server_devices:
-        unused.add(_key("actor_infer"))
+        unused.add(mapping_key("actor_infer"))
     names_devices = any(role.device_mapping for role in demand.roles.values())
     if not names_devices and not server_devices and machine.num_launched == 1:
         unused.add("num_gpus_per_node")

@@ -20,16 +20,18 @@ class Pending(Protocol):
 
 
 class Workers(Protocol):
-    """The `size` ranks of one role, in `dp_size` data-parallel replicas. Calls don't block."""
+    """The `size` ranks of one role, in `dp_size` data-parallel replicas, each of one or several ranks. Calls
+    don't block."""
 
     size: int
     dp_size: int
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Pending:
         """Calls a method of the ranks. The route `split` cuts every positional argument, a list, into equal
-        shares for the data-parallel ranks, gives all ranks the keyword arguments, and joins the returned
-        lists in order. `broadcast` gives all ranks the same and returns rank 0's answer. `rank0` calls rank 0
-        only."""
+        shares for the replicas: the ranks of one replica get the same share. All ranks get the keyword
+        arguments. The lists of the ranks that answer for their replica are joined in order (see `Layout`).
+        `broadcast` gives all ranks the same and returns the answer of the rank that speaks for all. `rank0`
+        calls rank 0 only."""
 
     def at(self, rank: int) -> "RankCalls":
         """One rank, to be called alone. Raises WorkerError if the role has no such rank."""

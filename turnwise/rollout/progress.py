@@ -23,7 +23,7 @@ class BatchProgress:
 
     def end(self) -> None:
         """Counts the batch as complete."""
-        self.work.done = self.work.total
+        self.work.finished = self.work.total
         self.work.count = None
 
     def begin_group(self, index: int) -> None:

@@ -189,7 +189,7 @@ class RolloutScheduler:
             part = Part([self._played[index] for index in indices], is_last)
             if is_last:
                 await self._close_batch(parts)
-                self._work.finished, self._work.count = self._work.total, None
+                self._progress.end()
             on_error.pop_all()
         return part
 

@@ -1,6 +1,8 @@
 """The machine that a run is placed on, as a value: described by a test or a config, or found."""
 
 import os
+import socket
+import struct
 import sys
 from dataclasses import dataclass, replace
 
@@ -8,6 +10,9 @@ from turnwise.runtime.rank import launched
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """One of these exists if Linux has a driver for accelerators."""
+
+_SIOCGIFADDR = 0x8915
+"""Linux's request for the address of an interface (`netdevice(7)`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,10 @@ class Node:
     accelerator: str = ""
     """Torch's name for the kind of its accelerators, `cuda`; empty where a device is a slot of the CPU."""
     name: str = ""
+    address: str = ""
+    """The address by which other nodes reach it; empty for this machine alone."""
+    key: str = ""
+    """Ray's id of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,11 @@ class Machine:
     nodes: tuple[Node, ...] = (Node(),)
     num_launched: int = 1
     """Number of the launcher's processes; 1 without a launcher."""
+    ray_sign: str = ""
+    """What in this process's environment says that it belongs to a Ray; empty if nothing does."""
+    num_per_node: int | None = None
+    """With it, device d is device `d % num_per_node` of the node `d // num_per_node`, of those with devices.
+    Without it devices are numbered through the nodes."""
 
     @property
     def num_devices(self) -> int:
@@ -41,28 +55,50 @@ class Machine:
 
     @property
     def accelerator(self) -> str:
-        return self.nodes[0].accelerator
+        return next((node.accelerator for node in self.nodes if node.accelerator), "")
 
     def with_slots(self, num_per_node: int | None) -> "Machine":
-        """The machine whose nodes without accelerators have that many slots; None leaves one for each
-        core."""
-        if num_per_node is None:
+        """The machine, with that many slots on each node if it has no accelerators; None leaves one slot for
+        each core."""
+        if num_per_node is None or self.accelerator:
             return self
-        nodes: list[Node] = []
-        for node in self.nodes:
-            if not node.accelerator:
-                node = replace(node, num_devices=num_per_node)
-            nodes.append(node)
+        nodes = (replace(node, num_devices=num_per_node) for node in self.nodes)
         return replace(self, nodes=tuple(nodes))
+
+    def numbered_by_node(self, num_per_node: int | None) -> "Machine":
+        """The machine with that `num_per_node`."""
+        return replace(self, num_per_node=num_per_node)
+
+    def has(self, device: int) -> bool:
+        """Whether there is such a device."""
+        try:
+            self.locate(device)
+        except IndexError:
+            return False
+        return True
 
     def locate(self, device: int) -> tuple[int, int]:
         """`(node, number on that node)` of a device. Raises IndexError if there is no such device."""
+        if self.num_per_node is not None:
+            return self._locate_by_node(device, self.num_per_node)
         number = device
         for index, node in enumerate(self.nodes):
             if number < node.num_devices:
                 return index, number
             number -= node.num_devices
         raise IndexError(f"device {device} of {self.num_devices}")
+
+    def _locate_by_node(self, device: int, num_per_node: int) -> tuple[int, int]:
+        hosts = [index for index, node in enumerate(self.nodes) if node.num_devices]
+        position, number = divmod(device, num_per_node)
+        if position >= len(hosts) or number >= self.nodes[hosts[position]].num_devices:
+            raise IndexError(f"device {number} of node {position}")
+        return hosts[position], number
+
+    def node_of(self, device: int) -> Node:
+        """The node of a device. Raises IndexError if there is no such device."""
+        index, _ = self.locate(device)
+        return self.nodes[index]
 
     def device_name(self, device: int) -> str:
         """Torch's name for a device, in the processes of its node."""
@@ -73,13 +109,39 @@ class Machine:
         return f"{accelerator}:{number}"
 
 
+def interface_of(address: str) -> str:
+    """The name of this machine's network interface that has an IPv4 address; empty if none has, or if the
+    system doesn't tell."""
+    if sys.platform != "linux":
+        return ""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:  # the interface has no such address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
+
+
 def find_machine() -> Machine:
     """This machine, with the launcher that started this process. Imports torch only if there may be
     accelerators."""
     _, num_launched = launched()
     num_accelerators = _num_accelerators()
     node = Node(num_accelerators, "cuda") if num_accelerators else Node(_num_cores())
-    return Machine((node,), num_launched)
+    return Machine((node,), num_launched, ray_sign())
+
+
+def ray_sign() -> str:
+    """What in this process's environment says that it belongs to a Ray; empty if nothing does."""
+    if os.environ.get("RAY_ADDRESS"):
+        return "RAY_ADDRESS is set"
+    return "a job of Ray started this run" if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ""
 
 
 def _num_cores() -> int:

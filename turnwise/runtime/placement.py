@@ -8,19 +8,21 @@ from typing import Literal
 
 from turnwise.errors import counted
 from turnwise.runtime.machine import Machine
-from turnwise.runtime.rank import RankContext
+from turnwise.runtime.rank import Layout, RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 
-ClusterName = Literal["local", "process", "launched"]
+ClusterName = Literal["local", "process", "launched", "ray"]
 _HOMES: Mapping[ClusterName, str] = {
     "local": "in this process",
     "process": "a process for each",
     "launched": "the launcher's processes",
+    "ray": "an actor of Ray for each",
 }
 _TRAINING: Mapping[ClusterName, str] = {
     "local": "training in this process",
     "process": "a process for each training device",
     "launched": "training in the launcher's processes, one for each training device",
+    "ray": "an actor of Ray for each training device",
 }
 BESIDE_TRAINERS = -1
 """Stands for the run's own process where training has other processes."""
@@ -47,8 +49,8 @@ class RolePlacement:
     processes: tuple[int, ...]
     """The number of each rank's process. Processes that train come first; servers with processes of their own
     follow."""
-    layout: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
-    """Size along each axis that the devices are divided by: `dp` (copies of the model), `tp`, `pp`, …"""
+    layout: Layout = field(default_factory=Layout)
+    """How the devices divide the model and its samples."""
 
     @property
     def size(self) -> int:
@@ -63,7 +65,7 @@ class RolePlacement:
     @property
     def num_replicas(self) -> int:
         """Number of copies of the model."""
-        return self.layout["dp"]
+        return self.layout.dp
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +73,16 @@ class Placement:
     """Where each role runs. Each device has one process, which hosts the ranks of all training roles on the
     device.
 
-    >>> pair = RolePlacement(((0,), (1,)), (0, 1), {"dp": 2})
-    >>> single = RolePlacement(((1,),), (1,))
-    >>> roles = {"actor_train": pair, "critic": single}
-    >>> placement = Placement("process", Machine(), (0, 1), roles)
+    >>> pair = RolePlacement(((0,), (1,)), (0, 1), Layout(dp=2))
+    >>> critic = RolePlacement(((1,),), (1,))
+    >>> placement = Placement("process", Machine(), (0, 1), {"actor_train": pair, "critic": critic})
     >>> placement.num_processes, placement.neighbours("actor_train", 1), placement.ranks_on(0)
     (2, {'critic': 0}, {'actor_train': 0})
     """
 
     cluster: ClusterName
-    """Roles run in this process (`local`), in new ones on this machine (`process`), or in those of a launcher
-    (`launched`)."""
+    """Roles run in this process (`local`), in new ones on this machine (`process`), in those of a launcher
+    (`launched`), or in actors of Ray (`ray`)."""
     machine: Machine = field(default_factory=Machine)
     devices: tuple[int, ...] = (0,)
     """The device of each process that holds training roles."""
@@ -91,6 +92,8 @@ class Placement:
     """The roles that answer requests: `actor_infer`, whose ranks are inference servers, and `reward`."""
     unused_keys: frozenset[str] = frozenset()
     """Keys about devices that this placement doesn't follow."""
+    reason: str = ""
+    """Why the run uses Ray; empty if it doesn't."""
 
     @property
     def accelerator(self) -> str:
@@ -175,6 +178,8 @@ class Placement:
             role=role,
             rank=rank,
             world_size=placed.size,
+            layout=placed.layout,
+            node=self.machine.node_of(placed.ranks[rank][0]).name,
             device=self.device_of(role, rank),
             peers=placed.processes,
             stopwatch=stopwatch or Stopwatch(),
@@ -188,13 +193,16 @@ class Placement:
             plural = "s" if placed.size > 1 else ""
             numbers = ", ".join(map(str, placed.devices))
             texts.append(f"{name} on {noun}{plural} {numbers}")
-        return f"{'; '.join(texts)} ({_HOMES[self.cluster]})"
+        home = _HOMES[self.cluster]
+        if self.reason:
+            home = f"{home}; {self.reason}"
+        return f"{'; '.join(texts)} ({home})"
 
     def table(self) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served
         roles. The last line says which processes there are.
 
-        >>> trainer, server = RolePlacement(((0,),), (0,)), RolePlacement(((2, 3),), (0,), {"dp": 1, "tp": 2})
+        >>> trainer, server = RolePlacement(((0,),), (0,)), RolePlacement(((2, 3),), (0,), Layout(tp=2))
         >>> print(Placement("local", roles={"actor_train": trainer}, served={"actor_infer": server}).table())
         device  actor_train  actor_infer
         0       rank 0       -

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnwise.errors import ConfigError
 from turnwise.runtime.stopwatch import Stopwatch
@@ -52,6 +52,61 @@ def _number(text: str) -> int:
     return int(text)
 
 
+class Coordinates(NamedTuple):
+    """The index of a rank along each axis of a layout."""
+
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+
+
+class Layout(NamedTuple):
+    """How the devices of a role divide its model and its samples: sizes of data, tensor, pipeline and context
+    parallelism. The ranks of one replica follow each other, those of one tensor-parallel group most closely.
+
+    >>> layout = Layout(dp=2, tp=2)
+    >>> [layout.position(rank)[:2] for rank in range(layout.size)]
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    >>> [layout.answers(rank) for rank in range(layout.size)]
+    [True, False, True, False]
+    """
+
+    dp: int = 1
+    """Number of replicas: copies of the model, each of which gets a share of the samples."""
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.dp * self.replica_size
+
+    @property
+    def replica_size(self) -> int:
+        """Number of devices of one copy of the model."""
+        return self.tp * self.pp * self.cp
+
+    def position(self, rank: int) -> Coordinates:
+        """Where a rank is along each axis."""
+        remaining, tp = divmod(rank, self.tp)
+        remaining, cp = divmod(remaining, self.cp)
+        dp, pp = divmod(remaining, self.pp)
+        return Coordinates(dp, tp, pp, cp)
+
+    def answers(self, rank: int) -> bool:
+        """Whether a rank speaks for its replica: the first one of the last pipeline stage, which has the
+        results."""
+        position = self.position(rank)
+        return position.pp == self.pp - 1 and position.tp == 0 and position.cp == 0
+
+    @property
+    def speaker(self) -> int:
+        """The rank that speaks for all: the one that answers for the first replica."""
+        return next(rank for rank in range(self.size) if self.answers(rank))
+
+
 @dataclass(frozen=True, slots=True)
 class RankContext:
     """One rank of a role, in the process that hosts it. By default the only rank, on the CPU."""
@@ -60,6 +115,10 @@ class RankContext:
     rank: int = 0
     world_size: int = 1
     """Number of the role's ranks."""
+    layout: Layout = field(default_factory=Layout)
+    """How the role's devices divide its model and its samples."""
+    node: str = ""
+    """Name of the rank's node; empty for this machine."""
     device: str = "cpu"
     """The rank's device, as torch names it."""
     devices: tuple[str, ...] = ()
@@ -77,7 +136,12 @@ class RankContext:
         return self.devices or (self.device,)
 
     @property
+    def position(self) -> Coordinates:
+        """Where the rank is along each axis of the layout."""
+        return self.layout.position(self.rank)
+
+    @property
     def answers(self) -> bool:
         """Whether this rank speaks for all: it reports what is the same on every rank, and writes
         checkpoints."""
-        return self.rank == 0
+        return self.rank == self.layout.speaker

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,19 +37,31 @@ def group_of(ranks: tuple[int, ...]) -> Any:
     return _groups[ranks]
 
 
+class Meeting(NamedTuple):
+    """Where the processes of a run meet: the address and port of a store that rank 0's process keeps."""
+
+    host: str
+    port: int
+
+
+def open_store(host: str) -> dist.TCPStore:
+    """A store at a free port of this node, which other processes reach at the address `host`. It exists as
+    long as this object does."""
+    timeout = timedelta(seconds=_JOIN_S)
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+
+
 def join_processes(
-    rendezvous: str | None,
-    rank: int,
-    world_size: int,
-    device: str,
+    rendezvous: str | Meeting | None, rank: int, world_size: int, device: str, interface: str = ""
 ) -> None:
-    """Joins the default process group of the run's processes, all on this machine. They meet through the file
-    `rendezvous`, or at their launcher's address if `rendezvous` is None. NCCL connects GPUs, gloo the rest
-    (over the loopback interface, unless GLOO_SOCKET_IFNAME names another). Raises WorkerError if joining
-    fails."""
+    """Joins the default process group of the run's processes. They meet through the file `rendezvous`, at a
+    store, or at their launcher's address if `rendezvous` is None. NCCL connects GPUs, gloo the rest, over the
+    network `interface` (empty: loopback, for processes of one machine) unless GLOO_SOCKET_IFNAME names
+    another. Raises WorkerError if joining fails."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+        os.environ["GLOO_SOCKET_IFNAME"] = interface or ("lo0" if sys.platform == "darwin" else "lo")
+    if interface and not os.environ.get("NCCL_SOCKET_IFNAME"):
+        os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "gloo"
     if device.startswith("cuda"):
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
@@ -62,8 +74,9 @@ def join_processes(
         backend = "cpu:gloo,cuda:nccl"
     try:
         if rendezvous is None:
-            timeout = timedelta(seconds=_JOIN_S)
-            store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+            store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=_JOIN_S)))
+        elif isinstance(rendezvous, Meeting):
+            store = dist.TCPStore(*rendezvous, is_master=False, timeout=timedelta(seconds=_JOIN_S))
         else:
             store = dist.FileStore(rendezvous, world_size)
         _rendezvous(store, rank, world_size)

@@ -64,6 +64,7 @@ _OTHER_VALUES: dict[str, Any] = {
     "default_agent": "react_agent",
     "data.reward.name": "exact_match",
     "device_mapping": [2],
+    "cluster.address": "auto",
     "checkpoint_config.type": "elsewhere",
     "num_return_sequences": 2,
     "detach": False,

@@ -114,6 +114,7 @@ RUN = (
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
     Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),
     Live("cluster.name", "launched", "error"),
+    Live("cluster.address", "auto", "error"),
     Live("max_steps", 2, "metrics"),
     Live("max_grad_norm", 1e-6, "weights"),
     Live("deterministic", True, "table"),

@@ -12,11 +12,12 @@ from small_configs import SFT, config_of
 
 from turnwise.cli.main import main
 from turnwise.config import SFTConfig, describe, parse_config
+from turnwise.config.demand import ray_reason
 from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.inference.visible_devices import only_visible
 from turnwise.runtime.machine import Machine, Node
-from turnwise.runtime.rank import launched
+from turnwise.runtime.rank import Layout, launched
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -120,9 +121,9 @@ def test_devices_are_numbered_through_the_nodes():
         "cuda:1",
     ]
     server = placement.of("actor_infer")
-    assert (server.ranks, dict(server.layout), server.num_replicas) == (
+    assert (server.ranks, server.layout, server.num_replicas) == (
         ((2, 3), (4, 5)),
-        {"dp": 2, "tp": 2},
+        Layout(dp=2, tp=2),
         2,
     )
     assert placement.devices_of("actor_infer", 1) == ("cuda:2", "cuda:3")
@@ -317,3 +318,60 @@ def test_new_processes_see_a_replica_s_gpus_in_their_order(monkeypatch: pytest.M
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
     with only_visible(("cpu",), 2):
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == "7,6,5,4,3,2,1"
+
+
+HEAD, LARGE, SMALL = Node(0, "", "head"), Node(4, "cuda", "large"), Node(2, "cuda", "small")
+
+
+@pytest.mark.parametrize(
+    ("keys", "machine", "reason"),
+    [
+        ({}, TWO_SLOTS, ""),
+        ({"cluster.name": "ray"}, TWO_SLOTS, "cluster.name: ray"),
+        ({"cluster.address": "head:6379"}, TWO_SLOTS, "cluster.address: head:6379"),
+        ({}, replace(TWO_SLOTS, ray_sign="RAY_ADDRESS is set"), "RAY_ADDRESS is set"),
+        (PROCESS, replace(TWO_SLOTS, ray_sign="RAY_ADDRESS is set"), ""),
+        ({}, replace(TWO_SLOTS, num_launched=2, ray_sign="RAY_ADDRESS is set"), ""),
+        ({ACTOR: [0, 1], "num_gpus_per_node": 2}, TWO_SLOTS, ""),
+        ({ACTOR: [0, 2], "num_gpus_per_node": 2}, TWO_SLOTS, "device 2 is beyond the 2 devices of a node"),
+    ],
+)
+def test_a_run_uses_ray_where_something_says_so(keys, machine, reason):
+    found = ray_reason(config_of(**keys), machine)
+    assert found.startswith(reason) and bool(found) == bool(reason)
+
+
+def test_devices_of_ray_are_numbered_through_or_by_node():
+    keys = {"cluster.name": "ray", ACTOR: [0, 4]}
+    machine = Machine((HEAD, LARGE, SMALL))
+    through = place(config_of(**keys), machine)
+    assert through.cluster == "ray" and "cluster.name: ray" in through.describe()
+    nodes = [through.context("actor_train", rank).node for rank in range(2)]
+    assert nodes == ["large", "small"], "a node without accelerators has no device"
+    by_node = place(config_of(**keys, num_gpus_per_node=2), Machine((LARGE, HEAD, SMALL, LARGE)))
+    assert [by_node.machine.locate(device) for device in (0, 3, 4)] == [(0, 0), (2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({ACTOR: [0, 6]}, "device 6, and the nodes that Ray knows .*large 4, small 2"),
+        ({ACTOR: [0, 7], "num_gpus_per_node": 4}, "device 7, device 3 of node 1 .*small 2"),
+        ({ACTOR: [0, 8], "num_gpus_per_node": 4}, "device 8, device 0 of node 2 "),
+        (
+            {
+                "actor_infer.strategy_args": {"strategy_name": "vllm", "strategy_config": {"tp_size": 2}},
+                "actor_infer.device_mapping": [3, 4],
+            },
+            "replica 0 the devices 3, 4, which are on large and small",
+        ),
+    ],
+)
+def test_what_no_node_of_ray_has_is_refused_by_name(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        place(config_of(**{"cluster.name": "ray"}, **keys), Machine((HEAD, LARGE, SMALL)))
+
+
+def test_a_launcher_and_ray_exclude_each_other():
+    with pytest.raises(ConfigError, match="a launcher started this process"):
+        place(config_of(**{"cluster.name": "ray"}), launched_on(TWO_SLOTS, 2))

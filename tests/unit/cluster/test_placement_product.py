@@ -14,7 +14,8 @@ from small_configs import SFT, config_of, values_of
 
 from turnwise.assemble.prepare import lacking_devices
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
-from turnwise.config.place import contradictions, place, smallest_machine
+from turnwise.config.demand import contradictions
+from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 

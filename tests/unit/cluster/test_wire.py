@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from turnwise.cluster.messages import pack, unpack
-from turnwise.cluster.wire import Message, Wire
+from turnwise.cluster.wire import ConnectionWire, Message
 
 LARGE = 2**18  # bytes: more than a socket takes at once
 
 
 def arrived(value: Any) -> Any:
     """What another process would get."""
-    ours, theirs = map(Wire, Pipe())
+    ours, theirs = map(ConnectionWire, Pipe())
     with ThreadPoolExecutor(1) as thread:
         received = thread.submit(theirs.receive)
         ours.send(pack(value))
@@ -75,7 +75,7 @@ def test_only_large_arrays_travel_beside_the_message() -> None:
 
 
 def test_messages_of_several_threads_do_not_mix() -> None:
-    ours, theirs = map(Wire, Pipe())
+    ours, theirs = map(ConnectionWire, Pipe())
     num_messages = 20
 
     def send(number: int) -> None:
@@ -104,4 +104,4 @@ def test_an_end_in_the_middle_of_a_message_is_an_end() -> None:
     ours.send_bytes(b"buf" + (1).to_bytes(4, "little") + size + b"content")
     ours.close()
     with pytest.raises(EOFError):
-        Wire(theirs).receive()
+        ConnectionWire(theirs).receive()

@@ -184,11 +184,7 @@ def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, An
         ({"actor_train.worker_cls": "my.workers.Mine"}, "workers follow from strategy_name"),
         ({"train_env_manager.llm_proxy.proxy_type": "openai"}, "turnwise play"),
         ({"use_opd": True}, "distillation isn't part of turnwise"),
-        (
-            {"cluster.name": "ray"},
-            "cluster.name: ray isn't supported yet; use process for the devices of one machine",
-        ),
-        ({"cluster.address": "head:6379"}, "cluster.address: this version joins no cluster of Ray"),
+        ({"cluster.address": "ray://head:10001"}, "cluster.address: .*ray job submit"),
         ({"actor_infer.generating_args.num_beams": 4}, "never searched for with beams"),
         ({"custom_envs.Lake.env_manager_cls": "my.ProxyManager"}, "write an agent loop"),
         ({"pg_variant": "tis", "actor_train.pg_variant": "topr"}, "keep one of them"),

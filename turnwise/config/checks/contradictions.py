@@ -19,7 +19,7 @@ from turnwise.config.checks.rules.play import PLAY_RULES
 from turnwise.config.checks.rules.rule import Rule, refused
 from turnwise.config.checks.rules.run import RUN_RULES
 from turnwise.config.checks.rules.sft import SFT_RULES
-from turnwise.config.place import contradictions
+from turnwise.config.demand import contradictions
 from turnwise.config.problems import Path, Problem
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ModelArgs

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from turnwise.config.checks.contradictions import named_models
+from turnwise.config.demand import ray_reason
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import Role
 from turnwise.config.schema.sft import SFTConfig
@@ -21,6 +22,7 @@ from turnwise.model_files.folder import (
     has_weights,
 )
 from turnwise.model_files.hub import check_hub_name
+from turnwise.runtime.machine import Machine, ray_sign
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
 _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
@@ -45,6 +47,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
         lines += _environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags])
         lines += _checkers(config)
     lines += _trackers(config.track_with)
+    lines += _ray(config)
     return lines
 
 
@@ -108,6 +111,15 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
 def _checkers(config: AgenticConfig) -> Iterator[str]:
     if "math_verify" in config.data.checkers and not _is_installed("math_verify"):
         yield f"data.checker: math_verify needs a library that isn't installed; {install_hint('math')}."
+
+
+def _ray(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    reason = ray_reason(config, Machine(ray_sign=ray_sign()))
+    if reason and not _is_installed("ray"):
+        yield (
+            f"{reason}: so the run uses Ray, which isn't installed; {install_hint('ray')}, or set "
+            "cluster.name: process to use this machine alone."
+        )
 
 
 def _trackers(names: list[str]) -> Iterator[str]:

@@ -43,6 +43,16 @@ def _folder_name(name: str) -> str:
     return name
 
 
+def _ray_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if address == "auto" or (host and port.isdecimal() and "/" not in host):
+        return address
+    advice = "give HOST:PORT of its head (`ray start --head` prints it), or auto"
+    if address.startswith("ray://"):
+        advice = "start the run on one of its nodes, or by `ray job submit`, and give HOST:PORT or auto"
+    raise ValueError(f"{reprlib.repr(address)} isn't the address of a Ray that a run can join; {advice}")
+
+
 class CheckpointConfig(Section):
     """Where checkpoints go."""
 
@@ -79,6 +89,8 @@ class Deadlines(Section):
     loading."""
     weights_s: Seconds = 600.0
     """Deadline of one weight update of the inference servers."""
+    node_s: Seconds = 30.0
+    """Silence of a node of Ray after which the run counts it as lost, and its processes end themselves."""
 
 
 class CpuSplit(Section):
@@ -95,8 +107,16 @@ class ClusterArgs(Section):
 
     name: Literal["auto", "local", "process", "launched", "ray"] = "auto"
     """`local` = this process; `process` = a process for each device, beside this one; `launched` = the
-    processes that torchrun or accelerate started; `auto` picks one that suits the devices. `ray` is refused:
-    it isn't in this version."""
+    processes that torchrun or accelerate started; `ray` = an actor of Ray for each device, on any of its
+    nodes. `auto` picks `ray` if `address` or RAY_ADDRESS is set, if a job of Ray started the run, or if a
+    device is beyond num_gpus_per_node; else one of the others that suits the devices."""
+    address: Annotated[str, AfterValidator(_ray_address)] | None = None
+    """The Ray that the run joins: HOST:PORT of its head, or auto for the one that runs on this machine [a
+    Ray of the run's own, on this machine]."""
+    interface: Name | None = None
+    """Network interface of each node for traffic between ranks [that of the node's address in Ray]."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """What Ray prepares for the actors, passed on as it is: `env_vars`, `pip`, `working_dir`."""
 
 
 class ValidationMetric(Section):

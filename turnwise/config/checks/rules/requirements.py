@@ -1,5 +1,6 @@
 """What the keys of an `AgenticConfig` need in order to have an effect."""
 
+from turnwise.config.checks.rules.cluster import OF_CLUSTER, WITHOUT_RAY, may_use_ray
 from turnwise.config.checks.rules.rule import Requirement
 from turnwise.config.place import follows
 from turnwise.config.schema.agentic import AgenticConfig
@@ -24,6 +25,8 @@ def _has_users(config: AgenticConfig) -> bool:
 
 
 REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
+    *OF_CLUSTER,
+    Requirement(("deadlines.node_s",), needs=may_use_ray, reason=WITHOUT_RAY),
     Requirement(
         ("pg_clip_low", "pg_clip_high"),
         needs=lambda c: c.use_pg_clip_range,

@@ -1,5 +1,6 @@
 """Rules of supervised fine-tuning."""
 
+from turnwise.config.checks.rules.cluster import OF_CLUSTER
 from turnwise.config.checks.rules.play import WRITES_NO_TEXT
 from turnwise.config.checks.rules.role_requirements import TRAINED
 from turnwise.config.checks.rules.rule import Requirement, Rule
@@ -40,6 +41,7 @@ SFT_RULES: tuple[Rule[SFTConfig], ...] = (
 
 SFT_REQUIREMENTS: tuple[Requirement[SFTConfig], ...] = (
     *TRAINED,
+    *OF_CLUSTER,
     Requirement(
         ("max_tokens_per_microbatch_in_train",),
         needs=lambda c: c.use_dynamic_batching_in_train or c.val_files,

@@ -1,0 +1,94 @@
+"""Ray's cluster passes the contract of clusters, over one Ray with two nodes, which are given as values: both
+are its only raylet. That shows where things are placed, not how machines talk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import cluster_contract as contract
+import pytest
+import ray
+import torch
+
+from turnwise.cluster.ray_cluster import RayCluster, join_ray
+from turnwise.cluster.ray_settings import RaySettings
+from turnwise.errors import WorkerError
+from turnwise.protocols import Cluster
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import Machine
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+
+SETTINGS = RaySettings(start_s=600.0)
+SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    [raylet] = join_ray(SETTINGS, num_slots=SIZE).nodes
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
+    nodes = [replace(raylet, num_devices=SIZE // 2, name=name) for name in ("first", "second")]
+    with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
+        made = RayCluster(
+            runner.run,
+            runner.watchdog,
+            Stopwatch(),
+            contract.THREADS,
+            torch.set_num_threads,
+            placement=contract.placement_of("ray", SIZE, Machine(tuple(nodes))),
+            ray_settings=SETTINGS,
+        )
+        yield made
+        made.shutdown()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+def test_contract(check: Callable[[Cluster], None], cluster: Cluster) -> None:
+    check(cluster)
+
+
+class Located(contract.Worker):
+    def located(self) -> tuple[str, str]:
+        return self.context.node, self.context.device
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def end(self) -> None:
+        print("out of luck", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_knows_its_node(cluster: Cluster) -> None:
+    workers = cluster.spawn("actor_train", Located)
+    nodes = [workers.at(rank).call("located").result()[0] for rank in range(SIZE)]
+    assert nodes == ["first", "first", "second", "second"]
+
+
+def test_the_stacks_of_a_rank_that_computes_are_shown(cluster: Cluster) -> None:
+    workers: Any = cluster.spawn("actor_train", Located)
+    call = workers.at(1).call("sleep", 3.0)
+    time.sleep(1.0)
+    assert "in sleep" in workers.at(1).process.process.life.stacks()
+    call.result()
+
+
+def test_a_rank_that_dies_is_named_with_its_last_words(cluster: Cluster) -> None:
+    """The last test: the rank is gone afterwards."""
+    workers = cluster.spawn("actor_train", Located)
+    with pytest.raises(WorkerError, match=r"(?s)rank 3 on second has ended: .*out of luck"):
+        workers.at(3).call("end").result()
+
+
+if __name__ == "__main__":
+    status = pytest.main([__file__, "-q", "--noconftest", "-p", "no:cacheprovider", *sys.argv[1:]])
+    print(f"ray: the contract of clusters ended with status {status}")
+    raise SystemExit(status)

@@ -1,0 +1,93 @@
+"""Two ranks under Ray train what two forked processes train: GRPO on FrozenLake, played and from given
+episodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from turnwise.cli.main import exit_status, main as turnwise
+from turnwise.models.make import make_model
+
+CONFIG = Path(__file__).parents[2] / "examples" / "frozen_lake" / "agentic.yaml"
+TEXT = (
+    "Walk to the goal G and avoid the holes O. You are at row 0, column 1. Up Down Left Right user "
+    "assistant system"
+)
+STEPS = 4
+TIMED = ("time/", "system/", "weights/")
+"""Metrics that depend on the clock, or on the copies that were made."""
+
+
+def small(scratch: str, folder: str) -> dict[str, object]:
+    return {
+        "max_steps": STEPS,
+        "eval_steps": 0,
+        "save_steps": 0,
+        "rollout_batch_size": 32,
+        "train_env_manager.num_env_groups": 4,
+        "custom_envs.FrozenLake.max_steps": 3,
+        "actor_train.device_mapping": "[0,1]",
+        "num_gpus_per_node": 2,
+        "pretrain": folder,
+        "deadlines.start_s": 600,
+        # Random weights rarely reach the goal: what moves them is the entropy, held by the reference.
+        "entropy_loss_coef": 0.1,
+        "use_kl_loss": "true",
+        "actor_train.training_args.warmup_steps": 0,
+    }
+
+
+def trained(scratch: str, name: str, keys: dict[str, object], *options: str) -> Path:
+    """The folder of a run."""
+    texts = [f"{key}={value}" for key, value in {**keys, "output_dir": f"{scratch}/{name}"}.items()]
+    assert turnwise(["train", str(CONFIG), "--quiet", *options, *texts]) == 0
+    [folder] = Path(scratch).glob(f"{name}/*/*/")
+    return folder
+
+
+def weights(folder: Path) -> bytes:
+    [file] = folder.glob("checkpoints/*/model.safetensors")
+    return file.read_bytes()
+
+
+def measured(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(TIMED)}
+        for line in lines
+    ]
+
+
+def main() -> None:
+    os.environ["TURNWISE_KERNELS"] = "off"
+    with tempfile.TemporaryDirectory() as scratch:
+        made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
+        keys = small(scratch, str(made.folder))
+        forked = trained(scratch, "process", keys)
+        acted = trained(scratch, "ray", {**keys, "cluster.name": "ray"})
+        steps = measured(forked)
+        assert len(steps) == STEPS and all(step["actor_train/grad_norm"] > 0 for step in steps)
+        assert measured(acted) == measured(forked), differences(forked, acted)
+        assert weights(acted) == weights(forked)
+        episodes = ("--from-rollouts", str(forked / "rollouts.jsonl"))
+        forked = trained(scratch, "process_again", keys, *episodes)
+        acted = trained(scratch, "ray_again", {**keys, "cluster.name": "ray"}, *episodes)
+        assert measured(acted) == measured(forked), differences(forked, acted)
+        print(f"ray: {STEPS} steps of two ranks, played and from episodes, as in two forked processes")
+
+
+def differences(one: Path, other: Path) -> list[tuple[int, str, object, object]]:
+    found = []
+    for step, (left, right) in enumerate(zip(measured(one), measured(other), strict=True)):
+        for name in left.keys() | right.keys():
+            if left.get(name) != right.get(name):
+                found.append((step, name, left.get(name), right.get(name)))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

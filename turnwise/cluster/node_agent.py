@@ -1,0 +1,80 @@
+"""A small actor on each node of a run: it answers for the node's processes while they can't."""
+
+import os
+import platform
+import shutil
+import signal
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from turnwise import __version__
+
+_STACK_S = 5.0  # seconds to wait for the stacks of a process
+_QUIET_S = 0.3  # seconds without a further line after which stacks are complete
+_POLL_S = 0.05
+_TAIL_BYTES = 16_384
+
+
+class NodeFacts(NamedTuple):
+    """What a node is and has."""
+
+    devices: tuple[str, ...]
+    """Ids of the accelerators that Ray has assigned to the run, in the order of its devices."""
+    num_cores: int
+    shared_bytes: int
+    """Free space of /dev/shm; 0 where there is none."""
+    versions: dict[str, str]
+    """Versions that must be equal on all nodes, since functions are sent as code."""
+
+
+class NodeAgent:
+    """Answers for one node."""
+
+    def facts(self) -> NodeFacts:
+        # Ray sets this variable to the accelerators that it has assigned to an actor.
+        devices = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        shared_bytes = shutil.disk_usage("/dev/shm").free if os.path.exists("/dev/shm") else 0
+        return NodeFacts(devices, os.cpu_count() or 1, shared_bytes, versions())
+
+    def stacks(self, process_id: int, path: str) -> str:
+        """The stacks of a process of this node, which writes them into the file `path` on SIGUSR1."""
+        try:
+            start = os.path.getsize(path)
+            os.kill(process_id, signal.SIGUSR1)
+        except OSError as error:
+            return f"no stacks: {error}"
+        end = time.monotonic() + _STACK_S
+        size = start
+        changed = time.monotonic()
+        while time.monotonic() < end and (size == start or time.monotonic() < changed + _QUIET_S):
+            time.sleep(_POLL_S)
+            latest = os.path.getsize(path)
+            if latest != size:
+                size = latest
+                changed = time.monotonic()
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace") or "it doesn't say"
+
+    def tail(self, path: str, num_lines: int) -> str:
+        """The last lines of a file of this node; empty if there is no such file."""
+        if not Path(path).is_file():
+            return ""
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+
+def versions() -> dict[str, str]:
+    """Versions that must be equal in all processes of a run. turnwise needn't be installed."""
+    found = {"turnwise": __version__, "Python": platform.python_version()}
+    for name in ("torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found

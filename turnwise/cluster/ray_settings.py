@@ -1,0 +1,55 @@
+"""How a run joins Ray, and where Ray's own output goes. This module doesn't import ray."""
+
+import io
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """How a run joins Ray."""
+
+    address: str = ""
+    """`HOST:PORT`, or `auto` for the Ray that runs here; empty for a Ray of the run's own on this machine."""
+    interface: str = ""
+    """The network interface between ranks; empty for that of the address by which Ray knows a node."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    start_s: float | None = None
+    """Seconds that the start of actors may take."""
+
+
+class RayLines(io.TextIOBase):
+    """Standard output, but what threads of Ray print goes to the log."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        if not threading.current_thread().name.startswith("ray_"):
+            return int(self.stream.write(text))
+        for line in text.splitlines():
+            if line.strip():
+                logger.warning("ray: %s", line)
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+def fate_text(cause: str) -> str:
+    """Ray's text about the end of an actor, without its advice.
+
+    >>> fate_text("The actor died. Worker exit detail: it exits with code 1. Some common causes include: …")
+    'it exits with code 1.'
+    """
+    _, _, detail = cause.rpartition("Worker exit detail: ")
+    detail, _, _ = detail.partition(" Some common causes")
+    return " ".join(detail.split()) or "it isn't known how"
