@@ -26,7 +26,7 @@ def refused() -> str:
     if file := told("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         return (
             f"deepspeed_config_file {file} isn't read; give its sections as --deepspeed "
-            f"'{{zero_optimization: …}}'"
+            "'{zero_optimization: …}'"
         )
     if (clipping := told("ACCELERATE_GRADIENT_CLIPPING", "none")) not in ("none", "1.0"):
         return f"gradient_clipping is 1.0 here, and accelerate was asked for {clipping}; leave it out"

@@ -208,7 +208,7 @@ def run(mutants: Sequence[Mutant], are_green: bool = False) -> list[str]:
         code = os.waitstatus_to_exitcode(os.waitpid(plain.pid, 0)[1])
         print(
             f"{'reading' if are_green else 'running'} their tests took {time.monotonic() - started:.1f} s "
-            f"without any mutant",
+            "without any mutant",
             flush=True,
         )
         if code != PASSED:

@@ -143,7 +143,7 @@ out."""
 MODULES_WITHOUT_TWINS = {"roles.py", "rows.py", "session.py", "scheduler.py", "replay.py"}
 """Names of files that say too little to stand twice."""
 
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FRONT_DOOR_LINES = 400, 60, 200
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FRONT_DOOR_LINES = 400, 60, 220
 
 
 @cache
@@ -304,7 +304,7 @@ def test_light_modules_import_nothing_heavy():
     heavy = {"torch", "transformers", "gymnasium", "matplotlib", *HEAVY}
     code = (
         f"import sys, turnwise.spec, turnwise.protocols, turnwise.config; print(*sorted({heavy!r} & "
-        f"set(sys.modules)))"
+        "set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

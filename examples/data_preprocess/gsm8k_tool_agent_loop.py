@@ -24,10 +24,9 @@ from turnwise.runtime.replaceable import write_new_or_same
 TOOL = "calc_gsm8k_reward"
 SYSTEM = (
     "You are a math expert. You are given a question and you need to solve it step by step. Reasoning step "
-    "by step before any "
-    f"tool call. You should use the `{TOOL}` tool after step by step solving the question, before generate "
-    f"final answer at "
-    "least once and refine your answer if necessary. Put your final answer in the format of `#### <answer>`."
+    f"by step before any tool call. You should use the `{TOOL}` tool after step by step solving the "
+    "question, before generate final answer at least once and refine your answer if necessary. Put your "
+    "final answer in the format of `#### <answer>`."
 )
 
 

@@ -94,7 +94,7 @@ def main() -> None:
     rows += [("after RL, greedy", success(greedy, rl_model, options.episodes))]
     announce(
         f"success on {options.episodes} held-out tasks ({num_held_out_maps(config, options.episodes)} "
-        f"different maps)"
+        "different maps)"
     )
     print(success_table(rows))
     curve = learning_curve(

@@ -182,7 +182,7 @@ def main() -> int:
     )
     print(
         f"{time.perf_counter() - started:.0f} s, of which this process computed {time.process_time():.0f} s "
-        f"on its cores"
+        "on its cores"
     )
     return 0
 

@@ -278,8 +278,7 @@ def test_a_live_setting_shows_itself(kind: Kind, line: Live, bench: Bench) -> No
     changed = [place for place in PLACES if before[place] != after[place]]
     assert line.place in changed, (
         f"{line.key} = {line.value!r} doesn't change {PLACES[line.place]}; it changes "
-        f"{', '.join(changed) or 'nothing'}"
-        f"\nbefore: {before['error']}\nafter:  {after['error']}"
+        f"{', '.join(changed) or 'nothing'}\nbefore: {before['error']}\nafter:  {after['error']}"
     )
     assert before["error"] is None or line.place in ("error", "log")
     if line.place == "error":
@@ -325,7 +324,7 @@ def test_every_other_setting_is_answered_wherever_it_is_set(kind: Kind, leaf: Le
     for changes in COMBINATIONS[kind]:
         assert answers(kind, bench.filled(changes), leaf), (
             f"{leaf.key} is neither refused nor answered with {changes}; where it does something, the table "
-            f"needs a line"
+            "needs a line"
         )
 
 

@@ -95,7 +95,7 @@ def lacking(engine: str) -> str | None:
     if not (_folder(engine) / "complete").exists() and free_mb < needed_mb:
         return (
             f"{home} has {free_mb:.0f} MB of free space; an environment of {engine} needs {needed_mb} MB "
-            f"while it is made"
+            "while it is made"
         )
     if engine == "vllm" and platform.machine() != "x86_64":
         return f"the CPU build of vLLM that is pinned is for x86_64, and this machine is {platform.machine()}"

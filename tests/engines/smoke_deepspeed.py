@@ -51,7 +51,7 @@ def run_rank() -> None:
         if rank == 0:
             print(
                 f"deepspeed {deepspeed.__version__}, ZeRO {stage}: {difference:.1e} off the way of plain "
-                f"AdamW in one process"
+                "AdamW in one process"
             )
     deepspeed.comm.destroy_process_group()
 

@@ -95,7 +95,7 @@ def run_rank() -> None:
     if rank == 0:
         print(
             f"megatron-core {version('megatron-core')}, tensor parallel: log-probs {difference:.1e} off at "
-            f"most"
+            "most"
         )
     torch.distributed.destroy_process_group()
 

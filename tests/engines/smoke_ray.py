@@ -38,8 +38,8 @@ def main() -> None:
     difference = float((summed - whole).norm() / whole.norm())
     assert difference <= TOLERANCE, f"the actors' gradient is {difference:.2e} away from that of one process"
     print(
-        f"ray {ray.__version__}: the summed gradient of two actors is {difference:.1e} away from that of "
-        f"one process"
+        f"ray {ray.__version__}: the summed gradient of two actors is {difference:.1e} away from that of one "
+        "process"
     )
 
 

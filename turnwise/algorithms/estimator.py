@@ -38,9 +38,8 @@ class Estimator(ABC):
         if self.spec.needs_mean and self.normalizer.mean_type == "none":
             raise ConfigError(
                 f"adv_estimator {settings.adv_estimator} compares siblings with their mean, but "
-                f"reward_normalization.method "
-                f"{self.normalizer.method!r} subtracts no mean. Use method mean_std or mean, or "
-                f"adv_estimator reinforce."
+                f"reward_normalization.method {self.normalizer.method!r} subtracts no mean. Use method "
+                "mean_std or mean, or adv_estimator reinforce."
             )
         self.running = self.normalizer.running
         self.controller = kl_controller or KLController(

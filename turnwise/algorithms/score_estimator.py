@@ -104,9 +104,8 @@ class GRPOPassK(ScoreEstimator):
             candidates = np.unique(run[members])
             if len(candidates) < 2:
                 raise ConfigError(
-                    "adv_estimator grpo_passk compares the best of a group with the second best, and a "
-                    "group of 1 has none; "
-                    "set train_env_manager.group_size to at least 2"
+                    "adv_estimator grpo_passk compares the best of a group with the second best, and a group "
+                    "of 1 has none; set train_env_manager.group_size to at least 2"
                 )
             candidates = candidates[run_weights[candidates] > 0]
             if len(candidates) < 2 or std[members[0]] <= MIN_STD:

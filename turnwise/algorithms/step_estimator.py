@@ -87,9 +87,8 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
         if turn.state_key is None:
             raise EnvironmentFault(
                 "adv_estimator gigpo compares turns that were taken in the same state, and a turn has no "
-                "state_key (its "
-                f"observation begins {turn.observation[:40]!r}); the agent loop must set it, as env_agent "
-                f"does"
+                f"state_key (its observation begins {turn.observation[:40]!r}); the agent loop must set it, "
+                "as env_agent does"
             )
         keys.append((group, turn.state_key))
     return factorize(keys)

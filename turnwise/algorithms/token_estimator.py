@@ -47,8 +47,8 @@ class TokenEstimator(Estimator):
         if normalizes_scores and self.reward_placement == "turn":
             raise ConfigError(
                 f"with reward_placement turn, adv_estimator {settings.adv_estimator} works on single turn "
-                f"rewards, which can't "
-                "be normalised; use reward_normalization.method identity, or reward_placement final"
+                "rewards, which can't be normalised; use reward_normalization.method identity, or "
+                "reward_placement final"
             )
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
@@ -142,8 +142,7 @@ class ReMax(TokenEstimator):
         if settings.whiten_rewards:
             raise ConfigError(
                 "whiten_rewards moves the rewards that adv_estimator remax compares with the score of a "
-                "greedy sibling; use "
-                "whiten_advantages, or remove it"
+                "greedy sibling; use whiten_advantages, or remove it"
             )
 
     def estimate(
@@ -160,9 +159,8 @@ class ReMax(TokenEstimator):
     def _baseline(self, group: Group) -> float:
         if group.greedy is None:
             raise ValueError(
-                f"adv_estimator remax subtracts the score of a greedy sibling, and group {group.index} "
-                f"(task {group.task.id}) "
-                "has none in `greedy`: the rollout must add one"
+                f"adv_estimator remax subtracts the score of a greedy sibling, and group {group.index} (task "
+                f"{group.task.id}) has none in `greedy`: the rollout must add one"
             )
         bound = self.settings.reward_clip or np.inf
         rewards = rewards_by_turn(group.greedy)

@@ -113,7 +113,7 @@ def check_row_flags(columns: Mapping[str, Any]) -> None:
         if isinstance(value, list):
             raise DataError(
                 f"the row has a list as its `{key}`; write `{key}`: 0 into each message that isn't to be "
-                f"trained"
+                "trained"
             )
         if isinstance(value, int | float) and value == 0:
             raise DataError(f"the row has `{key}` {value!r}, so nothing of it is to be trained: drop it")
@@ -161,7 +161,7 @@ def _exchanges(messages: Messages) -> list[tuple[list[Message], Message, bool]]:
     if prompt:
         raise DataError(
             f"{len(prompt)} message(s) come after the last assistant message, where nothing is learnt from "
-            f"them: drop them"
+            "them: drop them"
         )
     if not any(is_trained for _, _, is_trained in exchanges):
         flags = ", ".join(TRAINING_FLAGS)

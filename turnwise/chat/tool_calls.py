@@ -58,7 +58,7 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
     if not isinstance(parser, ToolCallParser):
         raise ConfigError(
             f"agent.tool_parser: {name} has no method `parse`; see ToolCallParser in "
-            f"turnwise/protocols/tools.py"
+            "turnwise/protocols/tools.py"
         )
     if isinstance(parser, MarkedCallParser):
         parser.opens_thinking = template.opens_thinking

@@ -110,7 +110,7 @@ def _columns(metrics: Sequence[str], runs: Sequence[Run]) -> list[MetricColumn]:
             recorded = {metric for run in runs for row in run.rows for metric in row} - {"step"}
             raise DataError(
                 f"--metric {name}: no run has it in metrics.jsonl.{nearest(name, sorted(recorded))} "
-                f"docs/metrics.md has all"
+                "docs/metrics.md has all"
             )
     return columns
 

@@ -40,8 +40,8 @@ def make(options: argparse.Namespace) -> int:
     corpus = chain(environment_text(), file_text(options.text))
     made = make_model(options.size, out, corpus, seed=options.seed, overrides=overrides)
     print(
-        f"{made.folder}: {made.size}, {made.num_parameters:,} random parameters, {made.num_tokens} tokens "
-        f"in the tokenizer"
+        f"{made.folder}: {made.size}, {made.num_parameters:,} random parameters, {made.num_tokens} tokens in "
+        "the tokenizer"
     )
     return 0
 

@@ -79,8 +79,8 @@ class ForkServer:
         except (OSError, EOFError):
             raise WorkerError(
                 f"the process that starts others has ended with exit code {self._process.wait()} (-9 if "
-                f"memory ran out); "
-                "there may be a message above; async_generation_ratio: 0 on one device needs no such process"
+                "memory ran out); there may be a message above; async_generation_ratio: 0 on one device "
+                "needs no such process"
             ) from None
 
     def remove_at_end(self, folder: str) -> None:

@@ -32,8 +32,7 @@ def greetings(server: socket, key: bytes, count: int, timeout_s: float) -> list[
         if time.monotonic() > deadline:
             raise WorkerError(
                 f"{len(taken)} of {count} launched processes have connected to rank 0 within {timeout_s:g} "
-                f"s; what the others "
-                "wrote above says why they didn't"
+                "s; what the others wrote above says why they didn't"
             )
         with suppress(TimeoutError):
             connection = Connection(server.accept()[0].detach())

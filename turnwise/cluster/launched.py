@@ -160,7 +160,7 @@ def _checked(
         if versions.get(name) != ours:
             raise WorkerError(
                 f"rank {rank} has {name} {versions.get(name)}, and rank 0 {ours}; start all processes with "
-                f"the same Python"
+                "the same Python"
             )
     return rank, (connection, process_id)
 

@@ -37,8 +37,7 @@ class WorkerProcess:
         except Exception as error:  # boundary: a user's object defines how it is pickled
             raise WorkerError(
                 f"{call}: its arguments can't be sent to {self.name}: {error}; leave out what can't be "
-                f"pickled "
-                "(locks, open files, connections)"
+                "pickled (locks, open files, connections)"
             ) from error
         try:
             self.channel.send(message)

@@ -113,8 +113,7 @@ class _MathVerify:
         if f"{self.num_too_long}".strip("0") == "1":  # the 1st, 10th, 100th, …
             logger.warning(
                 "checker math_verify: %d answers so far took more than %g s, or their group more than %g s, "
-                "and count as "
-                "wrong; the last one is %.80r",
+                "and count as wrong; the last one is %.80r",
                 *(self.num_too_long, _ANSWER_S, _GROUP_S, pair[0]),
             )
 
@@ -145,8 +144,7 @@ class _MathVerify:
         self._end()
         raise NotAvailableError(
             "checker math_verify: the package math-verify can't be imported; the message above says why. "
-            "Install it with "
-            f"{install_hint('math')}"
+            f"Install it with {install_hint('math')}"
         )
 
     def _end(self) -> None:

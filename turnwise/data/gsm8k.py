@@ -55,7 +55,7 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     else:
         raise DataError(
             f"{place} has the columns {', '.join(row)}; sft needs question and answer, prompt and "
-            f"completion, or messages"
+            "completion, or messages"
         )
     messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
     answer = {"role": "assistant", "content": completion}
@@ -76,7 +76,7 @@ def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     if "prompt" not in row:
         raise DataError(
             f"{place} has the columns {', '.join(row)}; rl needs question and answer, or prompt and "
-            f"ground_truth"
+            "ground_truth"
         )
     return dict(row)
 

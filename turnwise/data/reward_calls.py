@@ -24,9 +24,8 @@ _OF_SIGNALS = (signal.__file__, signal_watch.__file__)
 """Files whose lines say nothing about where a reward goes wrong."""
 _NO_SIGNALS = (
     "it runs in a thread, where Python allows no signal handlers (SIGALRM): make it `async def`, or switch "
-    "its own time limit "
-    "off (math_verify: parsing_timeout=None, timeout_seconds=None), since data.reward_timeout_s bounds each "
-    "call"
+    "its own time limit off (math_verify: parsing_timeout=None, timeout_seconds=None), since "
+    "data.reward_timeout_s bounds each call"
 )
 
 
@@ -43,8 +42,7 @@ def parameters_of(function: Callable[..., Any], name: str) -> Mapping[str, inspe
     except (ValueError, TypeError) as fault:
         raise ConfigError(
             f"data.reward {name}: Python doesn't know the parameters of this {type(function).__name__} "
-            f"({fault}); give a "
-            "function (completions, **columns) instead"
+            f"({fault}); give a function (completions, **columns) instead"
         ) from fault
 
 

@@ -31,8 +31,7 @@ _ONE_TEXT = "solution_str"
 """The parameter by which verl's functions are known: they are called once per completion."""
 _FORMS = (
     "a reward is called as (completions, **columns), or as verl's functions, (data_source, solution_str, "
-    "ground_truth, "
-    "extra_info)"
+    "ground_truth, extra_info)"
 )
 _FOREIGN_NAMES = {
     "queries": "OpenRLHF's `queries` are prompt and response in one text: use `prompts` and `completions`",
@@ -46,8 +45,7 @@ _FOREIGN_NAMES = {
 _FOR_WRAPPERS = {
     "got an unexpected keyword argument": (
         "a function with **kwargs gets prompts, completion_ids and all columns; a decorator with "
-        "functools.wraps shows the "
-        "parameters of the function that it decorates, which then gets no others"
+        "functools.wraps shows the parameters of the function that it decorates, which then gets no others"
     )
 }
 _FOR_TEXTS = _FOR_WRAPPERS | {
@@ -273,7 +271,7 @@ def _read_one(value: Any, name: str) -> tuple[Any, dict[str, float]]:
     if "score" not in value:
         raise RewardFault(
             f"data.reward {name} returned a dict with {', '.join(map(str, value)) or 'nothing'}; it needs "
-            f"`score`"
+            "`score`"
         )
     metrics: dict[str, float] = {}
     for key, number in value.items():
@@ -284,7 +282,7 @@ def _read_one(value: Any, name: str) -> tuple[Any, dict[str, float]]:
         elif number is not None:
             warn_once(
                 f"data.reward {name} returns `{key}`, a {type(number).__name__}, which is left out: only "
-                f"numbers are metrics"
+                "numbers are metrics"
             )
     return value["score"], metrics
 
@@ -311,5 +309,5 @@ class Collected:
                 kind = type(value).__name__
                 warn_once(
                     f"data.reward {self._name}: log_extra got a {kind} for {column!r}, which is left out; "
-                    f"numbers are kept"
+                    "numbers are kept"
                 )

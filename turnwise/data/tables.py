@@ -126,8 +126,8 @@ def _rows(name: str, key: str, shown: str) -> Iterator[Row]:
     reason = "has another form" if path.exists() else "there is no such file"
     raise DataError(
         f"{key} {name}: {reason}; rows are read from .jsonl, .json, .csv and .parquet files (text also as "
-        f".gz), folders of the "
-        "datasets library, names of the hub (owner/name) and Python objects (module:name)"
+        ".gz), folders of the datasets library, names of the hub (owner/name) and Python objects "
+        "(module:name)"
     )
 
 
@@ -149,8 +149,7 @@ def listed(rows: Any) -> Any:
         keys = ", ".join(map(str, rows)) or "nothing"
         raise DataError(
             f"rows are one list or Dataset, and got a {type(rows).__name__} with {keys}; give one of its "
-            f"data sets, or "
-            "the row in a list, [row]"
+            "data sets, or the row in a list, [row]"
         )
     arrow = sys.modules.get("pyarrow")  # whoever has a table has imported it
     if arrow is not None and isinstance(rows, arrow.Table):
@@ -192,9 +191,8 @@ def _saved_dataset(path: Path, key: str) -> Any:
         rows = datasets.load_from_disk(str(path))
     except (FileNotFoundError, ValueError, OSError) as fault:
         raise DataError(
-            f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the "
-            f"datasets library can't "
-            f"load this folder ({fault})"
+            f"{key} {path} is a folder; name a JSONL file in it, or another of its files, since the datasets "
+            f"library can't load this folder ({fault})"
         ) from fault
     if isinstance(rows, datasets.DatasetDict) and len(rows) == 1:
         (rows,) = rows.values()
@@ -212,8 +210,7 @@ def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
         line = next(iter(str(fault).strip().splitlines()), type(fault).__name__)
         raise DataError(
             f"{key} {name}: the hub doesn't give its split {split} ({line}); without network, download it "
-            f"where there is one, "
-            f"`hf download --repo-type dataset {name}`, and name its files"
+            f"where there is one, `hf download --repo-type dataset {name}`, and name its files"
         ) from fault
 
 
@@ -253,8 +250,7 @@ def plain_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
         except (TypeError, ValueError, RecursionError) as fault:
             raise DataError(
                 f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold ({fault}); "
-                f"make it a string or "
-                "number, or remove the column"
+                "make it a string or number, or remove the column"
             ) from fault
     return dict(columns)
 

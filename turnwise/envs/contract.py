@@ -79,7 +79,7 @@ def read_step(
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentFault(
             f"{label}: got {_shape(result)}; step returns the tuple (observation, reward, terminated, "
-            f"truncated, info)"
+            "truncated, info)"
         )
     observation, reward, terminated, truncated, info = result
     for name, value in (("terminated", terminated), ("truncated", truncated)):

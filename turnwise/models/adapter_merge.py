@@ -72,17 +72,15 @@ def _check_tensors(folder: Path, config: Any, report: Any, added: Collection[str
     if report.unexpected_keys:
         raise ModelError(
             f"{folder}: {NOT_MERGED}: it holds {len(report.unexpected_keys)} tensors that have no place "
-            f"there "
-            f"({listed(sorted(report.unexpected_keys))}); {_INCOMPLETE}, or name the base model that it was "
-            f"trained on"
+            f"there ({listed(sorted(report.unexpected_keys))}); {_INCOMPLETE}, or name the base model that "
+            "it was trained on"
         )
     biases = {"none": (), "all": (".bias",), "lora_only": (".base_layer.bias",)}[config.bias]
     trained = [name for name in report.missing_keys if name in added or name.endswith(biases)]
     if trained:
         raise ModelError(
             f"{folder}: {NOT_MERGED}: its weights lack {len(trained)} tensors that {ADAPTER_CONFIG} says "
-            f"were trained "
-            f"({listed(sorted(trained))}); {_INCOMPLETE}"
+            f"were trained ({listed(sorted(trained))}); {_INCOMPLETE}"
         )
 
 
@@ -102,11 +100,9 @@ def _check_vocabulary(model: PreTrainedModel, folder: Path, shapes: dict[str, tu
         if module in names and shape[0] != rows:
             raise ModelError(
                 f"{folder}: {NOT_MERGED}: {module} has {shape[0]:,} rows in the adapter and {rows:,} in the "
-                f"base model: the "
-                "vocabulary was changed before the adapter was trained. Do the same to the base model "
-                f"(resize_token_embeddings({shape[0]})), save it with the adapter's tokenizer, and write "
-                f"its folder into "
-                f"base_model_name_or_path of {folder / ADAPTER_CONFIG}"
+                "base model: the vocabulary was changed before the adapter was trained. Do the same to the "
+                f"base model (resize_token_embeddings({shape[0]})), save it with the adapter's tokenizer, "
+                f"and write its folder into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
             )
 
 

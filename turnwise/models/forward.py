@@ -66,9 +66,8 @@ class PackedForward(ABC):
         if unknown:
             raise NotAvailableError(
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no "
-                f"{' or '.join(sorted(unknown))}: "
-                "a policy has a language-model head (model_type: causal_lm), a critic a value head "
-                "(token_classification)"
+                f"{' or '.join(sorted(unknown))}: a policy has a language-model head (model_type: "
+                "causal_lm), a critic a value head (token_classification)"
             )
         trained = batch.response_mask.nonzero().squeeze(-1)
         return self.of_trained(batch, trained, outputs)

@@ -82,7 +82,7 @@ def load_model(
         if is_value_adapter(folder):
             raise ModelError(
                 f"{path} is the adapter of a critic, which has a value head and writes no text; name a "
-                f"policy's"
+                "policy's"
             )
         check_adapter(folder)
         model = load_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
@@ -142,8 +142,8 @@ def load_pretrained(
             "for one label, which is what a critic and a reward model have" if is_head else "by config.json"
         )
         raise ModelError(
-            f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} {reason}; they "
-            f"don't fit"
+            f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} {reason}; they don't "
+            "fit"
         )
     check_tensor_types(path, Path(path), model)
     unexpected = unexpected_tensors(model, report["unexpected_keys"])
@@ -354,9 +354,8 @@ def load_model_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedCon
         if quantization and not AutoHfQuantizer.supports_quant_method(quantization):
             raise ModelError(
                 f"{folder / 'config.json'}: quantization_config names the method "
-                f"{quantization.get('quant_method')!r}, which "
-                "transformers doesn't know: the weights would be read as if they were plain; use a model "
-                "that isn't quantised"
+                f"{quantization.get('quant_method')!r}, which transformers doesn't know: the weights would "
+                "be read as if they were plain; use a model that isn't quantised"
             )
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
 

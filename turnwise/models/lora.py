@@ -217,19 +217,19 @@ class Adapters:
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise ModelError(
                 f"{folder} holds all parameters of a model and no adapters; continue with it without "
-                f"lora_rank"
+                "lora_rank"
             )
         if not may_be_base(folder, self._base_fingerprint):
             raise ModelError(
                 f"{folder}: its adapters were trained on another base model; set pretrain to the one that "
-                f"the run began with"
+                "the run began with"
             )
         saved = load_file(folder / ADAPTER_WEIGHTS)
         live = self._tensors()
         if _shapes(saved) != _shapes(live):
             raise ModelError(
-                f"{folder} holds adapters of another rank or of other modules; set lora_rank and "
-                f"lora_target so"
+                f"{folder} holds adapters of another rank or of other modules; set lora_rank and lora_target "
+                "so"
             )
         with torch.no_grad():
             for name, tensor in live.items():
@@ -300,7 +300,7 @@ def _adapted_modules(
     if not adapted_names:
         raise ConfigError(
             f"freeze_module_prefix: {', '.join(settings.frozen)} leave no module of lora_target to get "
-            f"adapters"
+            "adapters"
         )
     frozen_modules = [name for name in targeted if name not in adapted_names]
     return targets, adapted_names, frozen_modules

@@ -107,8 +107,8 @@ def _config(
     for name in overrides:
         if name in _MADE_HERE:
             raise ModelError(
-                f"--set {name} would have no effect: the size, the weights, the tokenizer or the use "
-                f"decides it"
+                f"--set {name} would have no effect: the size, the weights, the tokenizer or the use decides "
+                "it"
             )
         if name not in allowed:
             raise ModelError(

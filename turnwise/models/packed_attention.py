@@ -117,7 +117,7 @@ def packed_attention(
     if softcap is not None or s_aux is not None or position_bias is not None:
         raise ModelError(
             f"{type(module).__name__} needs soft-capped logits, sinks or a position bias; set "
-            f"attn_implementation: eager"
+            "attn_implementation: eager"
         )
     if sequences is None:
         return sdpa_attention_forward(

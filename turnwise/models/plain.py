@@ -33,7 +33,7 @@ def plain_model(
             if name not in parameters or parameters[name].shape != tensor.shape:
                 raise ModelError(
                     f"the trainer's tensor {name} {tuple(tensor.shape)} doesn't fit a plain model of its "
-                    f"config"
+                    "config"
                 )
             parameters[name].copy_(tensor)
             device = tensor.device

@@ -60,8 +60,7 @@ def load_value_model(
     if trusted_already(config).remote_code:
         raise ModelError(
             f"{path} is a model of its own Python code (trust_remote_code), which gets no value head here; "
-            f"name another one "
-            "as reward_pretrain"
+            "name another one as reward_pretrain"
         )
     config.num_labels = 1
     model, missing, unexpected = load_pretrained(
@@ -124,7 +123,7 @@ def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     if type(config) not in decoders:
         raise ModelError(
             f"a {config.model_type} model isn't a decoder: its values would depend on later tokens; use a "
-            f"causal model"
+            "causal model"
         )
     if type(config) in classifiers:
         return classifiers[type(config)]

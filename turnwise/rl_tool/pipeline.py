@@ -44,7 +44,7 @@ class AgenticRLPipeline:
         if Path(sft.output_dir).resolve() == Path(grpo.output_dir).resolve():
             raise ConfigError(
                 f"sft.output_dir and grpo.output_dir are both {sft.output_dir}; give each stage its own "
-                f"folder"
+                "folder"
             )
         self.results = _recorded(self.output_dir / RESULTS)
 

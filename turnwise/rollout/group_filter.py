@@ -39,8 +39,8 @@ class GroupFilter:
         # keeps every group.
         if not isinstance(is_kept, bool | np.bool_):
             raise RolloutError(
-                f"group_filter {self.name} returned {is_kept!r} on {group.task.id}; a filter returns True "
-                f"to keep the group, else False"
+                f"group_filter {self.name} returned {is_kept!r} on {group.task.id}; a filter returns True to "
+                "keep the group, else False"
             )
         return bool(is_kept)
 

@@ -113,7 +113,7 @@ def read_groups(path: Path, temperature: float | None = None) -> Recording:
         reason = "; ".join(lost) or "it is empty"
         raise DataError(
             f"{path} holds no complete group of trajectories: {reason}; `turnwise rollout CONFIG` writes "
-            f"such files"
+            "such files"
         )
     for trajectory in chain.from_iterable(map(played_of, groups)):
         try:

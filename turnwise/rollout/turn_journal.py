@@ -165,7 +165,7 @@ def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
     if reading.cut:
         lost.append(
             f"turns of {counted(len(reading.cut), 'episode')} are left out, since earlier ones of them are "
-            f"gone"
+            "gone"
         )
     return [episode for episode in reading.episodes if episode.turns], lost
 

@@ -72,8 +72,8 @@ def _load(
         _, _, module_of_object = module_name.partition(".")
         raise error(
             f"{label} stands for {module_of_object}:{name}, a Python object that was passed to a Trainer; "
-            f"continue there, with the object and Trainer(…, resume_from_checkpoint=True), or put it into a "
-            f"module and name it as module:name"
+            "continue there, with the object and Trainer(…, resume_from_checkpoint=True), or put it into a "
+            "module and name it as module:name"
         )
     line = CALLS.begin(f"importing {module_name}")
     try:

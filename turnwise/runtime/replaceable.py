@@ -41,7 +41,7 @@ def require_replaceable(folder: Path, option: str, needed: Iterable[str | Path] 
     if reason:
         raise ConfigError(
             f"{option}: {folder} already exists and isn't replaced, as {reason}; name another folder, or "
-            f"remove it first"
+            "remove it first"
         )
 
 
@@ -98,7 +98,7 @@ def require_new_or_same(file: Path, text: str | bytes, option: str) -> None:
     if not file.is_file() or file.read_bytes() != _bytes_of(text):
         raise ConfigError(
             f"{file} already exists with other contents, and isn't replaced; name another {option}, or "
-            f"remove it first"
+            "remove it first"
         )
 
 

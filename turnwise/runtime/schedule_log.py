@@ -141,7 +141,7 @@ class ScheduleLog:
     def _end(self) -> DataError:
         return DataError(
             f"{self._recorded} ends after {len(self._batches)} batches, where its run ended; there is no "
-            f"more to repeat"
+            "more to repeat"
         )
 
     # What has happened
@@ -244,7 +244,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     except DataError as fault:
         raise DataError(
             f"{path} holds no schedule to replay ({fault}); asynchronous runs (async_generation_ratio > 0) "
-            f"write one"
+            "write one"
         ) from fault
     if any("resumed" in event for event in events):
         raise DataError(

@@ -75,8 +75,8 @@ class Wait:
 
     def __str__(self) -> str:
         return (
-            f"{self.waiter} waited {self.timeout_s:g} s for {self.awaited}; raise {self.setting} if that "
-            f"may take longer"
+            f"{self.waiter} waited {self.timeout_s:g} s for {self.awaited}; raise {self.setting} if that may "
+            "take longer"
         )
 
     def __enter__(self) -> Self:

@@ -54,7 +54,7 @@ def _check(
             if difference:
                 raise EnvironmentFault(
                     f"{env.name}: seed {seed} gave another episode {occasion}, {difference[1]}; reset must "
-                    f"draw everything from its seed"
+                    "draw everything from its seed"
                 )
         play([env], seeds[0], [UNPARSED])
         env.close()

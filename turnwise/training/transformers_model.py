@@ -51,7 +51,7 @@ class TransformersModel:
         if self.module.dtype != torch.float32:
             raise ConfigError(
                 f"weights are {self.module.dtype}, but small updates vanish outside fp32; load them in "
-                f"float32"
+                "float32"
             )
         if settings.is_gradient_checkpointing:
             self._checkpointed = _checkpoint_layers(self.module)

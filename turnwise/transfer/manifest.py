@@ -55,8 +55,7 @@ class WeightManifest:
         if missing:
             raise ModelError(
                 f"the trainer gave no values for {counted(len(missing), 'tensor')} of the model that "
-                f"{server} "
-                f"samples from, such as {missing[0]}; {_ADVICE}"
+                f"{server} samples from, such as {missing[0]}; {_ADVICE}"
             )
 
     def check_same(self, name: str, spec: TensorSpec) -> None:

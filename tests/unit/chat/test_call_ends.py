@@ -122,7 +122,7 @@ def test_calls_that_end_with_another_token_than_answers(ends):
     assert taught(template, messages, [LOOK]) == [f"{call}<|eom_id|>", "A wall.<|eot_id|>"]
     assert shown(template, messages, [LOOK]).endswith(
         f"{call}<|eom_id|><|header|>tool<|/header|>a wall<|eot_id|><|header|>assistant<|/header|>A "
-        f"wall.<|eot_id|>"
+        "wall.<|eot_id|>"
     )
     assert template.tokenizer.convert_tokens_to_ids("<|eom_id|>") in template.stop_token_ids
 

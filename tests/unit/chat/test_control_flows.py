@@ -31,8 +31,7 @@ _TOOLS = "{% if tools %}{{ '<tools>' + (tools | tojson) + '</tools>' }}{% endif 
 def _thinking(block: str, header: str) -> str:
     """A ChatML template that treats answers by `block`, and opens them with `header`."""
     return (
-        "{% for m in messages %}{% if m.role == "
-        "'assistant' %}" + _THINKING + "{{ '<|im_start|>assistant\n' }}" + block
+        "{% for m in messages %}{% if m.role == 'assistant' %}" + _THINKING + "{{ '<|im_start|>assistant\n' }}" + block
         + "{{ said + '<|im_end|>\n' }}{% else %}" + _TURN + "{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n" + header + "' }}{% endif %}"
     )  # fmt: skip
@@ -54,25 +53,22 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         IM,
     ),
     "selects parts (llava_next)": (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' }}"
-        "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p['text'] }}{% endfor %}{{ ' "
-        "[/INST]' }}"
-        "{% elif m.role == 'assistant' %}{{ ' ' + m.content[0]['text'] + '</s> ' }}"
-        "{% else %}{{ raise_exception('only users and assistants') }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' }}{% for p in m.content | "
+        "selectattr('type', 'equalto', 'text') %}{{ p['text'] }}{% endfor %}{{ ' [/INST]' }}{% elif m.role "
+        "== 'assistant' %}{{ ' ' + m.content[0]['text'] + '</s> ' }}{% else %}{{ raise_exception('only users "
+        "and assistants') }}{% endif %}{% endfor %}",
         ("<s>", "</s>"),
     ),
     "channels (gpt-oss)": (
-        "{{ '<|start|>system<|message|>You answer.<|end|>' }}{% if messages[0].role == 'system' %}"
-        "{{ '<|start|>developer<|message|>' + messages[0].content + '<|end|>' }}"
-        "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}"
-        "{% if m.role == 'assistant' %}{% if loop.last and not add_generation_prompt %}{% if m.thinking %}"
-        "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}"
-        "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|return|>' }}{% else %}"
-        "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}{% endif %}{% elif "
-        "m.role == 'tool' %}"
-        "{{ raise_exception('no call before this result') }}{% elif m.role == 'user' %}"
-        "{{ '<|start|>user<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
+        "{{ '<|start|>system<|message|>You answer.<|end|>' }}{% if messages[0].role == 'system' %}{{ "
+        "'<|start|>developer<|message|>' + messages[0].content + '<|end|>' }}{% set messages = messages[1:] "
+        "%}{% endif %}{% for m in messages %}{% if m.role == 'assistant' %}{% if loop.last and not "
+        "add_generation_prompt %}{% if m.thinking %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + "
+        "m.thinking + '<|end|>' }}{% endif %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content "
+        "+ '<|return|>' }}{% else %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + "
+        "'<|end|>' }}{% endif %}{% elif m.role == 'tool' %}{{ raise_exception('no call before this result') "
+        "}}{% elif m.role == 'user' %}{{ '<|start|>user<|message|>' + m.content + '<|end|>' }}{% endif %}{% "
+        "endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
         ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
     ),
     "one end for thoughts and answers (Solar)": (
@@ -85,8 +81,7 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "wrapped answers (Command R7B)": (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<T><A><R>' + m.content + '</R></T>' }}{% "
-        "else %}"
-        "{{ '<T><U>' + m.content + '</T>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
+        "else %}{{ '<T><U>' + m.content + '</T>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
         "'<T><A>' }}{% endif %}",
         ("<T>", "<A>", "<U>", "<R>", "</R>", "</T>"),
     ),
@@ -104,8 +99,7 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         IM,
     ),
     "drops tool results (Phi-3)": (
-        "{% for m in messages %}{% if m.role in ('system', 'user', "
-        "'assistant') %}" + _TURN + "{% endif %}{% endfor %}" + _ASK,
+        "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}" + _TURN + "{% endif %}{% endfor %}" + _ASK,
         IM,
     ),
     "only the first system message (DeepSeek)": (

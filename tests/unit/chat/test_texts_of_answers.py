@@ -60,9 +60,8 @@ def test_a_header_s_thinking_tag_is_no_token_of_a_turn():
 
 def test_marks_around_answers_are_tokens_of_turns():
     source = (
-        "{% for m in messages %}{{ '<T><U>' + m.content + '</T>' if m.role != 'assistant' else '<T><A><R>' "
-        "+ m.content + "
-        "'</R></T>' }}{% endfor %}{% if add_generation_prompt %}<T><A>{% endif %}"
+        "{% for m in messages %}{{ '<T><U>' + m.content + '</T>' if m.role != 'assistant' else '<T><A><R>' + "
+        "m.content + '</R></T>' }}{% endfor %}{% if add_generation_prompt %}<T><A>{% endif %}"
     )
     tokenizer = byte_tokenizer(
         ("<s>", "<T>", "<U>", "<A>", "<R>", "</R>", "<S>", "</T>"), source, bos_token="<s>"

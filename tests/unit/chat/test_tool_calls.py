@@ -129,8 +129,7 @@ READABLE = [
     (
         GptOssParser,
         "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary "
-        "to=functions.weather "
-        f"<|constrain|>json<|message|>{TO_PARIS}<|call|>",
+        f"to=functions.weather <|constrain|>json<|message|>{TO_PARIS}<|call|>",
         [PARIS],
         "",
     ),

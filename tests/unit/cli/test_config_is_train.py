@@ -206,8 +206,7 @@ LACKING = [
         "pretrain=org/none-such": "pretrain: org/none-such isn't on this machine, and HF_HUB_OFFLINE is set",
         "output_dir=taken": "output_dir: taken/own can't be written (",
         "checkpoint_config.output_dir=taken/x": "checkpoint_config.output_dir: taken/x can't be written (",
-        "actor_infer.strategy_args={strategy_name: vllm, strategy_config: "
-        "{url: u}}": "vllm needs a library that isn't",
+        "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}": "vllm needs a library that isn't",
     },
     {
         "pretrain=untold": "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model "
@@ -463,9 +462,8 @@ SEES_TRUTH = "{rubric: short, base_url: 'http://localhost:1/v1', model: m, shows
             "{interaction_config_path: users.yaml}",
             "exact_match",
             {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "6"}},
-            "the columns extra_info.interaction_kwargs don't fit the interaction 'gsm8k' "
-            "(start_interaction: missing a "
-            "required argument: 'ground_truth')",
+            "the columns extra_info.interaction_kwargs don't fit the interaction 'gsm8k' (start_interaction: "
+            "missing a required argument: 'ground_truth')",
         ),
         (
             "{}",

@@ -447,8 +447,7 @@ def test_a_key_without_effect_is_said_and_refused_when_strict(keys: dict[str, An
 
 LONG = (
     "actor_train.training_args.warmup_steps: 9 is more than the 8 optimiser steps of the run, so the "
-    "learning rate ends at "
-    "0.0009 and never reaches 0.001."
+    "learning rate ends at 0.0009 and never reaches 0.001."
 )
 
 

@@ -305,8 +305,7 @@ def test_an_episode_of_a_row_may_sample_as_many_responses_as_its_agent_takes(key
         (
             {"actor_train.training_args.per_device_train_batch_size": 64},
             "up to 1 batch ahead; at new weights responses are finished; groups are trained on as they end; "
-            "stale tokens are "
-            "trained on as they are",
+            "stale tokens are trained on as they are",
         ),
         (
             {"async_generation_ratio": 2, "stream_training": False},

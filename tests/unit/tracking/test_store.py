@@ -106,8 +106,7 @@ def test_one_that_cannot_start_is_refused_with_the_arguments_that_need_no_login(
         StoreTracker("wandb", start)
     assert str(refused.value) == (
         "track_with wandb can't start: RuntimeError: no API key; tracker_kwargs {wandb: {mode: offline}} "
-        "needs neither network "
-        "nor login, and without wandb in track_with the run keeps metrics.jsonl"
+        "needs neither network nor login, and without wandb in track_with the run keeps metrics.jsonl"
     )
     monkeypatch.setattr(store, "START_S", 0.01)
     never = threading.Event()

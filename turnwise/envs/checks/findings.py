@@ -176,7 +176,7 @@ def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Che
             result += f"; {name} pays better than {worse:.0%} of {rivals}, which get {_range(rival_rewards)}"
             advice = (
                 f"give it less than {min(rival_rewards):.3g}, such as by a format_penalty: training would "
-                f"learn to say nothing"
+                "learn to say nothing"
             )
             return judged("no action", result, advice)
     return judged("no action", result)
@@ -224,8 +224,8 @@ def observations(
             return judged("observations", result, advice)
     elif budget and max(lengths) > CHARACTERS_PER_TOKEN * budget:
         advice = (
-            f"it hardly fits into a context of {budget} tokens: shorten it, or count them with "
-            f"--tokenizer DIR"
+            f"it hardly fits into a context of {budget} tokens: shorten it, or count them with --tokenizer "
+            "DIR"
         )
         return judged("observations", result, advice)
     num_empty = sum(not view.text.strip() and not view.images for view in _views(episodes))
@@ -267,8 +267,8 @@ def player(
     num_successes = sum(episode.is_success(reductions) for episode in episodes)
     score = fmean(episode.score for episode in episodes)
     result = (
-        f"success {num_successes / num_episodes:.2f} ({num_successes} of {num_episodes}), score "
-        f"{score:.3g} on average"
+        f"success {num_successes / num_episodes:.2f} ({num_successes} of {num_episodes}), score {score:.3g} "
+        "on average"
     )
     is_weak = beaten is not None and not num_successes
     if beaten:
@@ -327,8 +327,8 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
         )
     else:
         advice = (
-            f"it mostly computes: make it quicker, or set max_env_num_per_worker: {num_cores} if it "
-            f"releases Python's lock"
+            f"it mostly computes: make it quicker, or set max_env_num_per_worker: {num_cores} if it releases "
+            "Python's lock"
         )
     return judged("step time", f"{result}: blocking", advice)
 

@@ -84,9 +84,8 @@ def random_map(
         if in_split(map_hash(rows), split) and shortest_path(rows) is not None:
             return tuple(rows)
     raise EnvironmentFault(
-        f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or "
-        "for a tiny or hole-free lake, which has too few maps to split, set split: null or map_rows in "
-        "env_config"
+        f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or for "
+        "a tiny or hole-free lake, which has too few maps to split, set split: null or map_rows in env_config"
     )
 
 

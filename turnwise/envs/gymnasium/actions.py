@@ -44,7 +44,7 @@ def action_words(
             actions += f": {', '.join(usual_words)}"
         raise EnvironmentFault(
             f"action_names {list(names)!r}: gymnasium's {env_id} has {len(numbers)} actions, {actions}; give "
-            f"a word for each in their order, or {{number: word}} for some"
+            "a word for each in their order, or {number: word} for some"
         )
     words = {number: word.strip() for number, word in words.items()}
     distinct = {word.lower() for word in words.values()} - {""}
@@ -69,8 +69,7 @@ def _number_of(env_id: str, name: str, by_name: Mapping[str, int]) -> int:
     if word not in by_name:
         raise EnvironmentFault(
             f"action_names: {name!r} isn't an action of gymnasium's {env_id}; its actions are "
-            f"{', '.join(by_name)}; "
-            f"rename one with {{number: word}}.{nearest(word, by_name)}"
+            f"{', '.join(by_name)}; rename one with {{number: word}}.{nearest(word, by_name)}"
         )
     return by_name[word]
 

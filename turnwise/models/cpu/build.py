@@ -132,8 +132,7 @@ def cache_folder() -> Path | None:
     if foreign:
         logger.warning(
             "Kernels are compiled again at each start: others can write to %s, above their cache %s. chmod "
-            "go-w it, or set "
-            "XDG_CACHE_HOME to a folder that is yours alone.",
+            "go-w it, or set XDG_CACHE_HOME to a folder that is yours alone.",
             foreign[-1],
             folder,
         )
