@@ -63,14 +63,12 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
             else:
                 why = (
                     f"that can't import it ({type(error).__name__}). Make its modules importable in every "
-                    f"process"
+                    "process"
                 )
             raise ConfigError(
                 f"adv_estimator {config.adv_estimator}: its loss (pg_variant {config.pg_variant}) can't be "
-                f"sent to the "
-                f"trainer's process, which an asynchronous run and several devices need: {why}, or train in "
-                f"this process "
-                f"(async_generation_ratio: 0, one device). ({error})"
+                f"sent to the trainer's process, which an asynchronous run and several devices need: {why}, "
+                f"or train in this process (async_generation_ratio: 0, one device). ({error})"
             ) from error
 
 
@@ -125,8 +123,8 @@ def _obstacles_to_repeat(config: AgenticConfig, placement: Placement, is_asynchr
         )
     if placement.num_servers > 1:
         yield (
-            f"its {placement.num_servers} inference replicas sampled in their own processes, which follow "
-            f"no schedule"
+            f"its {placement.num_servers} inference replicas sampled in their own processes, which follow no "
+            "schedule"
         )
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler != "embedded":

@@ -265,7 +265,7 @@ def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
     if not tags:
         raise ConfigError(
             f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows "
-            f"there"
+            "there"
         )
     return SamplingParams(
         max_new_tokens=max(config.max_new_tokens(split, tag) for tag in tags),

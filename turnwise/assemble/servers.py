@@ -41,14 +41,13 @@ def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
         )
         raise NotAvailableError(
             f"on_weight_update is keep, and the server ({server.engine}) can't {lacks}; take finish or "
-            f"abort_continue"
+            "abort_continue"
         )
     if server.sampling_mask or not config.sampling("train").keeps_ids:
         return
     what = (
         f"the server ({server.engine}) doesn't say which tokens top_k, top_p and min_p left, so the trainer "
-        f"can't compare its "
-        "log-probs with the sampler's"
+        "can't compare its log-probs with the sampler's"
     )
     advice = "use strategy_name embedded or hf, or sample with top_k 0, top_p 1, min_p 0"
     if config.needs_kept_ids:

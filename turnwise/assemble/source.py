@@ -71,14 +71,13 @@ def build_offline_rollouts(
         raise DataError(
             f"{path} has {summary}, and a batch of rollout_batch_size {config.rollout_batch_size} has "
             f"{config.rollout_batch_size // offline.group_size}; play more with `turnwise rollout`, or lower "
-            f"rollout_batch_size"
+            "rollout_batch_size"
         )
     if "values" in needs and config.critic_warmup >= num_batches:
         raise DataError(
             f"{path} has {num_batches} batches, and the first critic_warmup {config.critic_warmup} steps "
-            f"train the "
-            "critic alone: the actor would never be trained; play more with `turnwise rollout`, or lower "
-            "critic_warmup"
+            "train the critic alone: the actor would never be trained; play more with `turnwise rollout`, or "
+            "lower critic_warmup"
         )
     _log_contents(config, path, groups, summary)
     if num_batches < config.max_steps:
@@ -137,13 +136,13 @@ def _problems(
         if group.task.split != "train":
             yield (
                 f"{group.task.id} is a task of validation, which training must not see; play with --split "
-                f"train"
+                "train"
             )
         if group.task.row is None and group.task.tag not in config.custom_envs:
             known = ", ".join(config.custom_envs) or "none"
             yield (
                 f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; "
-                f"add it there"
+                "add it there"
             )
         weights: dict[int, float] = {}
         for trajectory in group.trajectories:
@@ -152,36 +151,32 @@ def _problems(
             if weight > 1 + _ROUNDING:
                 yield (
                     f"sibling {sibling} of {group.task.id} is there more than once: its lines weigh "
-                    f"{weight:g} together, and "
-                    "those of one episode must weigh 1; remove the duplicates, or play again with `turnwise "
-                    "rollout`"
+                    f"{weight:g} together, and those of one episode must weigh 1; remove the duplicates, or "
+                    "play again with `turnwise rollout`"
                 )
         size = len({trajectory.sibling for trajectory in group.trajectories})
         if size != group_size:
             yield (
                 f"its groups have {size} siblings ({group.task.id}), and train_env_manager.group_size is "
-                f"{group_size}; set "
-                f"train_env_manager.group_size={size}"
+                f"{group_size}; set train_env_manager.group_size={size}"
             )
         if group.greedy is None and "greedy_sibling" in needs:
             yield (
                 f"{group.task.id} has no greedy sibling, which adv_estimator {config.adv_estimator} needs; "
-                f"play with this "
-                "config: `turnwise rollout`"
+                "play with this config: `turnwise rollout`"
             )
     longest = max((s.num_tokens for t in trajectories for s in t.samples), default=0)
     if longest > config.sequence_length:
         yield (
-            f"its longest context has {longest} tokens, more than sequence_length "
-            f"{config.sequence_length}; raise that"
+            f"its longest context has {longest} tokens, more than sequence_length {config.sequence_length}; "
+            "raise that"
         )
     if config.needs_kept_ids and any(
         s.num_trained and s.kept_ids is None for t in trajectories for s in t.samples
     ):
         yield (
             "it doesn't say which tokens each one was drawn from, which train_infer_correction and "
-            "use_rollout_log_probs need "
-            "under top_k; play again with `turnwise rollout`, or leave them out"
+            "use_rollout_log_probs need under top_k; play again with `turnwise rollout`, or leave them out"
         )
     yield from _foreign_tokens(trajectories, policy)
 

@@ -45,8 +45,8 @@ class BestValue:
             if self.step < 0 and not self.num_since:
                 raise ConfigError(
                     f"metric {self.metric!r} of save_best or early_stopping isn't measured by this run's "
-                    f"validations, which "
-                    f"measure {', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"
+                    "validations, which measure "
+                    f"{', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"
                 )
             return False
         value, before = measured[self.metric], self.value

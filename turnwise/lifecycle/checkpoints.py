@@ -51,8 +51,7 @@ class Fingerprint:
         if state["sha256"] != self._value:
             raise CheckpointError(
                 "the rows of train_files have changed since the checkpoint was saved, so its position is "
-                "meaningless; "
-                "restore them, or start a new run from the weights with pretrain"
+                "meaningless; restore them, or start a new run from the weights with pretrain"
             )
 
 
@@ -251,11 +250,9 @@ class Checkpoints:
             last = f"the last good one is {self.newest}" if self.newest else "none has been saved before"
             place = next(place for place in (self.path, *self.path.parents) if place.is_dir())
             raise CheckpointError(
-                f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 1e6:,.1f} MB are "
-                f"free there now; "
-                f"{last}. Free some space, or point checkpoint_config.output_dir elsewhere or lower "
-                f"max_ckpt_to_keep, then "
-                "continue with resume_from_checkpoint=true"
+                f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 1e6:,.1f} MB are free "
+                f"there now; {last}. Free some space, or point checkpoint_config.output_dir elsewhere or "
+                "lower max_ckpt_to_keep, then continue with resume_from_checkpoint=true"
             ) from fault
 
     def restore(self, folder: Path) -> None:
@@ -268,15 +265,13 @@ class Checkpoints:
         if missing:
             raise CheckpointError(
                 f"{folder} holds no {' and no '.join(missing)}, which this config needs: it was saved with "
-                f"another config. "
-                "Set adv_estimator and its related settings as they were, or start a new run from the "
-                "weights with pretrain"
+                "another config. Set adv_estimator and its related settings as they were, or start a new run "
+                "from the weights with pretrain"
             )
         if state["step"] > self.num_steps:
             raise CheckpointError(
                 f"{folder} has {state['step']} steps done, and this run has only {self.num_steps}: raise "
-                f"max_steps, or start a "
-                "new run"
+                "max_steps, or start a new run"
             )
         _require_same_tokenizer(folder, contents.tokenizer)
         contents.model.workers.call("load", folder).result()
@@ -386,6 +381,5 @@ def _require_same_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") 
     if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
         raise CheckpointError(
             f"{folder} was trained with another tokenizer or chat template than that of "
-            f"{tokenizer.name_or_path}; "
-            "set pretrain to the model that the run began with"
+            f"{tokenizer.name_or_path}; set pretrain to the model that the run began with"
         )

@@ -75,8 +75,7 @@ def find_resume_point(config: Config) -> ResumePoint | None:
     if not found:
         raise CheckpointError(
             f"resume_from_checkpoint {asked}: there is no checkpoint; give a folder checkpoint-N, a run's "
-            f"folder, "
-            "or true for the newest of this experiment"
+            "folder, or true for the newest of this experiment"
         )
     newest, faults = _newest_whole(found)
     return ResumePoint(newest, _run_of(config, newest), faults)
@@ -98,7 +97,7 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
         is_expected = config.resume_from_checkpoint is not False
         notes = [
             f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts from the "
-            f"beginning"
+            "beginning"
         ]
         return _new_folder(config), notes if is_expected else []
     notes = [*point.faults, _describe_changes(config, point)]

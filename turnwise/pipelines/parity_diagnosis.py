@@ -107,10 +107,8 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
     return "\n".join(
         [
             f"sampler and trainer differ by {mean:.2g} nats per token in the mean, {differences.max():.2g} "
-            f"at most, "
-            f"over {len(differences)} tokens of policy version {evidence.version}; "
-            f"parity_max_logprob_diff is "
-            f"{evidence.max_diff:g}.",
+            f"at most, over {len(differences)} tokens of policy version {evidence.version}; "
+            f"parity_max_logprob_diff is {evidence.max_diff:g}.",
             _verdict(proven),
             "Mean difference that would be left if the cause were",
             *tried,

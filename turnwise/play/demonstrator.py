@@ -93,9 +93,8 @@ def _of_rows(
 ) -> Iterator[Episode]:
     if not demonstrator.policy.startswith(OPENAI):
         raise ConfigError(
-            f"--policy {demonstrator.policy} chooses actions of an environment, and this config plays "
-            f"rows of "
-            f"data.{split}_files; name a model that answers them, {OPENAI}URL"
+            f"--policy {demonstrator.policy} chooses actions of an environment, and this config plays rows "
+            f"of data.{split}_files; name a model that answers them, {OPENAI}URL"
         )
     config = examined.config
     converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)

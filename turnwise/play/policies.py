@@ -61,7 +61,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
         if text is None:
             raise ConfigError(
                 f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; play it "
-                f"yourself"
+                "yourself"
             )
         return text
 
@@ -84,7 +84,7 @@ def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
     if not isinstance(env, HasExpert):
         raise ConfigError(
             f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another "
-            f"--policy"
+            "--policy"
         )
     return ExpertPlayer(env, actions)
 

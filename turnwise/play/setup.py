@@ -127,8 +127,7 @@ def set_up(examined: Examined, tag: str, choices: Choices) -> EpisodeSetup:
     if of_player and tag == ROWS_TAG and choices.policy != "human":
         raise ConfigError(
             f"--policy {choices.policy} chooses actions of an environment, and this config plays rows of "
-            f"data.train_files; "
-            "play them yourself (human), or name a model or openai:URL"
+            "data.train_files; play them yourself (human), or name a model or openai:URL"
         )
     task = Task(
         id=f"{choices.split}/{tag}/seed-{choices.seed}", tag=tag, split=choices.split, seed=choices.seed
@@ -235,7 +234,7 @@ def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolic
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
             f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the "
-            f"hub (ORG/NAME)"
+            "hub (ORG/NAME)"
         )
     config = examined.config
     require(unavailable_to_play(config, choices.split))

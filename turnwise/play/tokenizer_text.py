@@ -52,7 +52,7 @@ def file_text(paths: list[str]) -> Iterator[str]:
         if not path.is_file():
             raise DataError(
                 f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; --text takes text files for "
-                f"the tokenizer"
+                "the tokenizer"
             )
         try:
             yield from path.read_text(encoding="utf-8").splitlines()
