@@ -24,7 +24,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.errors import NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.lifecycle.checkpoints import all_checkpoints
+from turnwise.lifecycle.checkpoint_files import all_checkpoints
 from turnwise.models.forward import make_forward
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.testing.fakes import ScriptedServer
