@@ -28,17 +28,22 @@ class EpisodeResult(NamedTuple):
         episodes: dict[int, list[Trajectory]] = {}
         for trajectory in group.trajectories:
             episodes.setdefault(trajectory.sibling, []).append(trajectory)
-        return [
-            cls(
-                is_success=parts[0].metrics.get("success", float(parts[0].score > 0)) > 0.5,
-                score=parts[0].score,
-                num_turns=sum(len(part.turns) for part in parts),
-                num_tokens=sum(len(turn.response_ids) for part in parts for turn in part.turns),
-                is_truncated=any(part.status == "truncated" for part in parts),
+        results = []
+        for parts in episodes.values():
+            statuses = {part.status for part in parts}
+            if "failed" in statuses:
+                continue
+            first = parts[0]
+            turns = [turn for part in parts for turn in part.turns]
+            result = cls(
+                is_success=first.metrics.get("success", float(first.score > 0)) > 0.5,
+                score=first.score,
+                num_turns=len(turns),
+                num_tokens=sum(len(turn.response_ids) for turn in turns),
+                is_truncated="truncated" in statuses,
             )
-            for parts in episodes.values()
-            if all(part.status != "failed" for part in parts)
-        ]
+            results.append(result)
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +167,11 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
     """Mean pass@k of the tasks with at least k samples, for each of the `_sample_sizes`."""
-    return {
-        k: _mean(pass_at_k(n, c, k) for n, c in zip(trials, successes, strict=True) if n >= k)
-        for k in _sample_sizes(trials)
-    }
+    pass_at: dict[int, float] = {}
+    for k in _sample_sizes(trials):
+        tasks = zip(trials, successes, strict=True)
+        pass_at[k] = _mean(pass_at_k(n, c, k) for n, c in tasks if n >= k)
+    return pass_at
 
 
 def _sample_sizes(trials: Sequence[int]) -> list[int]:
@@ -194,9 +200,13 @@ def score_table(rows: Sequence[tuple[str, Score]]) -> str:
 
 
 def _table(
-    title: str, rows: Sequence[tuple[str, Score]], ks: Sequence[int], has_lengths: bool = False
+    title: str,
+    rows: Sequence[tuple[str, Score]],
+    ks: Sequence[int],
+    has_lengths: bool = False,
 ) -> str:
-    width = max(len(title), *(len(name) for name, _ in rows))
+    names = [name for name, _ in rows]
+    width = max(len(title), *map(len, names))
     header = f"{title:<{width}}  success  95% interval    episodes"
     for k in ks:
         header += f"  {f'pass@{k}':>7}"

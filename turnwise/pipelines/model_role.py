@@ -116,7 +116,14 @@ class ModelRole:
     def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
         """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics
         carry `name`."""
-        return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
+        return ModelRole(
+            name,
+            self.workers,
+            plan,
+            self.stopwatch,
+            is_base=True,
+            owner=self.owner,
+        )
 
     def call_full_model(self, method: str, *args: Any) -> Pending:
         """Calls a method that needs the whole model on the first rank. The other ranks take part if they hold
@@ -173,15 +180,19 @@ class ModelRole:
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
         chunks = [[samples[i] for i in indices] for epoch in plan for indices in epoch]
         if len(chunks) > 1:
-            num_batches = sum(len(self._cut(chunk, self.plan.max_tokens_train)) for chunk in chunks)
-            self.stopwatch.work = Work("micro-batches", num_batches)
+            cuts = [self._cut(chunk, self.plan.max_tokens_train) for chunk in chunks]
+            self.stopwatch.work = Work("micro-batches", sum(map(len, cuts)))
         for number, chunk in enumerate(chunks):
             position = self.plan.position(step, number, len(samples))
             metrics += self.optimizer_step(chunk, loss, position, derive_seed(seed, number))
         return metrics
 
     def optimizer_step(
-        self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0
+        self,
+        samples: Sequence[Sample],
+        loss: Loss,
+        position: float,
+        seed: int = 0,
     ) -> list[Metric]:
         """Makes one optimiser step on all of the samples, or none if the loss counts none of their tokens.
         `position` in the schedule sets the learning rate; `seed` seeds the loss's random draws. Returns
@@ -206,7 +217,12 @@ class ModelRole:
         batches = [pack(part, divisors) for part in _parts(samples, cuts)]
         with self._computing("train", len(batches)) as batch_metrics:
             results: list[Metric] = self.workers.call(
-                "train_step", batches, route="split", loss=loss, position=position, part=part
+                "train_step",
+                batches,
+                route="split",
+                loss=loss,
+                position=position,
+                part=part,
             ).result()
         self.num_updates += part.divisor is not None
         return [*results, *batch_metrics]
@@ -225,7 +241,8 @@ class ModelRole:
         for name, array in annotations._asdict().items():
             if array is None:
                 continue
-            for of_sample, part in zip(fields, unpack(array, step_batch.lengths), strict=True):
+            parts = unpack(array, step_batch.lengths)
+            for of_sample, part in zip(fields, parts, strict=True):
                 of_sample[name] = part
         annotated = [replace(sample, **of_sample) for sample, of_sample in zip(samples, fields, strict=True)]
         return annotated, metrics
@@ -265,8 +282,9 @@ class ModelRole:
         by_sample: list[dict[Output, FloatArray]] = [{} for _ in samples]
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
+                of_samples = unpack(arrays[name], batch.lengths)
                 # A micro-batch without samples holds one blank sample.
-                for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=bool(cut)):
+                for index, array in zip(cut, of_samples, strict=bool(cut)):
                     by_sample[index][name] = array
         return by_sample, metrics
 

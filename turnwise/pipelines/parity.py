@@ -105,8 +105,9 @@ async def first_prompts(
         def open_conversation(*args: Any, listener: _Listener = listener, **kwargs: Any) -> _Listener:
             return listener
 
+        task = _task(tag, derive_seed(seed, "parity", tag))
         try:
-            await agent.run(_task(tag, derive_seed(seed, "parity", tag)), 0, open_conversation, sampling)
+            await agent.run(task, 0, open_conversation, sampling)
         except (ConfigError, DeadlineError):
             raise
         except (
@@ -119,12 +120,18 @@ async def first_prompts(
 
 
 def _sample(turns: Sequence[Turn]) -> Sample:
-    [sample] = build_samples(Trajectory(_task("", seed=0), sibling=0, turns=list(turns)))
+    trajectory = Trajectory(_task("", seed=0), sibling=0, turns=list(turns))
+    [sample] = build_samples(trajectory)
     return sample
 
 
 def _task(tag: str, seed: int) -> Task:
-    return Task(id=f"parity/{tag}", tag=tag, split="train", seed=seed)
+    return Task(
+        id=f"parity/{tag}",
+        tag=tag,
+        split="train",
+        seed=seed,
+    )
 
 
 TOKENS_PER_TURN = 4
@@ -176,7 +183,8 @@ class ParityGate:
         new, continued = self.run_async(self._play(version))
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
         measured = self._differences(new)
-        for played, differences in ((new, measured), (continued, self._differences(continued))):
+        of_continued = self._differences(continued)
+        for played, differences in ((new, measured), (continued, of_continued)):
             # Negated, so that NaN fails.
             if not differences.mean() <= self.max_diff:
                 raise ParityError(diagnose(self._evidence(version, played, new), self.suspects))

@@ -108,8 +108,8 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
             proven.append((distance, fault))
     return "\n".join(
         [
-            f"sampler and trainer differ by {mean:.2g} nats per token in the mean, {differences.max():.2g} at "
-            f"most, over {len(differences)} tokens of policy version {evidence.version}; "
+            f"sampler and trainer differ by {mean:.2g} nats per token in the mean, {differences.max():.2g} "
+            f"at most, over {len(differences)} tokens of policy version {evidence.version}; "
             f"parity_max_logprob_diff is {evidence.max_diff:g}.",
             _verdict(proven),
             "Mean difference that would be left if the cause were",
@@ -230,7 +230,12 @@ def _distance(samples: Sequence[Sample], score: ScoreSamples) -> float:
     return float(logprob_differences(samples, score(samples)).mean())
 
 
-def _plain_distance(suspects: Suspects, samples: Sequence[Sample], temperature: float, dtype: str) -> float:
+def _plain_distance(
+    suspects: Suspects,
+    samples: Sequence[Sample],
+    temperature: float,
+    dtype: str,
+) -> float:
     """`_distance` to transformers' own forward pass with the trainer's weights."""
     return _distance(samples, partial(suspects.score_plainly, temperature=temperature, dtype=dtype))
 

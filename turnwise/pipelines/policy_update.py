@@ -24,7 +24,13 @@ class PolicyUpdate:
     next part. Before pipeline step `plan.first_step` (for the actor, the end of the critic's warm-up) nothing
     is trained."""
 
-    def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
+    def __init__(
+        self,
+        role: ModelRole,
+        loss: Loss,
+        step: int,
+        is_streamed: bool,
+    ) -> None:
         self.role = role
         self.loss = loss
         self.step = step

@@ -78,7 +78,9 @@ def scripted(make_player: MakePlayer, action_pattern: str | None) -> Converse:
             messages: Sequence[Message], sampling: SamplingParams, tools: Tools
         ) -> TextAnswer | None:
             action = player.act()
-            return None if action is None else TextAnswer(_answer(action, action_pattern), "stop")
+            if action is None:
+                return None
+            return TextAnswer(_answer(action, action_pattern), "stop")
 
         return lambda sampling, tools: TextConversation(complete, sampling)
 
@@ -120,8 +122,9 @@ def played_by(
     if more): a run per episode would cost a short one a fifth of its time. If an episode fails, yields the
     batches before it, then raises its error."""
     remaining = iter(tasks)
-    waiting: list[Task] = []
-    while waiting := waiting + list(islice(remaining, max(_NUM_AHEAD, num_at_once) - len(waiting))):
+    num_ahead = max(_NUM_AHEAD, num_at_once)
+    waiting = list(islice(remaining, num_ahead))
+    while waiting:
         played: list[Episode] = []
         try:
             runner.run(_play_some(play_one, waiting, num_at_once, played))
@@ -129,14 +132,16 @@ def played_by(
             yield from played
             raise
         yield from played
+        waiting += islice(remaining, num_ahead - len(waiting))
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
     """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed.
     Raises ConfigError if `path` is there already and holds anything else."""
-    lines = [
-        json.dumps({"messages": list(messages)}, ensure_ascii=False) + "\n" for messages in demonstrations
-    ]
+    lines = []
+    for messages in demonstrations:
+        record = json.dumps({"messages": list(messages)}, ensure_ascii=False)
+        lines.append(record + "\n")
     write_new_or_same(path, "".join(lines), "--out")
     return len(lines)
 
@@ -156,8 +161,9 @@ async def _play_some(
     `played`."""
     end = time.monotonic() + 0.1
     while waiting and time.monotonic() < end:
-        some, waiting[:num_at_once] = waiting[:num_at_once], []
-        played += await _gathered(map(play_one, some))
+        batch = waiting[:num_at_once]
+        del waiting[:num_at_once]
+        played += await _gathered(map(play_one, batch))
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
@@ -172,13 +178,18 @@ async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
     return [episode for episode in played if isinstance(episode, Episode)]
 
 
-async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, task: Task) -> Episode:
+async def _episode(
+    make_env: MakeEnv,
+    settings: EnvAgentSettings,
+    converse: Converse,
+    task: Task,
+) -> Episode:
     with settings.calls.limit(settings.tag, "the environment's constructor"):
         env = make_env(task)
     contexts = OpenedContexts(converse(env, task))
     sampling = SamplingParams(max_new_tokens=settings.max_tokens_per_step)
     [trajectory] = await EnvAgent(lambda _: env, settings).run(task, 0, contexts, sampling)
-    return Episode(contexts.said, outcome_of(trajectory))
+    return Episode(contexts.conversations, outcome_of(trajectory))
 
 
 class OpenedContexts:
@@ -191,10 +202,11 @@ class OpenedContexts:
 
     def __call__(self, sampling: SamplingParams, tools: Tools = (), **_: Any) -> TextConversation:
         self.tools = tools
-        self._opened.append(self._open(sampling, tools))
-        return self._opened[-1]
+        conversation = self._open(sampling, tools)
+        self._opened.append(conversation)
+        return conversation
 
     @property
-    def said(self) -> list[list[Message]]:
+    def conversations(self) -> list[list[Message]]:
         """The messages of each conversation that has a response."""
         return [conversation.messages for conversation in self._opened if conversation.messages]
