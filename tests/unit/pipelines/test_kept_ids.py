@@ -210,7 +210,7 @@ def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(
         ),
         (
             {"weight_versions": False},
-            "can't say which weights sampled which token; take finish or abort_continue",
+            "can't say which weights sampled which token; use finish or abort_continue",
         ),
     ],
 )
