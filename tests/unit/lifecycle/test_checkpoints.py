@@ -158,7 +158,10 @@ def other_tokenizer():
     ("changes", "said"),
     [
         ({"num_steps": 3}, "5 steps done, and this run has only 3"),
-        ({"subfolders": {"critic": Worker()}, "parts": {"running": Number(1)}}, "holds no critic and no running"),
+        (
+            {"subfolders": {"critic": Worker()}, "parts": {"running": Number(1)}},
+            "holds no critic and no running",
+        ),
         ({"tokenizer": other_tokenizer()}, "another tokenizer or chat template"),
     ],
     ids=["steps", "parts", "tokenizer"],
