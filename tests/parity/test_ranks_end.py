@@ -17,7 +17,7 @@ import forked
 import pytest
 from small_runs import LAUNCHER, small_yaml, training
 
-from turnwise.lifecycle.checkpoints import all_checkpoints, verify
+from turnwise.lifecycle.checkpoint_files import all_checkpoints, verify
 
 TIMEOUT_S = 240
 Runs = list[Any]

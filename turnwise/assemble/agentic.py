@@ -26,6 +26,7 @@ from turnwise.assemble.source import build_source, num_planned_steps
 from turnwise.assemble.strategies import batch_plan, reference_strategy, trained_strategy
 from turnwise.assemble.tasks import build_tasks
 from turnwise.assemble.weights import build_senders, build_transfer
+from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.examine.algorithm import make_algorithm
 from turnwise.examine.examined import Examined
@@ -39,6 +40,7 @@ from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Algorithm, Cluster, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
+from turnwise.rollout.tasks import TaskSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.placement import Placement
 from turnwise.runtime.stopwatch import Stopwatch
@@ -71,21 +73,20 @@ def build_agentic(
     kl_ctrl = KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = make_algorithm(config, kl_ctrl)
     is_asynchronous = config.plays_ahead and rollouts is None
-    stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
+    stopwatch = Stopwatch()
+    if is_profiled:
+        stopwatch = Timeline(folder.timeline)
     schedule_log = build_schedule_log(config, placement, folder, is_asynchronous, repeated_run)
     prepare_run(placement)
-    turn_journal = None
-    if config.turn_journal_mb and rollouts is None:
-        turn_journal = TurnJournal(folder.turns, config.turn_journal_mb * 1_000_000)
-        folder.log.callback(turn_journal.close)
     policy = open_rollout_context(
-        examined, stopwatch=stopwatch, schedule_log=schedule_log, turn_journal=turn_journal
+        examined,
+        stopwatch=stopwatch,
+        schedule_log=schedule_log,
+        turn_journal=None if rollouts else _turn_journal(config, folder),
     )
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        tasks = build_tasks(examined, "train", policy.template) if rollouts is None else None
-        if num_steps := num_planned_steps(config, tasks):
-            config.fill(max_steps=num_steps)
+        tasks = None if rollouts else _tasks(examined, policy.template)
         cluster = build_cluster(config, placement, policy.event_loop)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
@@ -109,23 +110,49 @@ def build_agentic(
     return pipeline
 
 
+def _tasks(examined: Examined, template: ChatTemplate) -> TaskSource:
+    """The training tasks. If they end, `max_steps` becomes the number of steps until then."""
+    tasks = build_tasks(examined, "train", template)
+    num_steps = num_planned_steps(examined.config, tasks)
+    if num_steps:
+        examined.config.fill(max_steps=num_steps)
+    return tasks
+
+
+def _turn_journal(config: AgenticConfig, folder: RunFolder) -> TurnJournal | None:
+    """The journal of the run's turns, which ends with its log; None if `turn_journal_mb` is 0."""
+    if not config.turn_journal_mb:
+        return None
+    turn_journal = TurnJournal(folder.turns, config.turn_journal_mb * 1_000_000)
+    folder.log.callback(turn_journal.close)
+    return turn_journal
+
+
 def _roles(
     config: AgenticConfig, folder: RunFolder, policy: RolloutContext, cluster: Cluster, algorithm: Algorithm
 ) -> dict[str, ModelRole]:
-    is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
-    old_log_probs: OldLogProbs = "always" if is_needed else config.old_log_probs
+    old_log_probs: OldLogProbs = config.old_log_probs
+    if old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs:
+        old_log_probs = "always"
     stopwatch = policy.event_loop.stopwatch
     roles: dict[str, ModelRole] = {}
-    for name in ("actor_train", *(["critic"] if "values" in algorithm.needs else ())):
+    trained_roles = ["actor_train"]
+    if "values" in algorithm.needs:
+        trained_roles.append("critic")
+    for name in trained_roles:
         num_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
-        trained = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
-        workers, plan = cluster.spawn(name, trained), batch_plan(config, name)
-        shards = config.roles[name].strategy_args.is_sharded
+        strategy = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
         roles[name] = ModelRole(
-            name, workers, plan, stopwatch, old_log_probs=old_log_probs, is_sharded=shards
+            name,
+            cluster.spawn(name, strategy),
+            batch_plan(config, name),
+            stopwatch,
+            old_log_probs=old_log_probs,
+            is_sharded=config.roles[name].strategy_args.is_sharded,
         )
     if "ref_logprobs" in algorithm.needs:
-        name, plan = "reference", batch_plan(config, "reference")
+        name = "reference"
+        plan = batch_plan(config, name)
         if config.is_reference_in_policy:
             roles[name] = roles["actor_train"].without_adapter(name, plan)
         else:
@@ -148,15 +175,15 @@ def _assemble(
     freeing: FreeForTransfer,
 ) -> AgenticPipeline:
     config = examined.config
-    actor_train, critic = roles["actor_train"], roles.get("critic")
+    actor_train = roles["actor_train"]
+    critic = roles.get("critic")
     senders = build_senders(cluster, actor_train, policy.servers)
-    pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
-    parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
-    parts["by_validation"] = by_validation
-    if algorithm.running is not None:
-        parts["running"] = algorithm.running
-    num_bytes = sum(info_of(role).saved_bytes for role in (actor_train, critic) if role)
-    contents = Contents(actor_train, policy.tokenizer, {"critic": critic} if critic else {}, parts, num_bytes)
+    pictures = build_pictures(config, folder.path.name)
+    val_scheduler = None
+    if config.uses_validation:
+        val_scheduler = build_scheduler(examined, policy, "val", pictures=pictures)
+    by_validation = ByValidation(config, folder.best)
+    contents = _contents(actor_train, critic, policy, algorithm, kl_ctrl, source, by_validation)
     return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
@@ -164,9 +191,7 @@ def _assemble(
         reference=roles.get("reference"),
         critic=critic,
         train_rollout_scheduler=source,
-        val_rollout_scheduler=build_scheduler(examined, policy, "val", pictures=pictures)
-        if config.uses_validation
-        else None,
+        val_rollout_scheduler=val_scheduler,
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
@@ -182,3 +207,29 @@ def _assemble(
         interrupts=Interrupts(),
         by_validation=by_validation,
     )
+
+
+def _contents(
+    actor_train: ModelRole,
+    critic: ModelRole | None,
+    policy: ServedPolicy,
+    algorithm: Algorithm,
+    kl_ctrl: KLController,
+    source: RolloutSource,
+    by_validation: ByValidation,
+) -> Contents:
+    """What a checkpoint of the run contains."""
+    subfolders: dict[str, ModelRole] = {}
+    num_bytes = info_of(actor_train).saved_bytes
+    if critic:
+        subfolders["critic"] = critic
+        num_bytes += info_of(critic).saved_bytes
+    parts: dict[str, Stateful] = {
+        "kl_ctrl": kl_ctrl,
+        "rollouts": source,
+        "random": GlobalRandomState(),
+        "by_validation": by_validation,
+    }
+    if algorithm.running is not None:
+        parts["running"] = algorithm.running
+    return Contents(actor_train, policy.tokenizer, subfolders, parts, num_bytes)

@@ -39,23 +39,26 @@ def build_agent(
     settings = settings or agent_settings(config, tag, split)
     parts = _parts(examined, kind, split, settings.calls.watchdog, settings.calls.stopwatch)
     agent = _make(kind, partial(kind.make, make_env, settings, **parts))
-    is_foreign = (
-        relays_foreign_text(env.env_type)
-        if env.encode_special_tokens is None
-        else not env.encode_special_tokens
-    )
-    return OverForeignText(agent) if is_foreign else agent
+    encodes_special_tokens = env.encode_special_tokens
+    if encodes_special_tokens is None:
+        encodes_special_tokens = not relays_foreign_text(env.env_type)
+    if encodes_special_tokens:
+        return agent
+    return OverForeignText(agent)
 
 
 def build_row_agent(examined: Examined, split: Split, name: str, event_loop: WatchedRunner) -> AgentLoop:
     """The agent that rows call `name`."""
-    config, agent = examined.config, examined.config.agent
+    config = examined.config
     kind = row_agent_class(config, examined.loops, name)
     parts = _parts(examined, kind, split, event_loop.watchdog, event_loop.stopwatch)
     if "settings" in kind.offered:
-        max_new_tokens = config.max_new_tokens(split, ROWS_TAG)
-        limits = agent.max_assistant_turns, agent.max_user_turns
-        parts["settings"] = RowAgentSettings(config.data.prompt_key, max_new_tokens, *limits)
+        parts["settings"] = RowAgentSettings(
+            config.data.prompt_key,
+            config.max_new_tokens(split, ROWS_TAG),
+            config.agent.max_assistant_turns,
+            config.agent.max_user_turns,
+        )
     return _make(kind, partial(kind.make, **parts, **kind.arguments))
 
 

@@ -29,10 +29,13 @@ logger = logging.getLogger(__name__)
 def build_cluster(
     config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner
 ) -> Cluster:
-    """The cluster that the placement asks for: this process alone, new processes, those that a launcher has
-    started, or actors of Ray."""
-    watchdog, stopwatch = event_loop.watchdog, event_loop.stopwatch
-    deadline_s = config.deadlines.train_s if isinstance(config, AgenticConfig) else None
+    """The cluster that the placement asks for: this process alone, new processes, or those that a launcher
+    has started."""
+    watchdog = event_loop.watchdog
+    stopwatch = event_loop.stopwatch
+    deadline_s = None
+    if isinstance(config, AgenticConfig):
+        deadline_s = config.deadlines.train_s
     if placement.cluster == "local":
         return LocalCluster(stopwatch, watchdog, deadline_s, placement)
     num_threads = cpu_threads(config, torch.get_num_threads())
@@ -43,15 +46,11 @@ def build_cluster(
         num_threads.rollout,
     )
     set_up = partial(seed_process, config)
-    arguments = (
-        event_loop.run,
-        watchdog,
-        stopwatch,
-        num_threads,
-        set_torch_threads,
-        set_up,
-        deadline_s,
-        placement,
+    kind: type[ProcessCluster] = ProcessCluster
+    if placement.cluster == "launched":
+        kind = LaunchedCluster
+    return kind(
+        event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement
     )
     if placement.cluster == "ray":
         return make_ray_cluster(config, *arguments)
@@ -68,7 +67,7 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
             cluster.check_sendable(loss)
         except (
             Exception
-        ) as error:  # boundary: a user's object may raise anything when it is pickled, or when it arrives
+        ) as error:  # boundary: a user's object may raise anything when it is pickled or unpickled
             if isinstance(error, WorkerError):
                 why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"
             else:
@@ -93,11 +92,13 @@ def build_schedule_log(
     """The log that records an asynchronous run's time-dependent decisions; None if the run is synchronous.
     With `repeated_run`, the log also repeats those of the run in that folder. Raises DataError if
     `repeated_run` is set and such a run can't be repeated."""
-    for problem in _obstacles_to_repeat(config, placement, is_asynchronous) if repeated_run else ():
-        raise DataError(f"--replay {repeated_run}: {problem}")
+    recorded = None
+    if repeated_run:
+        for problem in _obstacles_to_repeat(config, placement, is_asynchronous):
+            raise DataError(f"--replay {repeated_run}: {problem}")
+        recorded = repeated_run / folder.schedule_log.name
     if not is_asynchronous:
         return None
-    recorded = repeated_run / folder.schedule_log.name if repeated_run else None
     schedule_log = ScheduleLog(folder.schedule_log, recorded)
     if folder.resumed_from is not None:
         schedule_log.resumed()
@@ -110,13 +111,16 @@ def begin_schedule_log(
     """Records torch's version, device, processor, threads, kernels and engine. Raises DataError if the
     recorded ones differ."""
     threads = cpu_threads(config, torch.get_num_threads())
+    kernels = "the library's"
+    if load_kernels() is None:
+        kernels = "torch's"
     schedule_log.begin(
         {
             "torch": torch.__version__,
             "device": torch.device(placement.device_of("actor_infer")).type,
             "processor": torch.backends.cpu.get_cpu_capability(),
             "threads": f"{threads.train} to train and {threads.rollout} to play",
-            "kernels": "torch's" if load_kernels() is None else "the library's",
+            "kernels": kernels,
             "engine": engine,
         }
     )

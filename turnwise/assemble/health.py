@@ -21,37 +21,35 @@ def build_health(config: AgenticConfig, is_playing: bool) -> Health:
     with a random player if the run plays only environments, none of them in threads
     (`max_env_num_per_worker`, `use_thread_lock`), and `data.reward` is unset."""
     manager = config.env_manager("train")
-    blocks = manager.max_env_num_per_worker or any(
-        config.custom_envs[tag].use_thread_lock for tag in manager.env_tags
-    )
-    is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
-    length_key = "actor_infer.generating_args.max_new_tokens" if manager.has_rows else LENGTH_KEY
-    if not is_alone:
-        return Health(length_key=length_key)
-    return Health(partial(_play_at_random, config), length_key)
+    if manager.has_rows:
+        return Health(length_key="actor_infer.generating_args.max_new_tokens")
+    has_locks = any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
+    uses_threads = bool(manager.max_env_num_per_worker) or has_locks
+    if not is_playing or uses_threads or config.data.reward:
+        return Health(length_key=LENGTH_KEY)
+    return Health(partial(_play_at_random, config), LENGTH_KEY)
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
     """Success of a random player on the first training tasks of each tag; None unless it can be measured for
     every tag. Leaves the state of the global random generators unchanged."""
-    manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
+    manager = config.env_manager("train")
+    source = seeded_tasks(config, "train")
+    generators = GlobalRandomState()
     seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):
         task = source.task(index)
         seeds[task.tag].append(task.seed)
-    before = drawn.state_dict()
+    generator_states = generators.state_dict()
+    outcomes = []
     try:
-        outcomes = [
-            random_outcomes(
-                partial(env_factory(config, tag, "train"), source.task(0)),
-                of_tag[:NUM_EPISODES],
-                config.custom_envs[tag].max_steps,
-                BUDGET_S / len(seeds),
-            )
-            for tag, of_tag in seeds.items()
-        ]
+        for tag, seeds_of_tag in seeds.items():
+            make_env = partial(env_factory(config, tag, "train"), source.task(0))
+            max_steps = config.custom_envs[tag].max_steps
+            budget_s = BUDGET_S / len(seeds)
+            outcomes.append(random_outcomes(make_env, seeds_of_tag[:NUM_EPISODES], max_steps, budget_s))
     finally:
-        drawn.load_state_dict(before)
+        generators.load_state_dict(generator_states)
     if not all(outcomes):
         return None
     return Outcomes(fmean(fmean(of_tag) for of_tag in outcomes), sum(map(len, outcomes)))

@@ -36,7 +36,9 @@ def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placeme
 def placed_rewards(config: AgenticConfig) -> Placement:
     """The placement of the reward role's model where nothing is trained or served. A config without such a
     model may name devices that this machine lacks."""
-    return place_here(config) if config.needs_reward_role else Placement("local")
+    if not config.needs_reward_role:
+        return Placement("local")
+    return place_here(config)
 
 
 def prepare_run(placement: Placement) -> None:
@@ -57,9 +59,10 @@ def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThrea
     each is `num_threads`."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
-    train, rollout = config.cpu_split.train, config.cpu_split.rollout
-    num_train = train or max(1, num_threads - rollout if rollout else num_threads - num_threads // 2)
-    return CpuThreads(num_train, rollout or max(1, num_threads - num_train), num_threads)
+    rollout = config.cpu_split.rollout
+    num_train = config.cpu_split.train or max(1, num_threads - (rollout or num_threads // 2))
+    num_rollout = rollout or max(1, num_threads - num_train)
+    return CpuThreads(num_train, num_rollout, num_threads)
 
 
 def set_torch_threads(num_threads: int) -> None:
@@ -92,9 +95,11 @@ def share_devices(
             kinds.add("optimizer")
         if name == "actor_train" and not servers.info().needs_weights:
             kinds.remove("weights")  # the server reads these very tensors
-        offload, onload = (partial(role.workers.call, method) for method in ("offload", "onload"))
         residents[name] = Resident(
-            frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload
+            frozenset(placement.roles[name].devices),
+            frozenset(kinds),
+            offload=partial(role.workers.call, "offload"),
+            onload=partial(role.workers.call, "onload"),
         )
     devices = frozenset(placement.of("actor_infer").devices)
     residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)

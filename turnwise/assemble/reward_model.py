@@ -19,6 +19,7 @@ from turnwise.errors import ConfigError, ModelError
 from turnwise.examine.reward_role import NO_HEAD
 from turnwise.inference.served_chat import ServedChat
 from turnwise.inference.server_manager import LLMServerManager
+from turnwise.model_files.folder import Trust
 from turnwise.models.load import load_model_config, load_tokenizer, parse_dtype, policy_info
 from turnwise.models.value_head import value_head
 from turnwise.pipelines.model_role import ModelRole
@@ -44,18 +45,14 @@ class ModelReward:
 
     async def __call__(self, group: Group) -> RewardResult:
         samples = [self._sample(messages_of(run[-1], self.prompt_key)) for run in runs_of(group)]
-        return RewardResult(
-            [float(values[-1]) for values in self.role.forward(samples, output="next_values")]
-        )
+        values = self.role.forward(samples, output="next_values")
+        return RewardResult([float(of_sample[-1]) for of_sample in values])
 
     def _sample(self, messages: list[Message]) -> Sample:
         try:
             # A message's content holds the tool calls as the policy wrote them, so a template must not add
             # them again.
-            texts = [
-                {name: value for name, value in m.items() if name not in ("tool_calls", "call_errors")}
-                for m in messages
-            ]
+            texts = [_without_calls(message) for message in messages]
             ids = self.tokenizer.apply_chat_template(texts, tokenize=True, return_dict=False)
         except (TemplateError, ValueError) as fault:
             raise RewardFault(
@@ -70,6 +67,10 @@ class ModelReward:
         mask = np.zeros(len(ids), bool)
         mask[-1] = True
         return Sample(np.array(ids, np.int64), mask, np.zeros(len(ids), np.float32), ())
+
+
+def _without_calls(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name not in ("tool_calls", "call_errors")}
 
 
 def build_reward_model(config: AgenticConfig, placement: Placement, event_loop: WatchedRunner) -> ModelReward:
@@ -87,25 +88,31 @@ def build_reward_model(config: AgenticConfig, placement: Placement, event_loop: 
         return TorchStrategy(model, settings, rank=rank)
 
     stopwatch = event_loop.stopwatch
-    workers = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, placement).spawn(
-        "reward", made
-    )
-    context: int = load_model_config(path, arguments.trust).get_text_config().max_position_embeddings
-    role = ModelRole("reward", workers, replace(batch_plan(config, "reward"), max_length=context), stopwatch)
+    cluster = LocalCluster(stopwatch, event_loop.watchdog, config.deadlines.train_s, placement)
+    max_length = _context_length(path, arguments.trust)
+    plan = replace(batch_plan(config, "reward"), max_length=max_length)
+    role = ModelRole("reward", cluster.spawn("reward", made), plan, stopwatch)
     return ModelReward(role, load_tokenizer(path, arguments.trust), config.data.prompt_key)
 
 
 def build_judge(config: AgenticConfig, placement: Placement, event_loop: WatchedRunner) -> ServedChat:
     """Starts a server in this process for the reward role's language model."""
-    arguments, asked = config.reward.model_args, config.reward.strategy_args
-    path, trust = arguments.model_name_or_path, arguments.trust
-    context: int = load_model_config(path, trust).get_text_config().max_position_embeddings
-    info = policy_info(path, arguments.dtype, context, arguments.attn_implementation, trust)
+    arguments = config.reward.model_args
+    strategy = config.reward.strategy_args
+    path = arguments.model_name_or_path
+    trust = arguments.trust
+    max_length = _context_length(path, trust)
+    info = policy_info(path, arguments.dtype, max_length, arguments.attn_implementation, trust)
     template = tried(ChatTemplate(load_tokenizer(path, trust), eos_token_ids=info.stop_token_ids))
-    found: Any = load_class(
-        STRATEGIES[asked.strategy_name].entry, "reward.strategy_args.strategy_name", ConfigError
-    )
+    entry = STRATEGIES[strategy.strategy_name].entry
+    server_class: Any = load_class(entry, "reward.strategy_args.strategy_name", ConfigError)
     rank = RankContext("reward", device=placement.device_of("reward"), stopwatch=event_loop.stopwatch)
-    server = found.for_policy(rank, info, **asked.strategy_config)
+    server = server_class.for_policy(rank, info, **strategy.strategy_config)
     manager = LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=event_loop.watchdog)
-    return ServedChat(template, manager, f"the reward role's {path}", context)
+    return ServedChat(template, manager, f"the reward role's {path}", max_length)
+
+
+def _context_length(path: str, trust: Trust) -> int:
+    """The longest context of a model, in tokens."""
+    length: int = load_model_config(path, trust).get_text_config().max_position_embeddings
+    return length

@@ -48,11 +48,9 @@ def _decoding(weighted: WeightedReward, completion: DecodeCompletion) -> Weighte
 def _served(weighted: WeightedReward, chat: ServedChat) -> WeightedReward:
     """The reward; if it is a judge without a model, a copy that asks `chat`, which ends with this run."""
     reward = weighted.reward
-    if (
-        not isinstance(reward, FunctionReward)
-        or not isinstance(reward.function, Judge)
-        or reward.function.chat is not None
-    ):
+    if not isinstance(reward, FunctionReward) or not isinstance(reward.function, Judge):
+        return weighted
+    if reward.function.chat is not None:
         return weighted
     judge = copy(reward.function)
     judge.chat = chat
@@ -68,8 +66,11 @@ def response_reader(template: ChatTemplate) -> DecodeCompletion:
     def read(trajectory: Trajectory) -> str:
         turn = trajectory.turns[-1]
         ids: list[int] = turn.response_ids.tolist()
-        # The text of a response lacks its stop token, if it has one.
-        is_plain = template.turn_token_ids.isdisjoint(ids[:-1] if turn.finish_reason == "stop" else ids)
-        return turn.text if is_plain else template.decode(ids)
+        text_ids = ids
+        if turn.finish_reason == "stop":
+            text_ids = ids[:-1]  # the text of a response lacks its stop token
+        if template.turn_token_ids.isdisjoint(text_ids):
+            return turn.text
+        return template.decode(ids)
 
     return read

@@ -109,20 +109,24 @@ def serve(
     both have the same dtype, `model_update_frequency` is 1 and there is no adapter. Otherwise the server
     loads a copy in the dtype of actor_infer."""
     config = examined.config
-    settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
-    num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
-    is_shared = (
-        config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
-    )
+    num_train_episodes = scheduler_settings(config, "train", needs).num_concurrent_episodes
+    num_val_episodes = scheduler_settings(config, "val").num_concurrent_episodes
+    max_concurrency = max(num_train_episodes, num_val_episodes)
+    if config.plays_ahead:
+        # Only training episodes that are played ahead run during a validation.
+        max_concurrency = num_train_episodes + num_val_episodes
+    actor_train = config.actor_train
+    is_shared = actor_train.model_update_frequency == 1 and not actor_train.model_args.has_adapter
+    if neighbours is None or not is_shared:
+        neighbours = {}
     servers = build_servers(
         config,
         placement,
         policy.info,
         policy.event_loop,
         policy.schedule_log,
-        # Only training episodes that are played ahead run during a validation.
-        max_concurrency=sum(num_episodes) if config.plays_ahead else max(num_episodes),
-        neighbours=neighbours if neighbours and is_shared else {},
+        max_concurrency=max_concurrency,
+        neighbours=neighbours,
     )
     manager = LLMServerManager(
         servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog
@@ -156,23 +160,29 @@ def build_scheduler(
     """The scheduler of a split's rollouts. Validation plays the same tasks every time. `tasks`, `settings`
     and `sampling` replace `build_tasks`, `scheduler_settings` and `sampling_params` of the split."""
     config = examined.config
+    is_validation = split == "val"
     agents = agents_of(examined, split, policy, pictures)
-    is_alone = split == "val" and not config.plays_ahead
+    if policy.turn_journal:
+        agents = policy.turn_journal.noted(agents)
+    run_async: Callable[..., Any] = policy.event_loop.run
+    if is_validation and not config.plays_ahead:
+        run_async = policy.run_apart
+    contexts = partial(
+        TokenContexts,
+        policy.template,
+        policy.servers,
+        config.sequence_length,
+        parser=parser_of(config, policy.template),
+    )
     return RolloutScheduler(
-        run_async=policy.run_apart if is_alone else policy.event_loop.run,
+        run_async=run_async,
         tasks=tasks or build_tasks(examined, split, policy.template),
-        agents=policy.turn_journal.noted(agents) if policy.turn_journal else agents,
-        contexts=partial(
-            TokenContexts,
-            policy.template,
-            policy.servers,
-            config.sequence_length,
-            parser=parser_of(config, policy.template),
-        ),
+        agents=agents,
+        contexts=contexts,
         sampling=sampling or sampling_params(config, split),
         settings=settings or scheduler_settings(config, split),
-        is_fixed=split == "val",
-        keep=examined.group_filter if split == "train" else None,
+        is_fixed=is_validation,
+        keep=None if is_validation else examined.group_filter,
         score=policy.score,
         schedule_log=policy.schedule_log,
         stopwatch=policy.event_loop.stopwatch,
@@ -182,8 +192,9 @@ def build_scheduler(
 
 def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
     """The parser that finds tool calls in responses; None if the config names no tools."""
-    agent = config.agent
-    return find_parser(agent.tool_parser, template) if agent.has_tools else None
+    if not config.agent.has_tools:
+        return None
+    return find_parser(config.agent.tool_parser, template)
 
 
 def agents_of(
@@ -191,7 +202,8 @@ def agents_of(
 ) -> Callable[[Task], AgentLoop]:
     """A function that returns a task's agent. Agents of rows are made when they are first asked for, the
     others at once."""
-    config, event_loop = examined.config, policy.event_loop
+    config = examined.config
+    event_loop = policy.event_loop
     of_environments: dict[tuple[str, str], AgentLoop] = {}
     for tag in config.env_manager(split).env_tags:
         settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
@@ -202,7 +214,9 @@ def agents_of(
 
     def agent_of(task: Task) -> AgentLoop:
         key = (task.tag, task.agent)
-        return of_environments[key] if task.row is None and key in of_environments else of_rows(task.agent)
+        if task.row is None and key in of_environments:
+            return of_environments[key]
+        return of_rows(task.agent)
 
     return agent_of
 
@@ -234,12 +248,10 @@ def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
     """The recorder of the first validation tasks. It records none if `render_save_dir` is unset or validation
     has rows."""
-    source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
-    recorded = (
-        [source.task(index).id for index in range(NUM_RECORDED)]
-        if config.render_save_dir and not has_rows
-        else []
-    )
+    recorded: list[str] = []
+    if config.render_save_dir and not config.val_env_manager.has_rows:
+        source = seeded_tasks(config, "val")
+        recorded = [source.task(index).id for index in range(NUM_RECORDED)]
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
@@ -250,7 +262,9 @@ def say_warnings(examined: Examined) -> None:
     for note in examined.notes:
         logger.warning("%s", note)
     say_shared_prompts(examined)
-    for tag in config.env_manager("val").env_tags if config.uses_validation else ():
+    if not config.uses_validation:
+        return
+    for tag in config.env_manager("val").env_tags:
         if not takes_split(config.custom_envs[tag].env_type):
             logger.warning(
                 "custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag
@@ -261,7 +275,8 @@ def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
     """How responses of a split are sampled. `max_new_tokens` is the largest limit of its tags; an agent, or
     the room left in a context, may allow fewer tokens. Raises ConfigError if the split has nothing to
     play."""
-    arguments, tags = config.sampling(split), config.env_manager(split).tags
+    arguments = config.sampling(split)
+    tags = config.env_manager(split).tags
     if not tags:
         raise ConfigError(
             f"data.{split}_files is unset, so there are no tasks of {split} to play; name a file of rows "

@@ -46,30 +46,28 @@ def build_trackers(
     """Trackers for `metrics.jsonl` and for all that `track_with` names; a quiet run has none that prints
     steps."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
-    settings = {
-        name: value
-        for name, value in leaves(resolved_values(config))
-        if not name.startswith("tracker_kwargs")
-    }
+    values = leaves(resolved_values(config))
+    settings = {name: value for name, value in values if not name.startswith("tracker_kwargs")}
+    # Arguments are under the tracker's name, or at the top level if only one tracker takes any.
+    top_level = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
     run = TrackedRun(folder.path, config.exp_name, folder.path.name, folder.num_done, settings)
     with ExitStack() as on_error:
         for name in config.track_with:
-            if target := TRACKERS[name].target:
-                # Arguments are under the tracker's name, or at the top level if only one tracker takes any.
-                alone = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
-                arguments = {**alone, **config.tracker_kwargs.get(name, {})}
-                trackers.append(
-                    StoreTracker(
-                        name, partial(load_class(target, "track_with", ConfigError), run, **arguments)
-                    )
-                )
-                on_error.callback(trackers[-1].close)
+            target = TRACKERS[name].target
+            if target:
+                tracker_class = load_class(target, "track_with", ConfigError)
+                arguments = {**top_level, **config.tracker_kwargs.get(name, {})}
+                tracker = StoreTracker(name, partial(tracker_class, run, **arguments))
+                trackers.append(tracker)
+                on_error.callback(tracker.close)
         on_error.pop_all()
     if "stdout" in config.track_with and not is_quiet:
+        max_tokens = 0
         # Asynchronous rollouts also sample tokens of later batches, so their number says nothing about this
         # batch.
-        most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.plays_ahead else 0
-        pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
+        if isinstance(config, AgenticConfig) and not config.plays_ahead:
+            max_tokens = most_sampled(config)
+        pace = Pace(num_steps, folder.num_done, stopwatch, max_tokens, smaller_steps(config))
         trackers.append(stdout_tracker(config.exp_name, columns, pace, every=config.logging_steps))
     return trackers
 
@@ -106,7 +104,10 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
     folder, notes = open_run(config)
     with ExitStack() as on_error:
         on_error.callback(folder.discard)
-        folder.open_log(Path(config.logging_dir) if config.logging_dir else None)
+        logging_dir = None
+        if config.logging_dir:
+            logging_dir = Path(config.logging_dir)
+        folder.open_log(logging_dir)
         for note in notes:
             logger.warning(note)
         on_error.pop_all()
@@ -119,9 +120,8 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
     if config.deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # otherwise torch refuses matrix products on a GPU
+        # Otherwise torch refuses matrix products on a GPU.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         random.seed(derive_seed(config.seed, "python"))
         np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
 

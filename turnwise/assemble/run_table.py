@@ -34,12 +34,14 @@ def log_settings(table: SettingsTable) -> None:
 def settings_table(pipeline: AgenticPipeline | SFTPipeline) -> SettingsTable:
     """The table of a built pipeline, with the sizes, dtypes, attention kernels and devices of what was
     built."""
-    config, cluster = pipeline.pipeline_config, pipeline.cluster
+    config = pipeline.pipeline_config
+    placement = pipeline.cluster.placement
     built = _sft(pipeline) if isinstance(pipeline, SFTPipeline) else _agentic(pipeline)
-    placement = cluster.placement
     if placement.trains_apart:
         built["placement"] = placement.describe()
-    built |= {"checkpoints": _checkpoints(pipeline.checkpoints), "profile": _profile(config), "memory": ""}
+    built["checkpoints"] = _checkpoints(pipeline.checkpoints)
+    built["profile"] = _profile(config)
+    built["memory"] = ""
     return describe(config, placement, built)
 
 
@@ -49,14 +51,22 @@ def play_table(
     """The table of `turnwise eval` and `turnwise rollout`. `sampled` describes how tokens are sampled."""
     info = server.info()
     episodes = f"{source.describe()}, each of at most {info.max_length} tokens"
-    rows = [("model", _model(info.model)), ("server", _server(info)), *environments(config, split)]
     return SettingsTable(
-        [*rows, ("episodes", episodes), ("sampling", sampled), ("profile", _profile(config))]
+        [
+            ("model", _model(info.model)),
+            ("server", _server(info)),
+            *environments(config, split),
+            ("episodes", episodes),
+            ("sampling", sampled),
+            ("profile", _profile(config)),
+        ]
     )
 
 
 def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
-    config, source, cluster = pipeline.pipeline_config, pipeline.train_rollout_scheduler, pipeline.cluster
+    config = pipeline.pipeline_config
+    source = pipeline.train_rollout_scheduler
+    cluster = pipeline.cluster
     actor = info_of(pipeline.actor_train)
     start = start_of(config.actor_train.model_args.model_name_or_path)
     if pipeline.checkpoints.num_done:
@@ -69,46 +79,47 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
         "steps": f"{pipeline.checkpoints.num_steps}, {source.describe()}",
         "adapters": actor.adapters,
     }
-    if isinstance(val := pipeline.val_rollout_scheduler, RolloutScheduler):
-        built["validation"] = validation(config, val.num_trajectories(config.val_batch_size))
+    val_scheduler = pipeline.val_rollout_scheduler
+    if isinstance(val_scheduler, RolloutScheduler):
+        built["validation"] = validation(config, val_scheduler.num_trajectories(config.val_batch_size))
     if pipeline.critic:
         critic = info_of(pipeline.critic)
-        alone = (
-            f", alone in the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
-        )
-        built |= {
-            "critic": f"{_trained(critic.model)}, {_strategy(critic)}{alone}",
-            "critic's": critic.optimizer,
-        }
+        built["critic"] = f"{_trained(critic.model)}, {_strategy(critic)}"
+        if config.critic_warmup:
+            built["critic"] += f", alone in the first {counted(config.critic_warmup, 'step')}"
+        built["critic's"] = critic.optimizer
         built["its adapters"] = critic.adapters
     if pipeline.reference:
-        start, reference = (
-            start_of(config.reference.model_args.model_name_or_path),
-            info_of(pipeline.reference),
-        )
-        built["reference"] = IN_POLICY if pipeline.reference.is_base else f"{start}: {_strategy(reference)}"
+        start = start_of(config.reference.model_args.model_name_or_path)
+        built["reference"] = f"{start}: {_strategy(info_of(pipeline.reference))}"
+        if pipeline.reference.is_base:
+            built["reference"] = IN_POLICY
     if isinstance(cluster, ProcessCluster) and config.plays_ahead:
         threads = cluster.num_threads
-        built["threads"] = f"{threads.total}, of which {threads.train} train and {threads.rollout} play"
-    for weighted in source.score.rewards if isinstance(source.score, RewardManager) else ():
-        if isinstance(weighted.reward, ModelReward):
-            built["reward"] = _strategy(info_of(weighted.reward.role))
+        built["threads"] = f"{threads.both}, of which {threads.train} train and {threads.rollout} play"
+    if isinstance(source.score, RewardManager):
+        for weighted in source.score.rewards:
+            if isinstance(weighted.reward, ModelReward):
+                built["reward"] = _strategy(info_of(weighted.reward.role))
     return built
 
 
 def _sft(pipeline: SFTPipeline) -> dict[str, str]:
-    config, plan, info = pipeline.pipeline_config, pipeline.sft.plan, info_of(pipeline.sft)
-    samples, tokens = (
-        len(pipeline.train_samples),
-        sum(sample.num_trained for sample in pipeline.train_samples),
-    )
+    config = pipeline.pipeline_config
+    plan = pipeline.sft.plan
+    info = info_of(pipeline.sft)
+    start = start_of(config.model_args.model_name_or_path)
+    samples = pipeline.train_samples
+    num_trained = sum(sample.num_trained for sample in samples)
+    epochs = counted(config.num_epochs, "epoch")
     return {
-        "model": f"{start_of(config.model_args.model_name_or_path)}: {_trained(info.model)}",
+        "model": f"{start}: {_trained(info.model)}",
         "training": _strategy(info),
         "optimiser": info.optimizer,
-        "demonstrations": f"{samples} of at most {plan.max_length} tokens, {tokens:,} tokens trained on",
-        "steps": f"{pipeline.num_steps} of {plan.samples_per_step} samples, "
-        f"{counted(config.num_epochs, 'epoch')}",
+        "demonstrations": (
+            f"{len(samples)} of at most {plan.max_length} tokens, {num_trained:,} tokens trained on"
+        ),
+        "steps": f"{pipeline.num_steps} of {plan.samples_per_step} samples, {epochs}",
         "adapters": info.adapters,
     }
 
@@ -122,44 +133,52 @@ def _model(model: LoadedModel) -> str:
 
 
 def _trained(model: LoadedModel) -> str:
+    text = f"{_model(model)}, {model.num_trainable:,} trainable"
     share = model.num_trainable / model.num_parameters
-    return f"{_model(model)}, {model.num_trainable:,} trainable" + (f" ({share:.2%})" if share < 1 else "")
+    if share < 1:
+        text += f" ({share:.2%})"
+    return text
 
 
 def _strategy(info: StrategyInfo) -> str:
     model = info.model
-    recomputed = ", activations computed twice" if info.recomputes_activations else ""
-    return (
-        f"{model.device}, weights {model.dtype}, computes in {info.compute_dtype}, attention "
-        f"{model.attention}{recomputed}"
-    )
+    text = f"{model.device}, weights {model.dtype}, computes in {info.compute_dtype}"
+    text += f", attention {model.attention}"
+    if info.recomputes_activations:
+        text += ", activations computed twice"
+    return text
 
 
 def _server(info: ServerInfo, trainer: StrategyInfo | None = None) -> str:
     parts = [info.engine, info.model.device, info.model.dtype]
     if trainer:
-        copy = "a copy with the adapters merged" if trainer.adapters else "a copy of the parameters"
-        parts.append("the trainer's own parameters" if info.model.address == trainer.model.address else copy)
+        parts.append(_parameters(info, trainer))
     parts.append(f"at most {info.max_concurrency} requests at once")
-    cache = (
-        f"cache of at most {bytes_text(info.cache_bytes)}"
-        if info.cache_bytes
-        else "nothing cached between requests"
-    )
-    return ", ".join([*parts, cache])
+    if info.cache_bytes:
+        parts.append(f"cache of at most {bytes_text(info.cache_bytes)}")
+    else:
+        parts.append("nothing cached between requests")
+    return ", ".join(parts)
+
+
+def _parameters(server: ServerInfo, trainer: StrategyInfo) -> str:
+    """Whose parameters the server reads."""
+    if server.model.address == trainer.model.address:
+        return "the trainer's own parameters"
+    if trainer.adapters:
+        return "a copy with the adapters merged"
+    return "a copy of the parameters"
 
 
 def _checkpoints(checkpoints: Checkpoints) -> str:
-    every = (
-        f"every {counted(checkpoints.save_steps, 'step')} and at the end"
-        if checkpoints.save_steps
-        else "at the end"
-    )
-    retention = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
-    return (
-        f"{every}, about {bytes_text(checkpoints.contents.num_bytes)} each, {retention}, in "
-        f"{checkpoints.path}"
-    )
+    interval = "at the end"
+    if checkpoints.save_steps:
+        interval = f"every {counted(checkpoints.save_steps, 'step')} and at the end"
+    retention = "all kept"
+    if checkpoints.max_to_keep:
+        retention = f"the newest {checkpoints.max_to_keep} kept"
+    size = bytes_text(checkpoints.contents.num_bytes)
+    return f"{interval}, about {size} each, {retention}, in {checkpoints.path}"
 
 
 def _profile(config: AgenticConfig | SFTConfig) -> str:

@@ -43,7 +43,9 @@ OnStart = Callable[[SettingsTable], None]
 
 def validation_mode(config: AgenticConfig) -> Mode:
     """The mode in which a training run validates."""
-    return "greedy" if config.sampling("val").is_greedy else "sampled"
+    if config.sampling("val").is_greedy:
+        return "greedy"
+    return "sampled"
 
 
 def evaluate_model(
@@ -78,41 +80,51 @@ def evaluate_modes(
         for mode in modes:
             pictures = build_pictures(config, "eval")
             settings = _evaluation_settings(config, num_samples, mode)
-            drawn = _evaluation_sampling(config, mode)
             scheduler = build_scheduler(
-                examined, policy, "val", pictures=pictures, settings=settings, sampling=drawn
+                examined,
+                policy,
+                "val",
+                pictures=pictures,
+                settings=settings,
+                sampling=_evaluation_sampling(config, mode),
             )
             if mode == modes[0]:
-                how = ", then ".join(_how(config, mode) for mode in modes)
-                on_start(play_table(config, policy.servers, scheduler, "val", how))
+                sampled = ", then ".join(_describe_mode(config, mode) for mode in modes)
+                on_start(play_table(config, policy.servers, scheduler, "val", sampled))
             with progress_on_terminal(policy.event_loop.stopwatch, 0) as begin_phase:
                 begin_phase(f"{mode} episodes of {name}")
                 groups = scheduler.get_batch(num_tasks * settings.group_size)
-            pictures.write(name if mode == validation_mode(config) else f"{name}-{mode}", groups)
+            folder_name = name
+            if mode != validation_mode(config):
+                folder_name = f"{name}-{mode}"
+            pictures.write(folder_name, groups)
             yield mode, evaluate(groups)
 
 
 def _evaluation_settings(config: AgenticConfig, num_samples: int | None, mode: Mode) -> SchedulerSettings:
     """Validation's settings with the mode's group size. Its limit of concurrent episodes becomes whole
     groups, at least one."""
-    own = scheduler_settings(config, "val")
-    group_size = 1 if mode == "greedy" else num_samples or own.group_size
-    return replace(
-        own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size)
-    )
+    settings = scheduler_settings(config, "val")
+    group_size = num_samples or settings.group_size
+    if mode == "greedy":
+        group_size = 1
+    max_concurrent_groups = max(1, settings.num_concurrent_episodes // group_size)
+    return replace(settings, group_size=group_size, max_concurrent_groups=max_concurrent_groups)
 
 
 def _evaluation_sampling(config: AgenticConfig, mode: Mode) -> SamplingParams:
-    own = sampling_params(config, "val")
+    params = sampling_params(config, "val")
     if mode == "greedy":
-        return replace(own, do_sample=False)
-    return replace(own, do_sample=True, temperature=own.temperature or 1.0)
+        return replace(params, do_sample=False)
+    return replace(params, do_sample=True, temperature=params.temperature or 1.0)
 
 
-def _how(config: AgenticConfig, mode: Mode) -> str:
+def _describe_mode(config: AgenticConfig, mode: Mode) -> str:
     if mode == validation_mode(config):
         return sampling(config, "val")
-    return mode if mode == "greedy" else f"temperature {_evaluation_sampling(config, mode).temperature:g}"
+    if mode == "greedy":
+        return mode
+    return f"temperature {_evaluation_sampling(config, mode).temperature:g}"
 
 
 def collect_rollouts(
@@ -127,15 +139,17 @@ def collect_rollouts(
     writes them to the collection. After an error or Ctrl-C, the collection has the groups that ended before
     it."""
     config = examined.config
-    needs = make_algorithm(config).needs if split == "train" else frozenset[str]()
-    size = config.rollout_batch_size if split == "train" else config.val_batch_size
+    needs = frozenset[str]()
+    batch_size = config.val_batch_size
+    if split == "train":
+        needs = make_algorithm(config).needs
+        batch_size = config.rollout_batch_size
     with _saved_policy(examined, split, model_path, needs) as policy:
-        scheduler = build_scheduler(
-            examined, policy, split, settings=scheduler_settings(config, split, needs)
-        )
+        settings = scheduler_settings(config, split, needs)
+        scheduler = build_scheduler(examined, policy, split, settings=settings)
         on_start(play_table(config, policy.servers, scheduler, split, sampling(config, split)))
         with progress_on_terminal(policy.event_loop.stopwatch, most_sampled(config)) as begin_phase:
-            collection.play(scheduler, num_batches, size, begin_phase)
+            collection.play(scheduler, num_batches, batch_size, begin_phase)
 
 
 def replay_rollouts(
@@ -147,7 +161,8 @@ def replay_rollouts(
     at the first difference from the recording."""
     config = examined.config
     say_warnings(examined)
-    is_whole, lost = not is_turn_journal(path), list[str]()
+    lost: list[str] = []
+    is_whole = not is_turn_journal(path)
     if is_whole:
         recorded = [trajectory for _, trajectory in read_journal(path) if trajectory.status != "failed"]
     else:
@@ -156,7 +171,8 @@ def replay_rollouts(
         if not recorded:
             raise DataError("; ".join([f"{path} holds no turn of the split {split} (--split)", *lost]))
     with closing(open_rollout_context(examined, model_path)) as policy:
-        template, agents = policy.template, agents_of(examined, split, policy)
+        template = policy.template
+        agents = agents_of(examined, split, policy)
 
         def contexts(server: PolicyServer, episode_id: str) -> TokenContexts:
             return TokenContexts(
@@ -164,8 +180,10 @@ def replay_rollouts(
             )
 
         for trajectory in recorded:
-            played = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)
-            lost += filter(None, [policy.event_loop.run(played)])
+            playing = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)
+            error = policy.event_loop.run(playing)
+            if error:
+                lost.append(error)
     return len(recorded), lost
 
 

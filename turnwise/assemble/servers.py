@@ -33,27 +33,26 @@ def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
     """Raises NotAvailableError if the server can't treat running requests as `on_weight_update` asks, or
     can't report which tokens `top_k` left to draw from. For the latter, only warns if no setting compares
     sampler's and trainer's log-probs."""
-    if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
-        lacks = (
-            "say which weights sampled which token"
-            if "keep" in server.suspensions
-            else "pause running responses"
-        )
+    can_pause = "keep" in server.suspensions
+    if config.on_weight_update == "keep" and not (can_pause and server.weight_versions):
+        ability = "pause running responses"
+        if can_pause:
+            ability = "say which weights sampled which token"
         raise NotAvailableError(
-            f"on_weight_update is keep, and the server ({server.engine}) can't {lacks}; take finish or "
-            "abort_continue"
+            f"on_weight_update is keep, and the server ({server.engine}) can't {ability}; "
+            "use finish or abort_continue"
         )
     if server.sampling_mask or not config.sampling("train").keeps_ids:
         return
-    what = (
+    gap = (
         f"the server ({server.engine}) doesn't say which tokens top_k, top_p and min_p left, so the trainer "
         "can't compare its log-probs with the sampler's"
     )
     advice = "use strategy_name embedded or hf, or sample with top_k 0, top_p 1, min_p 0"
     if config.needs_kept_ids:
         off = "train without train_infer_correction, use_rollout_log_probs and async_generation_ratio"
-        raise NotAvailableError(f"{what}; {advice}, or {off}")
-    logger.warning("%s: the policy loss ignores the truncation, which biases it a little; %s", what, advice)
+        raise NotAvailableError(f"{gap}; {advice}, or {off}")
+    logger.warning("%s: the policy loss ignores the truncation, which biases it a little; %s", gap, advice)
 
 
 def build_servers(
@@ -68,17 +67,15 @@ def build_servers(
     """Starts a server per replica. A single server runs in this process, and may read a neighbour's model
     (see `serve`)."""
     strategy = config.actor_infer.strategy_args
-    found: Any = load_class(
-        STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError
-    )
+    entry = STRATEGIES[strategy.strategy_name].entry
+    server_class: Any = load_class(entry, "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(strategy.strategy_config)
-    is_embedded = issubclass(found, EmbeddedServer)
+    is_embedded = issubclass(server_class, EmbeddedServer)
     if is_embedded:
         options = {"max_concurrency": max_concurrency, **options}
     if placement.num_servers > 1:
-        return list(
-            _processes(config, placement, partial(found.for_policy, policy=policy, **options), event_loop)
-        )
+        factory = partial(server_class.for_policy, policy=policy, **options)
+        return list(_processes(config, placement, factory, event_loop))
     if is_embedded:
         options["schedule_log"] = schedule_log
     devices = placement.devices_of("actor_infer")
@@ -90,9 +87,10 @@ def build_servers(
         stopwatch=event_loop.stopwatch,
     )
     event_loop.watchdog.start()
-    awaited, timeout_s = f"the {strategy.strategy_name} server to start", config.deadlines.start_s
-    with event_loop.watchdog.waiting("the run", awaited, timeout_s, "deadlines.start_s"):
-        return [found.for_policy(rank, policy, **options)]
+    event = f"the {strategy.strategy_name} server to start"
+    timeout_s = config.deadlines.start_s
+    with event_loop.watchdog.waiting("the run", event, timeout_s, "deadlines.start_s"):
+        return [server_class.for_policy(rank, policy, **options)]
 
 
 def _processes(
@@ -111,11 +109,11 @@ def _processes(
         for replica in range(size):
             devices = placement.devices_of("actor_infer", replica)
             name = f"inference replica {replica}"
-            processes.append(ServerProcess(name, event_loop.run, event_loop.watchdog, event_loop.stopwatch))
-            on_error.callback(processes[-1].end)
-            processes[-1].begin(
-                set_up, factory, RankContext("actor_infer", replica, size, device=devices[0], devices=devices)
-            )
+            process = ServerProcess(name, event_loop.run, event_loop.watchdog, event_loop.stopwatch)
+            processes.append(process)
+            on_error.callback(process.end)
+            rank = RankContext("actor_infer", replica, size, device=devices[0], devices=devices)
+            process.begin(set_up, factory, rank)
         for process in processes:
             process.wait_until_ready()
         on_error.pop_all()

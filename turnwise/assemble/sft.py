@@ -16,7 +16,8 @@ from turnwise.config import SFTConfig, require, unavailable
 from turnwise.examine.demonstrations import encode_all
 from turnwise.examine.examined import ExaminedSFT
 from turnwise.lifecycle.by_validation import ByValidation
-from turnwise.lifecycle.checkpoints import Contents, Fingerprint
+from turnwise.lifecycle.checkpoints import Contents
+from turnwise.lifecycle.fingerprint import Fingerprint
 from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.load import load_tokenizer
@@ -97,11 +98,14 @@ def fine_tune(examined: ExaminedSFT, is_quiet: bool = False) -> Path:
 
 def _batch_plan(config: SFTConfig) -> BatchPlan:
     max_tokens = config.max_tokens_per_microbatch_in_train
+    max_tokens_train = None
+    if config.use_dynamic_batching_in_train:
+        max_tokens_train = max_tokens
     return BatchPlan(
         samples_per_step=config.samples_per_optimizer_step,
         max_length=config.sequence_length,
         seed=config.seed,
         max_sequences=config.training_args.per_device_train_batch_size,
-        max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
+        max_tokens_train=max_tokens_train,
         max_tokens_infer=max_tokens,
     )

@@ -41,7 +41,8 @@ def build_source(
             num_batches=config.max_steps,
         )
         source = build_scheduler(examined, policy, "train", tasks=tasks, settings=settings)
-        return source, min(config.max_steps, num_planned_steps(config, tasks) or config.max_steps)
+        num_planned = num_planned_steps(config, tasks) or config.max_steps
+        return source, min(config.max_steps, num_planned)
     offline = build_offline_rollouts(examined, policy, needs, rollouts)
     return offline, min(config.max_steps, offline.num_batches(config.rollout_batch_size))
 
@@ -51,7 +52,8 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
     tasks."""
     if tasks is None or tasks.num_tasks is None:
         return None
-    return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
+    groups_per_step = config.rollout_batch_size // config.train_env_manager.group_size
+    return -(-tasks.num_tasks // groups_per_step)
 
 
 def build_offline_rollouts(
@@ -107,9 +109,9 @@ def _read_trainable(examined: Examined, path: Path) -> tuple[list[Group], str]:
 
 def _log_contents(config: AgenticConfig, path: Path, groups: Sequence[Group], summary: str) -> None:
     """Logs which policy versions sampled the groups. Warns of tags that the config doesn't name."""
-    versions = sorted(
-        {run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions}
-    )
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    versions = sorted({run.version for turn in turns for run in turn.versions})
     ends = dict.fromkeys([*versions[:1], *versions[-1:]])
     logger.info(
         "%s has %s, sampled by policy versions %s of their run (first, last); the trained model computes "
@@ -139,9 +141,9 @@ def _problems(
                 "train"
             )
         if group.task.row is None and group.task.tag not in config.custom_envs:
-            known = ", ".join(config.custom_envs) or "none"
+            tags = ", ".join(config.custom_envs) or "none"
             yield (
-                f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; "
+                f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({tags}) doesn't have; "
                 "add it there"
             )
         weights: dict[int, float] = {}
@@ -165,18 +167,18 @@ def _problems(
                 f"{group.task.id} has no greedy sibling, which adv_estimator {config.adv_estimator} needs; "
                 "play with this config: `turnwise rollout`"
             )
-    longest = max((s.num_tokens for t in trajectories for s in t.samples), default=0)
+    samples = [sample for trajectory in trajectories for sample in trajectory.samples]
+    longest = max((sample.num_tokens for sample in samples), default=0)
     if longest > config.sequence_length:
         yield (
             f"its longest context has {longest} tokens, more than sequence_length {config.sequence_length}; "
             "raise that"
         )
-    if config.needs_kept_ids and any(
-        s.num_trained and s.kept_ids is None for t in trajectories for s in t.samples
-    ):
+    lacks_kept_ids = any(sample.num_trained and sample.kept_ids is None for sample in samples)
+    if config.needs_kept_ids and lacks_kept_ids:
         yield (
             "it doesn't say which tokens each one was drawn from, which train_infer_correction and "
-            "use_rollout_log_probs need under top_k; play again with `turnwise rollout`, or leave them out"
+            "use_rollout_log_probs need under top_k; play again with `turnwise rollout`, or remove them"
         )
     yield from _foreign_tokens(trajectories, policy)
 
@@ -184,7 +186,7 @@ def _problems(
 def _foreign_tokens(trajectories: Sequence[Trajectory], policy: RolloutContext) -> Iterator[str]:
     """Yields signs that another tokenizer made the tokens: an id is unknown, or a response doesn't decode to
     its text."""
-    other = (
+    advice = (
         "it was played by a model with another tokenizer; set pretrain to that one, or play again with "
         "`turnwise rollout`"
     )
@@ -194,12 +196,16 @@ def _foreign_tokens(trajectories: Sequence[Trajectory], policy: RolloutContext) 
         if largest >= policy.info.vocab_size:
             yield (
                 f"{trajectory.task.id} has token {largest}, and the model knows {policy.info.vocab_size}: "
-                f"{other}"
+                f"{advice}"
             )
     for trajectory, turn in turns[:_NUM_DECODED]:
         ids = turn.response_ids.tolist()
-        said = policy.template.decode(ids)
+        decoded = policy.template.decode(ids)
         # The text of a response lacks its stop token, if it has one. Older files lack all special tokens.
-        older = str(policy.tokenizer.decode(ids, skip_special_tokens=True))
-        if turn.text not in (said, policy.template.decode(ids[:-1]), older):
-            yield f"{trajectory.task.id} has a response {turn.text!r} whose tokens say {said!r} here: {other}"
+        without_stop = policy.template.decode(ids[:-1])
+        plain = str(policy.tokenizer.decode(ids, skip_special_tokens=True))
+        if turn.text not in (decoded, without_stop, plain):
+            yield (
+                f"{trajectory.task.id} has a response {turn.text!r} whose tokens say {decoded!r} here: "
+                f"{advice}"
+            )

@@ -24,18 +24,20 @@ from turnwise.training.settings import StrategySettings
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
     """How the samples of a role are split into optimiser steps and micro-batches."""
     role = config.roles[role_name]
+    max_tokens_train = None
+    if role.use_dynamic_batching_in_train:
+        max_tokens_train = role.max_tokens_per_microbatch_in_train
+    max_tokens_infer = None
+    if role.use_dynamic_batching_in_infer:
+        max_tokens_infer = role.max_tokens_per_microbatch_in_infer
     return BatchPlan(
         samples_per_step=role.samples_per_optimizer_step,
         max_length=config.sequence_length,
         seed=config.seed,
         num_epochs=config.ppo_epochs,
         max_sequences=role.training_args.per_device_train_batch_size,
-        max_tokens_train=role.max_tokens_per_microbatch_in_train
-        if role.use_dynamic_batching_in_train
-        else None,
-        max_tokens_infer=role.max_tokens_per_microbatch_in_infer
-        if role.use_dynamic_batching_in_infer
-        else None,
+        max_tokens_train=max_tokens_train,
+        max_tokens_infer=max_tokens_infer,
         samples_per_batch=config.rollout_batch_size,
         first_step=config.max_steps - config.num_training_steps(role_name),
     )

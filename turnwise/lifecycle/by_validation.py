@@ -51,13 +51,22 @@ class BestValue:
                     f"{', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"
                 )
             return False
-        value, before = measured[self.metric], self.value
-        gain = math.inf if before is None else value - before if self.mode == "max" else before - value
-        if math.isnan(value) or not gain > self.min_delta:
+        value = measured[self.metric]
+        if math.isnan(value) or not self._gain(value) > self.min_delta:
             self.num_since += 1
             return False
-        self.value, self.step, self.num_since = value, step, 0
+        self.value = value
+        self.step = step
+        self.num_since = 0
         return True
+
+    def _gain(self, value: float) -> float:
+        """How much better a value is than the best so far."""
+        if self.value is None:
+            return math.inf
+        if self.mode == "max":
+            return value - self.value
+        return self.value - value
 
     def record(self) -> dict[str, Any]:
         """The contents of `BEST_FILE`."""
@@ -69,8 +78,13 @@ class BestValue:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the saved values, unless they are of another metric or mode. Old states name neither, and
         are restored."""
-        if (state.get("metric", self.metric), state.get("mode", self.mode)) == (self.metric, self.mode):
-            self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
+        metric = state.get("metric", self.metric)
+        mode = state.get("mode", self.mode)
+        if metric != self.metric or mode != self.mode:
+            return
+        self.value = state["value"]
+        self.step = state["step"]
+        self.num_since = state["num_since"]
 
 
 class ByValidation:
@@ -78,14 +92,20 @@ class ByValidation:
     `folder`."""
 
     def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
-        best, stopping = config.save_best, config.early_stopping
-        self.best = BestValue(best.metric, best.mode) if best else None
-        self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta) if stopping else None
-        self._patience = stopping.patience if stopping else 0
-        self._parts = {
-            name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part
-        }
+        self.best: BestValue | None = None
+        self.stopping: BestValue | None = None
+        self._patience = 0
+        self._parts: dict[str, BestValue] = {}
         self._folder = folder
+        best = config.save_best
+        if best:
+            self.best = BestValue(best.metric, best.mode)
+            self._parts["best"] = self.best
+        stopping = config.early_stopping
+        if stopping:
+            self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta)
+            self._parts["stopping"] = self.stopping
+            self._patience = stopping.patience
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
         """Saves a better model; ends the run after `patience` validations without gain. Returns metrics and
@@ -100,24 +120,14 @@ class ByValidation:
                 self.best.value,
                 step,
             )
-        if (
-            self.stopping
-            and not self.stopping.see(step, measured)
-            and self.stopping.num_since >= self._patience
-        ):
+        stopping = self.stopping
+        if stopping and not stopping.see(step, measured) and stopping.num_since >= self._patience:
             if step < checkpoints.num_steps:
-                value, after = self.stopping.value, counted(self.stopping.step, "step")
-                best = "never a number" if value is None else f"best after {after} ({value:g})"
-                num_steps = f"{step} of {checkpoints.num_steps} steps"
-                logger.warning(
-                    "early_stopping: %s was %s: the run ends after %s", self.stopping.metric, best, num_steps
-                )
+                _warn_of_end(stopping, step, checkpoints.num_steps)
             checkpoints.end_here()
-        return (
-            metrics
-            if self.best is None or self.best.value is None
-            else [*metrics, Metric("val/best", self.best.value)]
-        )
+        if self.best is None or self.best.value is None:
+            return metrics
+        return [*metrics, Metric("val/best", self.best.value)]
 
     def state_dict(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -135,6 +145,14 @@ class ByValidation:
                 self._folder,
             )
             self.best.value = None
+
+
+def _warn_of_end(stopping: BestValue, step: int, num_steps: int) -> None:
+    best = "never a number"
+    if stopping.value is not None:
+        best = f"best after {counted(stopping.step, 'step')} ({stopping.value:g})"
+    end = f"{step} of {num_steps} steps"
+    logger.warning("early_stopping: %s was %s: the run ends after %s", stopping.metric, best, end)
 
 
 def read_best(folder: Path) -> dict[str, Any]:

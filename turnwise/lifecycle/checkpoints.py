@@ -2,57 +2,38 @@
 bit."""
 
 import errno
-import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.costs.model import bytes_text
-from turnwise.errors import CheckpointError, ModelError
+from turnwise.errors import CheckpointError
+from turnwise.lifecycle.checkpoint_files import (
+    CONFIG_FILE,
+    STATE_FILE,
+    all_checkpoints,
+    foreign_files,
+    number_of,
+    read_state,
+    set_aside,
+    write_manifest,
+)
 from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
 from turnwise.protocols import Pending, Stateful, Workers
 from turnwise.runtime.replaceable import foreign_entries
-from turnwise.training.state import TRAINER_FILE, load_trainer_state
-from turnwise.types import Sample
+from turnwise.training.state import TRAINER_FILE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
-CONFIG_FILE = "run.yaml"
-"""The resolved config of the run that saved the checkpoint."""
-STATE_FILE = "pipeline.json"
-MANIFEST_FILE = "manifest.json"
-
-
-class Fingerprint:
-    """A hash of the training samples' tokens. A run continues from a checkpoint only if both have the same
-    hash."""
-
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        digest = hashlib.sha256()
-        for sample in samples:
-            digest.update(sample.token_ids.tobytes() + b"/")
-        self._value = digest.hexdigest()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sha256": self._value}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["sha256"] != self._value:
-            raise CheckpointError(
-                "the rows of train_files have changed since the checkpoint was saved, so its position is "
-                "meaningless; restore them, or start a new run from the weights with pretrain"
-            )
 
 
 class TrainedRole(Protocol):
@@ -67,19 +48,19 @@ class TrainedRole(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint contains: `model` in the folder itself, `others` (the critic) in subfolders by name,
-    each with its optimiser; the tokenizer; the states of `parts`."""
+    """What a checkpoint contains: `model` in the folder itself, the roles of `subfolders` (the critic) by
+    name, each with its optimiser; the tokenizer; the states of `parts`."""
 
     model: TrainedRole
     tokenizer: "PreTrainedTokenizerBase"
-    others: Mapping[str, TrainedRole] = field(default_factory=dict)
+    subfolders: Mapping[str, TrainedRole] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
     """Approximate size on the disk."""
 
     @property
     def roles(self) -> list[TrainedRole]:
-        return [self.model, *self.others.values()]
+        return [self.model, *self.subfolders.values()]
 
 
 @dataclass(eq=False)
@@ -107,12 +88,10 @@ class Checkpoints:
     """Number of finished steps."""
     is_torn: bool = field(default=False, init=False)
     """Whether a weight update has begun and isn't complete."""
-    _num_saved: int | None = field(
-        default=None, init=False
-    )  # steps in the run's last checkpoint, saved or restored
-    _kept: set[Path] = field(
-        default_factory=set, init=False
-    )  # old checkpoints that somebody else's files are in
+    _num_saved: int | None = field(default=None, init=False)
+    """Steps in the run's last checkpoint, saved or restored."""
+    _unprunable: set[Path] = field(default_factory=set, init=False)
+    """Old checkpoints that somebody else's files are in."""
 
     def __post_init__(self) -> None:
         self._remember()
@@ -138,10 +117,8 @@ class Checkpoints:
         """Whether rank 0 of every role holds all weights, and still those of the last finished step."""
         if any(role.is_sharded for role in self.contents.roles):
             return False
-        counts = [
-            role.workers.call("info", route="rank0").result().num_updates for role in self.contents.roles
-        ]
-        return counts == self._num_updates
+        infos = [role.workers.call("info", route="rank0").result() for role in self.contents.roles]
+        return [info.num_updates for info in infos] == self._num_updates
 
     @property
     def is_complete(self) -> bool:
@@ -208,29 +185,28 @@ class Checkpoints:
     def _write(self, folder: Path) -> None:
         contents = self.contents
         contents.model.call_full_model("save", folder).result()
-        for name, role in contents.others.items():
+        for name, role in contents.subfolders.items():
             role.call_full_model("save", folder / name).result()
         contents.tokenizer.save_pretrained(folder)
         (folder / CONFIG_FILE).write_text(self.config_yaml, encoding="utf-8")
-        (folder / STATE_FILE).write_text(
-            json.dumps({"step": self.num_done, **self._state}) + "\n", encoding="utf-8"
-        )
-        files = sorted(f for f in folder.rglob("*") if f.is_file())
-        noted = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
-        (folder / MANIFEST_FILE).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+        state = json.dumps({"step": self.num_done, **self._state})
+        (folder / STATE_FILE).write_text(state + "\n", encoding="utf-8")
+        write_manifest(folder)
 
     def _prune(self) -> None:
+        if not self.max_to_keep:
+            return
         older = [folder for folder in all_checkpoints(self.path) if number_of(folder) <= self.num_done]
-        for old in older[: -self.max_to_keep] if self.max_to_keep else ():
-            foreign = _not_in_manifest(old)
+        for old in older[: -self.max_to_keep]:
+            foreign = foreign_files(old)
             if foreign:
-                if old not in self._kept:
+                if old not in self._unprunable:
                     logger.warning(
                         "%s stays beyond max_ckpt_to_keep, as it holds %s, which no run wrote",
                         old,
                         foreign[0],
                     )
-                self._kept.add(old)
+                self._unprunable.add(old)
                 continue
             try:
                 remove_folder(old)
@@ -247,7 +223,10 @@ class Checkpoints:
         try:
             yield
         except OSError as fault:
-            last = f"the last good one is {self.newest}" if self.newest else "none has been saved before"
+            newest = self.newest
+            last = "none has been saved before"
+            if newest:
+                last = f"the last good one is {newest}"
             place = next(place for place in (self.path, *self.path.parents) if place.is_dir())
             raise CheckpointError(
                 f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 1e6:,.1f} MB are free "
@@ -260,7 +239,7 @@ class Checkpoints:
         fit this run."""
         contents = self.contents
         state = read_state(folder)
-        missing = [name for name in contents.others if not (folder / name).is_dir()]
+        missing = [name for name in contents.subfolders if not (folder / name).is_dir()]
         missing += [name for name in contents.parts if name not in state]
         if missing:
             raise CheckpointError(
@@ -275,7 +254,7 @@ class Checkpoints:
             )
         _require_same_tokenizer(folder, contents.tokenizer)
         contents.model.workers.call("load", folder).result()
-        for name, role in contents.others.items():
+        for name, role in contents.subfolders.items():
             role.workers.call("load", folder / name).result()
         for name, part in contents.parts.items():
             try:
@@ -285,95 +264,10 @@ class Checkpoints:
                     f"{folder}: {STATE_FILE} has no usable state of {name} ({fault!r})"
                 ) from fault
         self.num_done = self.first_step = state["step"]
-        self._num_saved = self.num_done if folder.parent.resolve() == self.path.resolve() else None
+        self._num_saved = None
+        if folder.parent.resolve() == self.path.resolve():
+            self._num_saved = self.num_done
         self._remember()
-
-
-def all_checkpoints(path: Path) -> list[Path]:
-    """The existing checkpoints in `path`, by ascending N."""
-    return sorted(
-        (f for f in path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()), key=number_of
-    )
-
-
-def number_of(folder: Path) -> int:
-    """The N of `checkpoint-N`."""
-    return int(folder.name.removeprefix("checkpoint-"))
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """The contents of `STATE_FILE`: `step` (steps done) and the parts' states. Raises CheckpointError if it
-    can't be read."""
-    try:
-        state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        state["step"] = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
-        raise CheckpointError(
-            f"{folder} isn't a complete checkpoint: {STATE_FILE} can't be read ({fault})"
-        ) from fault
-    return state
-
-
-def verify(folder: Path) -> None:
-    """Compares every file with the size and hash in `MANIFEST_FILE`. Raises CheckpointError if a file is
-    missing or differs."""
-    try:
-        if not (folder / MANIFEST_FILE).is_file():  # opening a pipe would wait
-            raise FileNotFoundError("there is no such file")
-        noted = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        sizes = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in noted.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
-        raise CheckpointError(
-            f"{folder} isn't a complete checkpoint: {MANIFEST_FILE} can't be read ({fault})"
-        ) from fault
-    for name in {STATE_FILE, CONFIG_FILE, *sizes}:
-        file = folder / name
-        try:
-            if name not in sizes or not file.is_file():
-                raise CheckpointError(f"{folder} isn't a complete checkpoint: {name} is missing")
-            size, digest = sizes[name]
-            is_same = file.stat().st_size == size and _sha256(file) == digest
-            if is_same and file.name == TRAINER_FILE:
-                load_trainer_state(file, is_mapped=True)
-        except (OSError, ValueError) as fault:
-            raise CheckpointError(f"{folder}: {name!r} can't be read ({fault})") from fault
-        except ModelError as fault:
-            raise CheckpointError(str(fault)) from fault
-        if not is_same:
-            raise CheckpointError(
-                f"{folder} is corrupted: {name} isn't as it was written (it has {file.stat().st_size} "
-                f"bytes, had {size})"
-            )
-
-
-def _not_in_manifest(folder: Path) -> list[str]:
-    """The files of a checkpoint's folder that its manifest doesn't list, all of them if it can't be read."""
-    try:
-        listed = set(json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
-        listed = set()
-    present = (str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
-    return sorted(name for name in present if name not in listed and name != MANIFEST_FILE)
-
-
-def set_aside(folder: Path) -> Path:
-    """Frees the name of a folder: renames the folder to the first unused `NAME.aside-N` (N = 1, 2, …).
-    Returns its new path."""
-    number = next(n for n in count(1) if not folder.with_name(f"{folder.name}.aside-{n}").exists())
-    return folder.rename(folder.with_name(f"{folder.name}.aside-{number}"))
-
-
-def remove_leftovers(path: Path) -> None:
-    """Removes what a killed process left in `path`: checkpoints partly written, replaced by a newer one, or
-    partly removed."""
-    for ending in ("partial", "old", "removed"):
-        for leftover in path.glob(f"checkpoint-*.{ending}"):
-            shutil.rmtree(leftover)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _require_same_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -49,7 +49,8 @@ class Interrupts:
     def hold(self, doing: str) -> None:
         """Makes Ctrl-C wait for `release`. At Ctrl-C, `doing` tells the user what the program finishes
         first."""
-        self._is_pressed, self._doing = False, doing
+        self._is_pressed = False
+        self._doing = doing
         if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)
 
@@ -71,9 +72,8 @@ class Interrupts:
         if self._is_pressed:
             raise KeyboardInterrupt
         self._is_pressed = True
-        with suppress(
-            OSError, ValueError, RuntimeError
-        ):  # the terminal is closed (SIGHUP), or is being written to
+        # Fails if the terminal is closed (SIGHUP), or is being written to.
+        with suppress(OSError, ValueError, RuntimeError):
             print(f"\n{self._doing}; press Ctrl-C again to drop it", file=sys.stderr, flush=True)
 
 

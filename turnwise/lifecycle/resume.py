@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.config import AgenticConfig, Difference, SFTConfig, differences, dump_yaml
 from turnwise.config.read.yaml_text import load_yaml, read_yaml
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.lifecycle.checkpoints import (
+from turnwise.lifecycle.checkpoint_files import (
     CONFIG_FILE,
     MANIFEST_FILE,
     STATE_FILE,
@@ -42,48 +42,63 @@ class ResumePoint:
 def checkpoints_folder(config: Config, run: Path) -> Path:
     """The folder of a run's checkpoints: below `checkpoint_config.output_dir` if that is set, else in the
     run's folder."""
-    asked = config.checkpoint_config.output_dir
-    return Path(asked).absolute() / config.exp_name / run.name if asked else run / "checkpoints"
+    output_dir = config.checkpoint_config.output_dir
+    if not output_dir:
+        return run / "checkpoints"
+    return Path(output_dir).absolute() / config.exp_name / run.name
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
     """The checkpoint that `resume_from_checkpoint` asks for. None if the key is false, or is true and the
     experiment has no checkpoint. Raises CheckpointError if the key is a path without a checkpoint, or no
     checkpoint found is complete."""
-    asked = config.resume_from_checkpoint
-    if asked is False:
+    setting = config.resume_from_checkpoint
+    if setting is False:
         return None
-    if asked is True:
-        runs = filter(Path.is_dir, (Path(config.output_dir) / config.exp_name).glob("*"))
-        run_of = {checkpoint: run for run in runs for checkpoint in _checkpoints_of(config, run)}
-        if not run_of:
-            return None
-        newest, faults = _newest_whole(run_of)
-        return ResumePoint(newest, run_of[newest], faults)
-    path = Path(asked).resolve()
+    if setting is True:
+        return _newest_of_experiment(config)
+    path = Path(setting).resolve()
     if (path / STATE_FILE).is_file() or (path / MANIFEST_FILE).is_file():
-        try:
-            verify(path)
-        except CheckpointError as fault:
-            whole = next(
-                (sibling for sibling in reversed(all_checkpoints(path.parent)) if _fault(sibling) is None),
-                None,
-            )
-            raise CheckpointError(f"{fault}; {whole} is complete" if whole else str(fault)) from fault
+        _require_whole(path)
         return ResumePoint(path, _run_of(config, path))
-    found = [*all_checkpoints(path), *(_checkpoints_of(config, path) if path.is_dir() else ())]
-    if not found:
+    checkpoints = all_checkpoints(path)
+    if path.is_dir():
+        checkpoints.extend(_checkpoints_of(config, path))
+    if not checkpoints:
         raise CheckpointError(
-            f"resume_from_checkpoint {asked}: there is no checkpoint; give a folder checkpoint-N, a run's "
+            f"resume_from_checkpoint {setting}: there is no checkpoint; give a folder checkpoint-N, a run's "
             "folder, or true for the newest of this experiment"
         )
-    newest, faults = _newest_whole(found)
+    newest, faults = _newest_whole(checkpoints)
     return ResumePoint(newest, _run_of(config, newest), faults)
+
+
+def _newest_of_experiment(config: Config) -> ResumePoint | None:
+    """The newest complete checkpoint of all runs of the experiment; None if there is no checkpoint."""
+    runs = filter(Path.is_dir, (Path(config.output_dir) / config.exp_name).glob("*"))
+    run_of = {checkpoint: run for run in runs for checkpoint in _checkpoints_of(config, run)}
+    if not run_of:
+        return None
+    newest, faults = _newest_whole(run_of)
+    return ResumePoint(newest, run_of[newest], faults)
+
+
+def _require_whole(checkpoint: Path) -> None:
+    """Raises CheckpointError if the checkpoint isn't complete; its message names the newest sibling that
+    is."""
+    try:
+        verify(checkpoint)
+    except CheckpointError as fault:
+        for sibling in reversed(all_checkpoints(checkpoint.parent)):
+            if _fault(sibling) is None:
+                raise CheckpointError(f"{fault}; {sibling} is complete") from fault
+        raise CheckpointError(str(fault)) from fault
 
 
 def check_resume(config: Config) -> None:
     """Raises CheckpointError if the run can't continue as `resume_from_checkpoint` asks."""
-    if point := find_resume_point(config):
+    point = find_resume_point(config)
+    if point:
         _describe_changes(config, point)
 
 
@@ -94,12 +109,13 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     run can't be continued."""
     point = find_resume_point(config)
     if point is None:
-        is_expected = config.resume_from_checkpoint is not False
-        notes = [
-            f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts from the "
-            "beginning"
-        ]
-        return _new_folder(config), notes if is_expected else []
+        notes = []
+        if config.resume_from_checkpoint is not False:
+            notes.append(
+                f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; "
+                "this run starts from the beginning"
+            )
+        return _new_folder(config), notes
     notes = [*point.faults, _describe_changes(config, point)]
     num_done = read_state(point.checkpoint)["step"]
     folder = None
@@ -113,7 +129,8 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
             notes.append(f"{point.run} can't be written ({why}); this run continues in a new folder")
     if folder is None:
         folder = _new_folder(config)
-        notes += [] if point.run is None else _copy_history(RunFolder(point.run), folder)
+        if point.run is not None:
+            notes += _copy_history(RunFolder(point.run), folder)
     return folder, notes + folder.go_on(point.checkpoint, num_done)
 
 
@@ -126,12 +143,10 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
         on_error.callback(folder.close)
         if find_resume_point(config) != point:
             raise CheckpointError(
-                f"{run} saved another checkpoint while this one was chosen; start again to take the newest"
+                f"{run} saved another checkpoint while this one was chosen; start again to use the newest"
             )
         for place in (run, folder.metrics, folder.rollouts, point.checkpoint.parent):
-            if place.exists() and not os.access(
-                place, os.W_OK, effective_ids=os.access in os.supports_effective_ids
-            ):
+            if place.exists() and not _is_writable(place):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         remove_leftovers(point.checkpoint.parent)
         for broken in all_checkpoints(point.checkpoint.parent):
@@ -139,6 +154,10 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
                 set_aside(broken)
         on_error.pop_all()
     return folder
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _new_folder(config: Config) -> RunFolder:
@@ -156,19 +175,21 @@ def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
     places = [run / "checkpoints", checkpoints_folder(config, run)]
     saved = _load_yaml(RunFolder(run).config)
     section = saved.get("checkpoint_config")
-    asked = section.get("output_dir") if isinstance(section, dict) else None
+    output_dir = None
+    if isinstance(section, dict):
+        output_dir = section.get("output_dir")
     name = saved.get("exp_name", config.exp_name)
-    if isinstance(asked, str) and isinstance(name, str) and asked and "\0" not in asked + name:
-        places.append(Path(asked) / name / run.name)
+    if isinstance(output_dir, str) and isinstance(name, str) and output_dir and "\0" not in output_dir + name:
+        places.append(Path(output_dir) / name / run.name)
     for place in dict.fromkeys(place.resolve() for place in places):
         yield from all_checkpoints(place)
 
 
-def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
+def _newest_whole(checkpoints: Iterable[Path]) -> tuple[Path, list[str]]:
     """The latest complete checkpoint, and messages about later, damaged ones. Raises CheckpointError if all
     are damaged."""
     faults: list[str] = []
-    for folder in sorted(found, key=_saved_at, reverse=True):
+    for folder in sorted(checkpoints, key=_saved_at, reverse=True):
         fault = _fault(folder)
         if fault is None:
             return folder, faults
@@ -208,16 +229,17 @@ def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
 def _describe_changes(config: Config, point: ResumePoint) -> str:
     """A note about settings that differ from the checkpoint's. Raises CheckpointError if one of them must not
     change."""
-    changed = differences(
-        _load_yaml(point.checkpoint / CONFIG_FILE), load_yaml(dump_yaml(config), "this config")
-    )
+    saved = _load_yaml(point.checkpoint / CONFIG_FILE)
+    changed = differences(saved, load_yaml(dump_yaml(config), "this config"))
     refused = [difference for difference in changed if difference.is_refused]
     if refused:
         raise CheckpointError(
             f"{point.checkpoint} can't be continued with this config:{_listed(refused)}\n"
             "Set them as they were, or start a new run from the checkpoint's weights with pretrain"
         )
-    settings = f"changed settings:{_listed(changed)}" if changed else "the same settings"
+    settings = "the same settings"
+    if changed:
+        settings = f"changed settings:{_listed(changed)}"
     return f"going on from {point.checkpoint}, with {settings}"
 
 
@@ -231,15 +253,20 @@ def _load_yaml(file: Path) -> dict[str, Any]:
         values = load_yaml(read_yaml(file), str(file))
     except ConfigError:
         return {}
-    return values if isinstance(values, dict) else {}
+    if not isinstance(values, dict):
+        return {}
+    return values
 
 
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
     """A checkpoint's run folder: its grandparent, or `output_dir/exp_name/<parent's name>`. None if neither
     has a config."""
-    around = checkpoint.parent.parent
-    named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
-    return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)
+    grandparent = checkpoint.parent.parent
+    of_experiment = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
+    for run in (grandparent, of_experiment):
+        if RunFolder(run).config.is_file():
+            return run
+    return None
 
 
 def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:

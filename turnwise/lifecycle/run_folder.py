@@ -62,8 +62,11 @@ class RunFolder:
         can't be made."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
+            name = stamp
+            if attempt:
+                name = f"{stamp}-{attempt}"
             # Absolute, since an environment may change the folder.
-            path = output_dir.absolute() / exp_name / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+            path = output_dir.absolute() / exp_name / name
             if not is_free(path):
                 continue
             try:
@@ -122,12 +125,16 @@ class RunFolder:
     @property
     def timeline(self) -> Path:
         """The file of the timeline. A resumed run writes a new file, and keeps that of the earlier steps."""
-        return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
+        if self.num_done:
+            return self.path / f"timeline-from-{self.num_done}.json"
+        return self.path / "timeline.json"
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
         """Records the checkpoint to continue from. Renames damaged files of metrics or trajectories; returns
         notes on them."""
-        self.resumed_from, self.num_done, notes = checkpoint, num_done, []
+        self.resumed_from = checkpoint
+        self.num_done = num_done
+        notes = []
         for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
             try:
                 self.lengths[file] = _length_of_steps(file, num_done)
@@ -208,9 +215,9 @@ def _replace_text(file: Path, text: str) -> None:
 def _environment() -> dict[str, Any]:
     """The contents of `environment.json`. They are computed once, since the code of a process stays as it was
     loaded."""
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {
-        "packages": {"turnwise": __version__}
-        | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "packages": {"turnwise": __version__, **versions},
         "python": platform.python_version(),
         "git_revision": _git_revision(),
     }
@@ -222,7 +229,7 @@ def _git_revision() -> str | None:
         here = Path(__file__).parent
         # An installed package may lie inside somebody else's repository.
         for command in (["git", "ls-files", "--error-unmatch", __file__], ["git", "rev-parse", "HEAD"]):
-            done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
+            process = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -46,12 +46,11 @@ def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
             start_that_failed.pop_all()
         with ExitStack() as on_the_way_out:
             # Printed after the pipeline is closed, which removes the live view from the terminal.
-            said: list[str] = []
-            on_the_way_out.callback(lambda: sys.stderr.writelines(f"{line}\n" for line in said))
+            messages: list[str] = []
+            on_the_way_out.callback(lambda: sys.stderr.writelines(f"{line}\n" for line in messages))
             on_the_way_out.push(partial(_close, pipeline))
-            on_the_way_out.push(
-                partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done, said.append)
-            )
+            num_done = pipeline.checkpoints.num_done
+            on_the_way_out.push(partial(_save_unfinished, pipeline, num_done, messages.append))
             yield pipeline
 
 
@@ -75,16 +74,12 @@ def _save_unfinished(
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
-    newest = (
-        f"the newest checkpoint is {checkpoints.newest}"
-        if checkpoints.newest
-        else "there is no checkpoint yet"
-    )
+    newest = "there is no checkpoint yet"
+    if checkpoints.newest:
+        newest = f"the newest checkpoint is {checkpoints.newest}"
     pipeline.interrupts.hold("saving")
     try:
-        if checkpoints.is_torn and not (
-            pipeline.cluster.keep_first_ranks() and checkpoints.has_whole_weights()
-        ):
+        if checkpoints.is_torn and not _keeps_whole_weights(pipeline):
             steps = counted(checkpoints.num_done, "finished step")
             say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {newest}")
             return
@@ -96,6 +91,11 @@ def _save_unfinished(
         say(f"the last steps are not saved; {newest}")
     finally:
         pipeline.interrupts.restore()
+
+
+def _keeps_whole_weights(pipeline: Pipeline) -> bool:
+    """Whether the last finished step can still be saved, by the first rank of each role."""
+    return pipeline.cluster.keep_first_ranks() and pipeline.checkpoints.has_whole_weights()
 
 
 def _close(pipeline: Pipeline, kind: object, fault: BaseException | None, trace: object) -> None:

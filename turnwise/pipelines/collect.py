@@ -57,28 +57,35 @@ class Collection:
             self.num_written += len(played_of(group))
             if played := EpisodeResult.of_group(group):
                 self._outcomes.setdefault(group.task.tag, []).append(played)
-            # By sibling, since an episode with sub-agents has several trajectories.
-            limits = {
-                (t.sibling, t.limit): t.limit for t in group.trajectories if t.status != "failed" and t.limit
-            }
-            errors = {
-                t.sibling: kind_of_failure(t.error, group.task)
-                for t in played_of(group)
-                if t.error is not None
-            }
-            self._limits.update(limits.values())
-            self._failures.update(errors.values())
-            for turn in (turn for trajectory in played_of(group) for turn in trajectory.turns):
-                self._engine_s += turn.generate_s
-                self._environment_s += turn.step_s
+            self._count_ends(group)
+            for trajectory in played_of(group):
+                for turn in trajectory.turns:
+                    self._engine_s += turn.generate_s
+                    self._environment_s += turn.step_s
+
+    def _count_ends(self, group: Group) -> None:
+        """Counts what ended the group's episodes. An episode with sub-agents has several trajectories, so
+        limits and errors are counted once per sibling."""
+        limits: dict[tuple[int, str], str] = {}
+        for trajectory in group.trajectories:
+            if trajectory.status != "failed" and trajectory.limit:
+                limits[trajectory.sibling, trajectory.limit] = trajectory.limit
+        errors: dict[int, str] = {}
+        for trajectory in played_of(group):
+            if trajectory.error is not None:
+                errors[trajectory.sibling] = kind_of_failure(trajectory.error, group.task)
+        self._limits.update(limits.values())
+        self._failures.update(errors.values())
 
     def summary(self) -> dict[str, Any]:
         """Scores of all finished episodes, also of filtered groups; numbers of episodes by the limit or error
         that ended them, the most frequent first; seconds of waiting for tokens and environments, added up
         over concurrent episodes."""
-        sampled_tokens = sum(
-            episode.num_tokens for tasks in self._outcomes.values() for task in tasks for episode in task
-        )
+        tasks = [task for tasks_of_tag in self._outcomes.values() for task in tasks_of_tag]
+        sampled_tokens = sum(episode.num_tokens for task in tasks for episode in task)
+        tokens_per_s = 0.0
+        if self._elapsed_s:
+            tokens_per_s = sampled_tokens / self._elapsed_s
         return {
             **self._evaluation().to_json(),
             "num_groups": self._groups.total(),
@@ -90,7 +97,7 @@ class Collection:
             "elapsed_s": self._elapsed_s,
             "engine_s": self._engine_s,
             "environment_s": self._environment_s,
-            "tokens_per_s": sampled_tokens / self._elapsed_s if self._elapsed_s else 0.0,
+            "tokens_per_s": tokens_per_s,
         }
 
     def _evaluation(self) -> Evaluation:
@@ -98,13 +105,12 @@ class Collection:
 
     def render(self) -> str:
         """The summary as text: a table of scores, then one line for each other result."""
-        summary, evaluation = self.summary(), self._evaluation()
+        summary = self.summary()
+        evaluation = self._evaluation()
         lines = [score_table(evaluation.rows()), *evaluation.too_few_samples()]
         if self._limits:
-            lines.append(
-                "truncated  "
-                + ", ".join(f"{count} by {limit}" for limit, count in self._limits.most_common())
-            )
+            counts = [f"{count} by {limit}" for limit, count in self._limits.most_common()]
+            lines.append(f"truncated  {', '.join(counts)}")
         if self._failures:
             [(error, count)] = self._failures.most_common(1)
             lines.append(

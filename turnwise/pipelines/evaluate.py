@@ -28,17 +28,22 @@ class EpisodeResult(NamedTuple):
         episodes: dict[int, list[Trajectory]] = {}
         for trajectory in group.trajectories:
             episodes.setdefault(trajectory.sibling, []).append(trajectory)
-        return [
-            cls(
-                is_success=parts[0].metrics.get("success", float(parts[0].score > 0)) > 0.5,
-                score=parts[0].score,
-                num_turns=sum(len(part.turns) for part in parts),
-                num_tokens=sum(len(turn.response_ids) for part in parts for turn in part.turns),
-                is_truncated=any(part.status == "truncated" for part in parts),
+        results = []
+        for parts in episodes.values():
+            statuses = {part.status for part in parts}
+            if "failed" in statuses:
+                continue
+            first = parts[0]
+            turns = [turn for part in parts for turn in part.turns]
+            result = cls(
+                is_success=first.metrics.get("success", float(first.score > 0)) > 0.5,
+                score=first.score,
+                num_turns=len(turns),
+                num_tokens=sum(len(turn.response_ids) for turn in turns),
+                is_truncated="truncated" in statuses,
             )
-            for parts in episodes.values()
-            if all(part.status != "failed" for part in parts)
-        ]
+            results.append(result)
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,8 @@ class Score:
     def of_tasks(cls, tasks: Sequence[Sequence[EpisodeResult]]) -> "Score":
         """The score of several tasks, from the episodes of each task."""
         episodes = [outcome for task in tasks for outcome in task]
-        successes, trials = [sum(o.is_success for o in task) for task in tasks], [len(task) for task in tasks]
+        successes = [sum(outcome.is_success for outcome in task) for task in tasks]
+        trials = [len(task) for task in tasks]
         low, high = clustered_interval(successes, trials)
         return cls(
             num_episodes=len(episodes),
@@ -112,7 +118,10 @@ class Evaluation:
 
     def rows(self) -> list[tuple[str, Score]]:
         """The named scores for a table: that of all tags, and each tag's if there are several."""
-        return [("all", self.overall), *(self.by_tag.items() if len(self.by_tag) > 1 else ())]
+        rows = [("all", self.overall)]
+        if len(self.by_tag) > 1:
+            rows.extend(self.by_tag.items())
+        return rows
 
     def __str__(self) -> str:
         return "\n".join([score_table(self.rows()), *self.too_few_samples(), *self.failures()])
@@ -129,20 +138,20 @@ class Evaluation:
 
     def failures(self) -> list[str]:
         """A sentence about the failed episodes, if there are any."""
-        return (
-            [f"not counted: {counted(self.num_failed, 'episode')} that failed outside the policy"]
-            if self.num_failed
-            else []
-        )
+        if not self.num_failed:
+            return []
+        return [f"not counted: {counted(self.num_failed, 'episode')} that failed outside the policy"]
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
     """The evaluation of these groups. Failed episodes count in `num_failed` only."""
     by_tag: dict[str, list[list[EpisodeResult]]] = {}
+    num_failed = 0
     for group in groups:
-        if played := EpisodeResult.of_group(group):
+        played = EpisodeResult.of_group(group)
+        if played:
             by_tag.setdefault(group.task.tag, []).append(played)
-    num_failed = sum(len({t.sibling for t in group.trajectories if t.status == "failed"}) for group in groups)
+        num_failed += len({t.sibling for t in group.trajectories if t.status == "failed"})
     return Evaluation.of(by_tag, num_failed)
 
 
@@ -158,19 +167,20 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
     """Mean pass@k of the tasks with at least k samples, for each of the `_sample_sizes`."""
-    return {
-        k: _mean(pass_at_k(n, c, k) for n, c in zip(trials, successes, strict=True) if n >= k)
-        for k in _sample_sizes(trials)
-    }
+    pass_at: dict[int, float] = {}
+    for k in _sample_sizes(trials):
+        tasks = zip(trials, successes, strict=True)
+        pass_at[k] = _mean(pass_at_k(n, c, k) for n, c in tasks if n >= k)
+    return pass_at
 
 
 def _sample_sizes(trials: Sequence[int]) -> list[int]:
     """k = 1, 2, 4, … and m, the maximum samples per task; none if m = 1."""
-    most = max(trials, default=1)
-    if most == 1:
+    max_samples = max(trials, default=1)
+    if max_samples == 1:
         return []
-    powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most]
-    return [*powers, most]
+    powers = [1 << exponent for exponent in range(max_samples.bit_length())]
+    return [*(power for power in powers if power < max_samples), max_samples]
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -185,27 +195,29 @@ def success_table(rows: Sequence[tuple[str, Score]]) -> str:
 
 def score_table(rows: Sequence[tuple[str, Score]]) -> str:
     """A plain-text table of named scores: success, its interval, pass@k, and means per episode."""
-    return _table(
-        "", rows, sorted({k for _, score in rows for k in score.pass_at if k > 1}), has_lengths=True
-    )
+    sample_sizes = {k for _, score in rows for k in score.pass_at}
+    return _table("", rows, sorted(sample_sizes - {1}), has_lengths=True)
 
 
 def _table(
-    title: str, rows: Sequence[tuple[str, Score]], ks: Sequence[int], has_lengths: bool = False
+    title: str,
+    rows: Sequence[tuple[str, Score]],
+    ks: Sequence[int],
+    has_lengths: bool = False,
 ) -> str:
-    width = max(len(title), *(len(name) for name, _ in rows))
-    header = f"{title:<{width}}  success  95% interval    episodes" + "".join(
-        f"  {f'pass@{k}':>7}" for k in ks
-    )
-    header += "    score  turns  tokens  truncated" if has_lengths else ""
+    names = [name for name, _ in rows]
+    width = max(len(title), *map(len, names))
+    header = f"{title:<{width}}  success  95% interval    episodes"
+    for k in ks:
+        header += f"  {f'pass@{k}':>7}"
+    if has_lengths:
+        header += "    score  turns  tokens  truncated"
     lines = [header, "-" * len(header)]
     for name, s in rows:
         line = f"{name:<{width}}  {s.success:7.3f}  [{s.low:.3f}, {s.high:.3f}]  {s.num_episodes:8d}"
-        line += "".join(f"  {s.pass_at[k]:7.3f}" if k in s.pass_at else " " * 9 for k in ks)
-        line += (
-            f"  {s.mean_score:7.3f}  {s.mean_turns:5.1f}  {s.mean_tokens:6.1f}  {s.truncated:9.1%}"
-            if has_lengths
-            else ""
-        )
+        for k in ks:
+            line += f"  {s.pass_at[k]:7.3f}" if k in s.pass_at else " " * 9
+        if has_lengths:
+            line += f"  {s.mean_score:7.3f}  {s.mean_turns:5.1f}  {s.mean_tokens:6.1f}  {s.truncated:9.1%}"
         lines.append(line)
     return "\n".join(lines)

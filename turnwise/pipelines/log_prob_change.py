@@ -28,10 +28,10 @@ def log_prob_change(role: ModelRole, samples: Sequence[Sample], step: int) -> li
     prefixes = _prefixes(samples)
     if not prefixes:
         return []
-    changes = [
-        np.abs(after - _before(prefix))[prefix.response_mask]
-        for prefix, after in zip(prefixes, role.forward(prefixes, "logprobs"), strict=True)
-    ]
+    changes = []
+    for prefix, new_logprobs in zip(prefixes, role.forward(prefixes, "logprobs"), strict=True):
+        difference = np.abs(new_logprobs - _old_logprobs(prefix))
+        changes.append(difference[prefix.response_mask])
     change = float(np.concatenate(changes).mean())
     return [Metric(f"{role.name.removesuffix('_train')}/log_prob_change", change)]
 
@@ -61,21 +61,26 @@ def _first_trained(sample: Sample) -> int:
     return int(np.argmax(sample.response_mask))
 
 
-def _before(sample: Sample) -> FloatArray:
-    return sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
+def _old_logprobs(sample: Sample) -> FloatArray:
+    if sample.old_logprobs is None:
+        return sample.rollout_logprobs
+    return sample.old_logprobs
 
 
 def _prefix(sample: Sample, length: int) -> Sample:
     """The first `length` tokens of a sample, with what a forward pass needs."""
-    offsets = None if sample.kept_offsets is None else sample.kept_offsets[: length + 1]
-    kept_ids = None if sample.kept_ids is None or offsets is None else sample.kept_ids[: offsets[-1]]
-    return Sample(
+    prefix = Sample(
         token_ids=sample.token_ids[:length],
         response_mask=sample.response_mask[:length],
         rollout_logprobs=sample.rollout_logprobs[:length],
         turn_spans=(),
-        kept_ids=kept_ids,
-        kept_offsets=offsets,
-        temperatures=None if sample.temperatures is None else sample.temperatures[:length],
-        old_logprobs=None if sample.old_logprobs is None else sample.old_logprobs[:length],
     )
+    if sample.kept_offsets is not None:
+        prefix.kept_offsets = sample.kept_offsets[: length + 1]
+        if sample.kept_ids is not None:
+            prefix.kept_ids = sample.kept_ids[: prefix.kept_offsets[-1]]
+    if sample.temperatures is not None:
+        prefix.temperatures = sample.temperatures[:length]
+    if sample.old_logprobs is not None:
+        prefix.old_logprobs = sample.old_logprobs[:length]
+    return prefix

@@ -49,16 +49,21 @@ class BatchPlan:
         """Sample indices of each micro-batch, those of the first rank first. All ranks have the same number
         of micro-batches; some may be empty. Samples with a common prefix are adjacent, so that the prefix is
         computed once."""
-        limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
-        ranks = []
+        limits = {"max_sequences": self.max_sequences}
+        if max_tokens is not None:
+            limits = {"max_tokens": max_tokens}
+        ranks: list[list[list[int]]] = []
         for dealt in deal(samples, num_ranks):
             dealt.sort(key=lambda index: samples[index].token_ids.tobytes())
-            parts = micro_batches(
-                [samples[index].num_tokens for index in dealt], **limits, order=range(len(dealt))
-            )
+            lengths = [samples[index].num_tokens for index in dealt]
+            parts = micro_batches(lengths, **limits, order=range(len(dealt)))
             ranks.append([[dealt[place] for place in part] for part in parts])
-        most = max(len(parts) for parts in ranks)
-        return [part for parts in ranks for part in [*parts, *[[]] * (most - len(parts))]]
+        num_parts = max(len(parts) for parts in ranks)
+        cuts: list[list[int]] = []
+        for parts in ranks:
+            empty: list[list[int]] = [[]] * (num_parts - len(parts))
+            cuts += [*parts, *empty]
+        return cuts
 
     def num_optimizer_steps(self, num_samples: int) -> int:
         """Number of optimiser steps on a batch of `num_samples`, over all epochs."""
@@ -76,7 +81,8 @@ class BatchPlan:
         [10.0, 10.5, 11.0, 11.5]
         """
         planned = self.num_optimizer_steps(self.samples_per_batch or num_samples)
-        return (step - self.first_step) * planned + number * planned / self.num_optimizer_steps(num_samples)
+        actual = self.num_optimizer_steps(num_samples)
+        return (step - self.first_step) * planned + number * planned / actual
 
 
 ClaimDevices = Callable[[str, Collection[MemoryKind] | None], None]
@@ -110,26 +116,33 @@ class ModelRole:
     def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
         """The base model under this role's LoRA adapter, as another role on the same workers. Its metrics
         carry `name`."""
-        return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
+        return ModelRole(
+            name,
+            self.workers,
+            plan,
+            self.stopwatch,
+            is_base=True,
+            owner=self.owner,
+        )
 
     def call_full_model(self, method: str, *args: Any) -> Pending:
         """Calls a method that needs the whole model on the first rank. The other ranks take part if they hold
         shares of it."""
-        return self.workers.call(method, *args, route="broadcast" if self.is_sharded else "rank0")
+        if self.is_sharded:
+            return self.workers.call(method, *args, route="broadcast")
+        return self.workers.call(method, *args, route="rank0")
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
         """Sets the field `into` of every sample to this model's log-probs of its tokens. Returns the metrics
         of the passes."""
-        is_cut = any(sample.kept_ids is not None for sample in samples)
-        results, metrics = self._forward(
-            samples, frozenset({"logprobs", *(("full_logprobs",) if is_cut else ())})
-        )
+        outputs: set[Output] = {"logprobs"}
+        if any(sample.kept_ids is not None for sample in samples):
+            outputs.add("full_logprobs")
+        results, metrics = self._forward(samples, frozenset(outputs))
         for sample, arrays in zip(samples, results, strict=True):
             if into == "old_logprobs":
-                sample.old_logprobs, sample.old_full_logprobs = (
-                    arrays["logprobs"],
-                    arrays.get("full_logprobs"),
-                )
+                sample.old_logprobs = arrays["logprobs"]
+                sample.old_full_logprobs = arrays.get("full_logprobs")
             else:
                 sample.ref_logprobs = arrays.get("full_logprobs", arrays["logprobs"])
         return metrics
@@ -143,10 +156,10 @@ class ModelRole:
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
             return []
-        is_stale = any(
-            run.version != version for sample in samples for runs in sample.versions for run in runs
-        )
-        if is_stale or self.plan.num_optimizer_steps(len(samples)) > 1 or self.old_log_probs == "always":
+        runs = (run for sample in samples for runs_of_turn in sample.versions for run in runs_of_turn)
+        is_stale = any(run.version != version for run in runs)
+        has_several_steps = self.plan.num_optimizer_steps(len(samples)) > 1
+        if is_stale or has_several_steps or self.old_log_probs == "always":
             return self.compute_log_probs(samples, into="old_logprobs")
         return []
 
@@ -155,7 +168,8 @@ class ModelRole:
         the passes."""
         results, metrics = self._forward(samples, frozenset({"values", "next_values"}))
         for sample, arrays in zip(samples, results, strict=True):
-            sample.values, sample.next_values = arrays["values"], arrays["next_values"]
+            sample.values = arrays["values"]
+            sample.next_values = arrays["next_values"]
         return metrics
 
     def train_step(self, samples: Sequence[Sample], loss: Loss, step: int) -> list[Metric]:
@@ -166,15 +180,19 @@ class ModelRole:
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
         chunks = [[samples[i] for i in indices] for epoch in plan for indices in epoch]
         if len(chunks) > 1:
-            num_batches = sum(len(self._cut(chunk, self.plan.max_tokens_train)) for chunk in chunks)
-            self.stopwatch.work = Work("micro-batches", num_batches)
+            cuts = [self._cut(chunk, self.plan.max_tokens_train) for chunk in chunks]
+            self.stopwatch.work = Work("micro-batches", sum(map(len, cuts)))
         for number, chunk in enumerate(chunks):
             position = self.plan.position(step, number, len(samples))
             metrics += self.optimizer_step(chunk, loss, position, derive_seed(seed, number))
         return metrics
 
     def optimizer_step(
-        self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0
+        self,
+        samples: Sequence[Sample],
+        loss: Loss,
+        position: float,
+        seed: int = 0,
     ) -> list[Metric]:
         """Makes one optimiser step on all of the samples, or none if the loss counts none of their tokens.
         `position` in the schedule sets the learning rate; `seed` seeds the loss's random draws. Returns
@@ -196,10 +214,15 @@ class ModelRole:
         """Lets the workers make an optimiser step, or a part of one, on the samples. Returns unnamed metrics
         (see `named`)."""
         cuts = self._cut(samples, self.plan.max_tokens_train)
-        batches = [pack([samples[i] for i in cut] or [blank(samples[0])], divisors) for cut in cuts]
+        batches = [pack(part, divisors) for part in _parts(samples, cuts)]
         with self._computing("train", len(batches)) as batch_metrics:
             results: list[Metric] = self.workers.call(
-                "train_step", batches, route="split", loss=loss, position=position, part=part
+                "train_step",
+                batches,
+                route="split",
+                loss=loss,
+                position=position,
+                part=part,
             ).result()
         self.num_updates += part.divisor is not None
         return [*results, *batch_metrics]
@@ -214,32 +237,33 @@ class ModelRole:
             return samples, []
         step_batch = pack(samples, divisors)
         annotations, metrics = loss.prepare(step_batch, seed)
-        known = {
-            name: unpack(array, step_batch.lengths)
-            for name, array in annotations._asdict().items()
-            if array is not None
-        }
-        own: list[dict[str, Any]] = [
-            {name: parts[index] for name, parts in known.items()} for index in range(len(samples))
-        ]
-        return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
+        fields: list[dict[str, Any]] = [{} for _ in samples]
+        for name, array in annotations._asdict().items():
+            if array is None:
+                continue
+            parts = unpack(array, step_batch.lengths)
+            for of_sample, part in zip(fields, parts, strict=True):
+                of_sample[name] = part
+        annotated = [replace(sample, **of_sample) for sample, of_sample in zip(samples, fields, strict=True)]
+        return annotated, metrics
 
     def named(self, metrics: Sequence[Metric], has_stepped: bool) -> list[Metric]:
         """The metrics of an optimiser step, and `backward_steps`: 1 if `has_stepped`, else 0. A name without
         `/` gets the role's name as a prefix, without `_train` except for the gradient norm:
         `actor_train/grad_norm`, but `actor/lr`."""
-        own = {"grad_norm": self.name}
         short = self.name.removesuffix("_train")
-        return [
-            metric
-            if "/" in metric.name
-            else metric._replace(name=f"{own.get(metric.name, short)}/{metric.name}")
-            for metric in (*metrics, Metric("backward_steps", float(has_stepped), "sum"))
-        ]
+        prefixed: list[Metric] = []
+        for metric in (*metrics, Metric("backward_steps", float(has_stepped), "sum")):
+            if "/" not in metric.name:
+                prefix = self.name if metric.name == "grad_norm" else short
+                metric = metric._replace(name=f"{prefix}/{metric.name}")
+            prefixed.append(metric)
+        return prefixed
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
         """The model's `output` (such as `logprobs`) for each sample: an array [N] over its N tokens."""
-        return [arrays[output] for arrays in self._forward(samples, frozenset({output}))[0]]
+        results, _ = self._forward(samples, frozenset({output}))
+        return [arrays[output] for arrays in results]
 
     def _cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
         return self.plan.cut(samples, max_tokens, self.workers.dp_size)
@@ -248,16 +272,19 @@ class ModelRole:
         self, samples: Sequence[Sample], outputs: frozenset[Output]
     ) -> tuple[list[dict[Output, FloatArray]], list[Metric]]:
         cuts = self._cut(samples, self.plan.max_tokens_infer)
-        parts = [[samples[i] for i in cut] or [blank(samples[0])] for cut in cuts]
+        parts = _parts(samples, cuts)
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in parts]
-        which = {"without_adapter": True} if self.is_base else {}
+        options: dict[str, Any] = {"outputs": outputs}
+        if self.is_base:
+            options["without_adapter"] = True
         with self._computing("forward", len(batches), ["weights"]) as metrics:
-            results = self.workers.call("forward", batches, route="split", outputs=outputs, **which).result()
+            results = self.workers.call("forward", batches, route="split", **options).result()
         by_sample: list[dict[Output, FloatArray]] = [{} for _ in samples]
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
+                of_samples = unpack(arrays[name], batch.lengths)
                 # A micro-batch without samples holds one blank sample.
-                for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=bool(cut)):
+                for index, array in zip(cut, of_samples, strict=bool(cut)):
                     by_sample[index][name] = array
         return by_sample, metrics
 
@@ -273,12 +300,18 @@ class ModelRole:
             self.stopwatch.work = Work("micro-batches", num_batches)
         if self.claim_devices is not None:
             self.claim_devices(self.owner, memory)
-        before, metrics = self.stopwatch.tokens, list[Metric]()
+        metrics: list[Metric] = []
+        start = self.stopwatch.tokens
         yield metrics
-        counts = self.stopwatch.tokens.minus(before)
+        counts = self.stopwatch.tokens.minus(start)
         if counts.computed:
             name = f"batch/{self.name}/{kind}"
             metrics += [
                 Metric(f"{name}/padding", counts.padding_share, weight=counts.computed),
                 Metric(f"{name}/merged", counts.merged_share, weight=counts.unmerged),
             ]
+
+
+def _parts(samples: Sequence[Sample], cuts: Sequence[Sequence[int]]) -> list[list[Sample]]:
+    """The samples of each micro-batch. One without samples gets a blank sample."""
+    return [[samples[index] for index in cut] or [blank(samples[0])] for cut in cuts]

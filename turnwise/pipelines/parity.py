@@ -62,9 +62,10 @@ class Probe:
 
     async def speak(self) -> bool:
         """Samples one more turn. Returns False if the context has no room for it."""
-        return (
-            await self._conversation.generate(self.prompt[-1:] if self.num_turns else self.prompt) is not None
-        )
+        new_messages = self.prompt
+        if self.num_turns:
+            new_messages = self.prompt[-1:]
+        return await self._conversation.generate(new_messages) is not None
 
     def sample(self, num_scored: int) -> Sample:
         """The conversation so far. Its response mask marks the sampled tokens of the last `num_scored`
@@ -104,13 +105,14 @@ async def first_prompts(
         def open_conversation(*args: Any, listener: _Listener = listener, **kwargs: Any) -> _Listener:
             return listener
 
+        task = _task(tag, derive_seed(seed, "parity", tag))
         try:
-            await agent.run(_task(tag, derive_seed(seed, "parity", tag)), 0, open_conversation, sampling)
+            await agent.run(task, 0, open_conversation, sampling)
         except (ConfigError, DeadlineError):
             raise
         except (
             Exception
-        ) as error:  # boundary: agents and environments are foreign code; rollouts report their errors
+        ) as error:  # boundary: agents and environments are foreign code; rollouts report errors
             logger.info("parity: %s gave no first prompt (%r); the parity check does without it", tag, error)
         if listener.heard:
             prompts[tag] = listener.heard
@@ -118,12 +120,18 @@ async def first_prompts(
 
 
 def _sample(turns: Sequence[Turn]) -> Sample:
-    [sample] = build_samples(Trajectory(_task("", seed=0), sibling=0, turns=list(turns)))
+    trajectory = Trajectory(_task("", seed=0), sibling=0, turns=list(turns))
+    [sample] = build_samples(trajectory)
     return sample
 
 
 def _task(tag: str, seed: int) -> Task:
-    return Task(id=f"parity/{tag}", tag=tag, split="train", seed=seed)
+    return Task(
+        id=f"parity/{tag}",
+        tag=tag,
+        split="train",
+        seed=seed,
+    )
 
 
 TOKENS_PER_TURN = 4
@@ -154,18 +162,18 @@ class ParityGate:
     forgets: bool = True
 
     def __post_init__(self) -> None:
-        self._last: tuple[int, list[Sample]] | None = (
-            None  # the version of the last check, and its new conversations
-        )
-        self._new = [self._probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(self.prompts)]
+        self._last: tuple[int, list[Sample]] | None = None
+        """The version of the last check, and its new conversations."""
+        self._new = self._probes("parity/new")
         # The names say "kept", as in earlier revisions, since the seeds are derived from them.
-        self._continued = [
-            self._probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(self.prompts)
-        ]
+        self._continued = self._probes("parity/kept")
+
+    def _probes(self, name: str) -> list[Probe]:
+        return [self._probe(f"{name}/{index}", prompt) for index, prompt in enumerate(self.prompts)]
 
     def _probe(self, name: str, prompt: Prompt) -> Probe:
-        own = replace(self.sampling, seed=derive_seed(self.sampling.seed, name))
-        return Probe(self.template, self.server, name, prompt, own, self.max_length)
+        sampling = replace(self.sampling, seed=derive_seed(self.sampling.seed, name))
+        return Probe(self.template, self.server, name, prompt, sampling, self.max_length)
 
     def check(self, version: int) -> list[Metric]:
         """Samples turns. Returns metrics of the new conversations. Raises ParityError if the mean difference
@@ -175,9 +183,10 @@ class ParityGate:
         new, continued = self.run_async(self._play(version))
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
         measured = self._differences(new)
-        for played, found in ((new, measured), (continued, self._differences(continued))):
+        of_continued = self._differences(continued)
+        for played, differences in ((new, measured), (continued, of_continued)):
             # Negated, so that NaN fails.
-            if not found.mean() <= self.max_diff:
+            if not differences.mean() <= self.max_diff:
                 raise ParityError(diagnose(self._evidence(version, played, new), self.suspects))
         if self._last is None:
             logger.info("parity: sampler and trainer differ by %.2g nats per token", measured.mean())
@@ -210,10 +219,12 @@ class ParityGate:
     def _change_since_last(self, new: Sequence[Sample]) -> tuple[int, float] | None:
         if self._last is None:
             return None
-        version, before = self._last
-        if not all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, new, strict=True)):
-            return None
-        return version, float(logprob_differences(new, [sample.rollout_logprobs for sample in before]).mean())
+        version, previous = self._last
+        for old_sample, new_sample in zip(previous, new, strict=True):
+            if not np.array_equal(old_sample.token_ids, new_sample.token_ids):
+                return None
+        changes = logprob_differences(new, [sample.rollout_logprobs for sample in previous])
+        return version, float(changes.mean())
 
     def _ask_afresh(self, version: int, played: Sequence[Sample]) -> float:
         """Lets servers with empty caches answer the last turns again; returns the mean difference of the
@@ -233,9 +244,16 @@ class ParityGate:
     async def _answer(self, request_id: str, sample: Sample) -> Sample:
         """Samples the last turn of a sample again, in the same context."""
         prompt_ids = sample.token_ids[: sample.turn_spans[-1].start]
-        got = await self.server.generate(prompt_ids.tolist(), self.sampling, request_id)
-        turn = Turn(prompt_ids, got.token_ids, got.logprobs, got.versions, starts_context=True)
-        turn.kept_ids, turn.kept_offsets = got.kept_ids, got.kept_offsets
+        completion = await self.server.generate(prompt_ids.tolist(), self.sampling, request_id)
+        turn = Turn(
+            prompt_ids,
+            completion.token_ids,
+            completion.logprobs,
+            completion.versions,
+            starts_context=True,
+        )
+        turn.kept_ids = completion.kept_ids
+        turn.kept_offsets = completion.kept_offsets
         return _sample([turn])
 
 

@@ -44,13 +44,13 @@ class Suspects:
 
     def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
         """Log-probs by transformers' own forward pass with the trainer's weights."""
-        return plain_logprobs(
-            plain_model(self.model_config, self.weights(), parse_dtype(dtype)), samples, temperature
-        )
+        model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))
+        return plain_logprobs(model, samples, temperature)
 
     def score_folder(self, samples: Sequence[Sample], folder: str) -> list[FloatArray]:
         """Log-probs by transformers' own forward pass with the weights of a folder."""
-        dtype, trust = parse_dtype(self.sampler_dtype), trusted_already(self.model_config)
+        dtype = parse_dtype(self.sampler_dtype)
+        trust = trusted_already(self.model_config)
         model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
         return plain_logprobs(model, samples, self.temperature)
 
@@ -72,12 +72,12 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A possible cause. `rest()` returns the mean difference between the log-probs that the cause predicts
-    and the server's. If given, `rounding()` decides instead: it returns a dtype's mean rounding error, since
-    single errors can't be predicted."""
+    """A possible cause. `distance()` returns the mean difference between the log-probs that the cause
+    predicts and the server's. If given, `rounding()` decides instead: it returns a dtype's mean rounding
+    error, since single errors can't be predicted."""
 
     cause: str
-    rest: Callable[[], float]
+    distance: Callable[[], float]
     advice: str
     rounding: Callable[[], float] | None = None
 
@@ -87,23 +87,25 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
     tried."""
     differences = logprob_differences(evidence.samples, suspects.score(evidence.samples))
     mean = float(differences.mean())
-    most = max(mean / 10, min(mean / 3, evidence.max_diff))
+    max_distance = max(mean / 10, min(mean / 3, evidence.max_diff))
     proven: list[tuple[float, Fault]] = []
     tried: list[str] = []
     for fault in _faults(evidence, suspects):
         try:
-            rest = fault.rest()
-            rounding = fault.rounding() if fault.rounding else None
+            distance = fault.distance()
+            rounding = None
+            if fault.rounding:
+                rounding = fault.rounding()
         except TurnwiseError as error:
             reason = str(error).splitlines()[0]
             tried.append(f"  {math.nan:<8.2g} {fault.cause}, which can't be tried: {reason}")
             continue
-        tried.append(f"  {rest:<8.2g} {fault.cause}")
-        is_proven = rest <= most
+        tried.append(f"  {distance:<8.2g} {fault.cause}")
+        is_proven = distance <= max_distance
         if rounding is not None:
             is_proven = rounding / _ROUNDING_SPREAD <= mean <= rounding * _ROUNDING_SPREAD
         if is_proven:
-            proven.append((rest, fault))
+            proven.append((distance, fault))
     return "\n".join(
         [
             f"sampler and trainer differ by {mean:.2g} nats per token in the mean, {differences.max():.2g} "
@@ -124,9 +126,9 @@ def _verdict(proven: Sequence[tuple[float, Fault]]) -> str:
             "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the "
             "difference."
         )
-    # One fault may look like another. The first of those with about the least rest is named.
-    least = min(rest for rest, _ in proven)
-    fault = next(fault for rest, fault in proven if rest <= 2 * least + _NEGLIGIBLE)
+    # One fault may look like another. The first of those with about the smallest distance is named.
+    smallest = min(distance for distance, _ in proven)
+    fault = next(fault for distance, fault in proven if distance <= 2 * smallest + _NEGLIGIBLE)
     return f"Cause: {fault.cause}. {fault.advice}."
 
 
@@ -137,19 +139,17 @@ def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
     if suspects.without_adapter is not None:
         yield Fault(
             cause="adapter not loaded",
-            rest=partial(_distance, samples, suspects.without_adapter),
+            distance=partial(_distance, samples, suspects.without_adapter),
             advice="The server agrees with the model without the LoRA adapter that is trained: it must load "
-            "the "
-            "adapter, or be given merged weights",
+            "the adapter, or be given merged weights",
         )
     if suspects.temperature != 1.0:
         yield Fault(
             cause="temperature 1",
-            rest=partial(_plain_distance, suspects, samples, 1.0, suspects.sampler_dtype),
+            distance=partial(_plain_distance, suspects, samples, 1.0, suspects.sampler_dtype),
             advice="The server's log-probs are those of this temperature, the trainer's of "
             f"{suspects.temperature:g} (actor_infer.generating_args.temperature, train_env_manager's before "
-            f"it). A "
-            "server must return log-probs after the temperature; for vLLM that is logprobs_mode: "
+            "it). A server must return log-probs after the temperature; for vLLM that is logprobs_mode: "
             "processed_logprobs",
         )
     yield from _folder_faults(suspects, samples)
@@ -162,17 +162,16 @@ def _server_faults(evidence: Evidence) -> Iterator[Fault]:
     """Faults of a server that another request, or an earlier check, shows."""
     yield Fault(
         cause="stale prefix",
-        rest=evidence.ask_afresh,
-        advice="With emptied caches the server agrees: its `resume` must drop every cached prefix; until it "
-        "does, "
-        "turn its prefix cache off in actor_infer.strategy_args.strategy_config",
+        distance=evidence.ask_afresh,
+        advice="With emptied caches the server agrees: its `resume` must drop every cached prefix; "
+        "until it does, turn its prefix cache off in actor_infer.strategy_args.strategy_config",
     )
     if evidence.change_since is None:
         return
     version, change = evidence.change_since
     yield Fault(
         cause=f"weights not transferred since version {version}",
-        rest=lambda: change,
+        distance=lambda: change,
         advice="The server answers as it did then, so the weight update didn't reach it; "
         "actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights",
     )
@@ -182,34 +181,34 @@ def _folder_faults(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fa
     """Folders whose weights the server may still have, or was started with by mistake."""
     start = next(iter(suspects.folders), "")
     for folder, setting in suspects.folders.items():
-        rest = partial(_distance, samples, partial(suspects.score_folder, folder=folder))
+        distance = partial(_distance, samples, partial(suspects.score_folder, folder=folder))
         if folder == start:
             yield Fault(
                 cause=f"weights not transferred, still those of {setting} {folder}",
-                rest=rest,
+                distance=distance,
                 advice="No weight update has reached the server",
             )
         else:
             yield Fault(
                 cause=f"wrong folder, {setting} {folder}",
-                rest=rest,
-                advice=f"The server samples from this model, and training started from {start}: name one "
-                f"folder for both",
+                distance=distance,
+                advice=f"The server samples from this model, and training started from {start}: "
+                "name one folder for both",
             )
 
 
 def _trainer_fault(suspects: Suspects, samples: Sequence[Sample]) -> Fault:
     """A trainer whose forward pass, or its dtype, isn't that of transformers."""
-    rest = partial(_plain_distance, suspects, samples, suspects.temperature, suspects.sampler_dtype)
+    distance = partial(_plain_distance, suspects, samples, suspects.temperature, suspects.sampler_dtype)
     if suspects.trainer_dtype == suspects.sampler_dtype:
         return Fault(
             cause="trainer's forward pass",
-            rest=rest,
+            distance=distance,
             advice="Try actor_train.model_args.attn_implementation: sdpa, and report it",
         )
     return Fault(
         cause=f"dtype, {suspects.trainer_dtype} of the trainer",
-        rest=rest,
+        distance=distance,
         advice="Set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff",
     )
 
@@ -217,7 +216,7 @@ def _trainer_fault(suspects: Suspects, samples: Sequence[Sample]) -> Fault:
 def _server_dtype_fault(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> Fault:
     return Fault(
         cause=f"dtype, {dtype} of the server",
-        rest=partial(_plain_distance, suspects, samples, suspects.temperature, dtype),
+        distance=partial(_plain_distance, suspects, samples, suspects.temperature, dtype),
         advice=f"The difference is of the size that computing in {dtype} makes. The trainer computes in "
         f"{suspects.trainer_dtype} (actor_train.model_args.dtype), the server is to compute in "
         f"{suspects.sampler_dtype} (actor_infer.model_args.dtype): make both the same, or raise "
@@ -231,7 +230,12 @@ def _distance(samples: Sequence[Sample], score: ScoreSamples) -> float:
     return float(logprob_differences(samples, score(samples)).mean())
 
 
-def _plain_distance(suspects: Suspects, samples: Sequence[Sample], temperature: float, dtype: str) -> float:
+def _plain_distance(
+    suspects: Suspects,
+    samples: Sequence[Sample],
+    temperature: float,
+    dtype: str,
+) -> float:
     """`_distance` to transformers' own forward pass with the trainer's weights."""
     return _distance(samples, partial(suspects.score_plainly, temperature=temperature, dtype=dtype))
 
@@ -249,5 +253,8 @@ def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> floa
 def logprob_differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
     """|Δ log-prob| [R] between the server and `logprobs` (an array [N] per sample) at the R sampled tokens of
     all samples."""
-    pairs = zip(samples, logprobs, strict=True)
-    return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])
+    differences = []
+    for sample, of_sample in zip(samples, logprobs, strict=True):
+        difference = np.abs(sample.rollout_logprobs - of_sample)
+        differences.append(difference[sample.response_mask])
+    return np.concatenate(differences)

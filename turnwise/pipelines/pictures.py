@@ -73,18 +73,24 @@ class Pictures:
 def frames(trajectory: Trajectory, views: Sequence[View]) -> list[Frame]:
     """One frame of the start and one after each turn. A turn's caption tells what the model saw, said and
     did."""
-    turns, task = trajectory.turns, trajectory.task
-    result = [Frame(views[0].picture, f"{task.id}\nbefore turn 1 of {len(turns)}", ())]
+    turns = trajectory.turns
+    task_id = trajectory.task.id
+    result = [Frame(views[0].picture, f"{task_id}\nbefore turn 1 of {len(turns)}", ())]
     score = 0.0
     for number, (turn, view) in enumerate(zip(turns, views[1:], strict=True), start=1):
         score += turn.reward
-        title = f"{task.id}\nturn {number} of {len(turns)}"
+        title = f"{task_id}\nturn {number} of {len(turns)}"
         if number == len(turns):
-            title += f": {trajectory.status}{f' by {trajectory.limit}' if trajectory.limit else ''}"
+            title += f": {trajectory.status}"
+            if trajectory.limit:
+                title += f" by {trajectory.limit}"
+        action = turn.action
+        if action is None:
+            action = "nothing that could be parsed"
         caption = (
             ("saw", turn.observation),
             ("said", turn.text),
-            ("did", "nothing that could be parsed" if turn.action is None else turn.action),
+            ("did", action),
             ("reward", f"{turn.reward:g}, {score:g} so far"),
         )
         result.append(Frame(view.picture, title, caption))

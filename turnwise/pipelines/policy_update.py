@@ -24,7 +24,13 @@ class PolicyUpdate:
     next part. Before pipeline step `plan.first_step` (for the actor, the end of the critic's warm-up) nothing
     is trained."""
 
-    def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
+    def __init__(
+        self,
+        role: ModelRole,
+        loss: Loss,
+        step: int,
+        is_streamed: bool,
+    ) -> None:
         self.role = role
         self.loss = loss
         self.step = step
@@ -40,24 +46,30 @@ class PolicyUpdate:
         calls."""
         if self.step < self.role.plan.first_step:
             return []
-        samples, self._waiting = [*self._waiting, *samples], []
+        samples = [*self._waiting, *samples]
+        self._waiting = []
         lacks_advantages = self._lacks_advantages(samples)
         if lacks_advantages and not is_last:
             self._waiting = samples
             return []
         if lacks_advantages and not self._num_sent:
-            return [*self.role.named([Metric("grad_norm", 0.0)], has_stepped=False), self._left_out(1.0)]
+            metrics = self.role.named([Metric("grad_norm", 0.0)], has_stepped=False)
+            return [*metrics, self._left_out(1.0)]
         is_one_step = self.role.plan.num_optimizer_steps(len(samples)) <= 1
         if is_last and not self._parts and (is_one_step or not self.is_streamed):
-            return [*self.role.train_step(samples, self.loss, self.step), self._left_out(0.0)]
+            metrics = self.role.train_step(samples, self.loss, self.step)
+            return [*metrics, self._left_out(0.0)]
         metrics = self._add_part(samples, is_last)
-        return [*metrics, self._left_out(0.0)] if is_last else []
+        if not is_last:
+            return []
+        return [*metrics, self._left_out(0.0)]
 
     def measure(self, samples: Sequence[Sample]) -> list[Metric]:
         """How far the weights' change in this pipeline step moved the policy (`log_prob_change`); [] if they
         didn't change."""
-        has_stepped = self.role.num_updates > self._num_updates_before
-        return log_prob_change(self.role, samples, self.step) if has_stepped else []
+        if self.role.num_updates == self._num_updates_before:
+            return []
+        return log_prob_change(self.role, samples, self.step)
 
     def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
         """Whether the loss needs advantages, there are trained tokens, and the advantages of all of them are
@@ -65,10 +77,10 @@ class PolicyUpdate:
         if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
             return False
         trained = [sample for sample in samples if sample.num_trained]
-        known = [
-            sample.advantages[sample.response_mask] for sample in trained if sample.advantages is not None
-        ]
-        return len(known) == len(trained) > 0 and not any(advantages.any() for advantages in known)
+        for sample in trained:
+            if sample.advantages is None or sample.advantages[sample.response_mask].any():
+                return False
+        return len(trained) > 0
 
     def _left_out(self, number: float) -> Metric:
         return Metric(f"{self.role.name.removesuffix('_train')}/updates_left_out", number, "sum")
@@ -82,19 +94,25 @@ class PolicyUpdate:
             )
         plan = self.role.plan
         seed = derive_seed(plan.seed, self.role.name, "part", self.step, len(self._parts))
-        samples, measured = self.role.prepare(samples, self.loss, seed)
-        self._metrics += measured
+        samples, annotation_metrics = self.role.prepare(samples, self.loss, seed)
+        self._metrics += annotation_metrics
         self._parts.append(denominators(samples, plan.max_length))
-        whole = Denominators(*map(sum, zip(*self._parts, strict=True)))._replace(max_length=plan.max_length)
-        divisor = self.loss.divisor(whole) if is_last and whole.num_tokens else None
+        sums = Denominators(*map(sum, zip(*self._parts, strict=True)))
+        whole = sums._replace(max_length=plan.max_length)
+        divisor = None
+        if is_last and whole.num_tokens:
+            divisor = self.loss.divisor(whole)
         if divisor or any(sample.num_trained for sample in samples):
-            part, ones = StepPart(self._num_sent, divisor), Denominators(1.0, 1.0, plan.max_length, 1.0)
+            part = StepPart(self._num_sent, divisor)
+            ones = Denominators(1.0, 1.0, plan.max_length, 1.0)
             position = plan.position(self.step, number=0, num_samples=1)
             self._metrics += self.role.backward(samples, ones, self.loss, position, part)
             self._num_sent += 1
         if not is_last:
             return []
-        metrics = self.loss.whole(self._metrics, whole) if whole.num_tokens else self._metrics
+        metrics = self._metrics
+        if whole.num_tokens:
+            metrics = self.loss.whole(self._metrics, whole)
         return self.role.named(metrics, has_stepped=whole.num_tokens > 0)
 
 

@@ -11,8 +11,12 @@ from turnwise.types.trajectory_view import summary as headline
 
 logger = logging.getLogger(__name__)
 
-MAX_PROMPT, MAX_TEXT, MAX_TURNS = 4000, 1000, 12
-"""Limits of a shown episode: characters of the first prompt, characters of any other text, and turns."""
+MAX_PROMPT = 4000
+"""Maximum characters of the first prompt of a shown episode."""
+MAX_TEXT = 1000
+"""Maximum characters of any other text of it."""
+MAX_TURNS = 12
+"""Maximum turns of it."""
 
 DecodeArray = Callable[[IntArray], str]
 
@@ -21,12 +25,17 @@ def log_samples(step: int, groups: Sequence[Group], decode: DecodeArray) -> tupl
     """Logs the trajectories with the highest and the lowest score, turn by turn. Returns a few lines about
     the best one, and the whole logged text; both are empty if nothing was played. `decode` should keep
     special tokens."""
-    played = [t for g in groups for t in g.trajectories if t.turns]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    played = [trajectory for trajectory in trajectories if trajectory.turns]
     if not played:
         return "", ""
-    best, worst = max(played, key=lambda t: t.score), min(played, key=lambda t: t.score)
+    best = max(played, key=lambda trajectory: trajectory.score)
+    worst = min(played, key=lambda trajectory: trajectory.score)
+    shown = [("best", best)]
+    if worst is not best:
+        shown.append(("worst", worst))
     texts = []
-    for title, trajectory in (("best", best), ("worst", worst))[: 1 if best is worst else 2]:
+    for title, trajectory in shown:
         texts.append(f"step {step + 1}, {title} trajectory\n{describe_trajectory(trajectory, decode)}")
         logger.info("%s", texts[-1])
     return f"best episode of step {step + 1}: {summary(best)}", "\n".join(texts)
@@ -69,12 +78,9 @@ class _EpisodeText(SilentObserver):
             gained += f", advantage {self._advantages[number].mean():+.3f}"
         if not self._has_actions:
             return gained
-        action = (
-            "no action could be parsed"
-            if turn.action is None
-            else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
-        )
-        return f"{action}; {gained}"
+        if turn.action is None:
+            return f"no action could be parsed; {gained}"
+        return f"action {_clipped(repr(turn.action), MAX_TEXT)}; {gained}"
 
 
 def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
@@ -84,10 +90,11 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
     left_out = _middle(len(trajectory.turns), num_turns)
     for number, turn in enumerate(trajectory.turns):
         if number not in left_out:
-            seen = _clipped(" / ".join(turn.observation.split("\n")), 60)
-            lines.append(
-                f"  {seen} → {_clipped(repr(turn.text), 60)}" + (f"  {turn.reward:+g}" if turn.reward else "")
-            )
+            observation = _clipped(" / ".join(turn.observation.split("\n")), 60)
+            line = f"  {observation} → {_clipped(repr(turn.text), 60)}"
+            if turn.reward:
+                line += f"  {turn.reward:+g}"
+            lines.append(line)
         elif number == left_out.start:
             lines.append(f"  … {len(left_out)} turns")
     return "\n".join(lines)
@@ -108,5 +115,7 @@ def _quoted(text: str, max_characters: int) -> list[str]:
 
 
 def _clipped(text: str, max_characters: int) -> str:
-    left_out = len(text) - max_characters
-    return text if left_out <= 0 else f"{text[:max_characters]}… {left_out:,} more characters"
+    num_hidden = len(text) - max_characters
+    if num_hidden <= 0:
+        return text
+    return f"{text[:max_characters]}… {num_hidden:,} more characters"

@@ -49,7 +49,8 @@ class SFTPipeline:
     def run(self) -> None:
         """Trains in passes over the demonstrations, each in its own seeded order, one optimiser step at a
         time."""
-        config, log = self.pipeline_config, self.log
+        config = self.pipeline_config
+        log = self.log
         seed = derive_seed(config.seed, "sft", "shuffle")
         epochs = optimizer_steps(
             len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs
@@ -89,9 +90,8 @@ class SFTPipeline:
             results = self.sft.forward(self.val_samples, "logprobs")
         for sample, logprobs in zip(self.val_samples, results, strict=True):
             mask = sample.response_mask
-            metrics.append(
-                Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum()))
-            )
+            loss = -float(logprobs[mask].mean())
+            metrics.append(Metric("sft/val_loss", loss, "mean", weight=float(mask.sum())))
         self.log.add(self.by_validation.see(step, metrics, self.checkpoints))
 
     def do_checkpoint(self) -> Path:

@@ -37,9 +37,13 @@ class SharedDevices:
     async def claim(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
         """Brings these `kinds` of the role's memory (default: all) to its devices, and moves all other memory
         off them."""
-        own = self._residents.get(role)
-        if own is not None:
-            await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
+        resident = self._residents.get(role)
+        if resident is None:
+            return
+        claimed = resident.kinds
+        if kinds is not None:
+            claimed = frozenset(kinds)
+        await self._share({role: claimed}, resident.devices)
 
     async def free_for_transfer(self) -> None:
         """Leaves only the weights of trainer and servers on their devices. Call it before a weight
@@ -48,15 +52,16 @@ class SharedDevices:
         devices = [self._residents[role].devices for role in ("actor_train", "actor_infer")]
         await self._share({"actor_train": weights, "actor_infer": weights}, devices[0] | devices[1])
 
-    async def _share(self, wanted: Mapping[str, frozenset[MemoryKind]], devices: frozenset[int]) -> None:
-        """Moves all memory but `wanted` (by role) off these devices. Then brings the wanted memory back."""
+    async def _share(self, claims: Mapping[str, frozenset[MemoryKind]], devices: frozenset[int]) -> None:
+        """Moves all memory but that of the `claims` (by role) off these devices. Then brings the claimed
+        memory back."""
         async with self._lock:
             for role, resident in self._residents.items():
-                leaving = resident.present - wanted.get(role, frozenset())
+                leaving = resident.present - claims.get(role, frozenset())
                 if leaving and resident.devices & devices:
                     await resident.offload(sorted(leaving))
                     resident.present -= leaving
-            for role, kinds in wanted.items():
+            for role, kinds in claims.items():
                 resident = self._residents[role]
                 coming = (resident.kinds & kinds) - resident.present
                 if coming:

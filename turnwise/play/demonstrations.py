@@ -133,11 +133,9 @@ def played_by(
     batches before it, then raises its error."""
     num_ahead = max(_NUM_AHEAD, num_at_once)
     remaining = iter(tasks)
-    waiting: list[Task] = []
-    while True:
-        waiting += islice(remaining, num_ahead - len(waiting))
-        if not waiting:
-            return
+    num_ahead = max(_NUM_AHEAD, num_at_once)
+    waiting = list(islice(remaining, num_ahead))
+    while waiting:
         played: list[Episode] = []
         try:
             runner.run(_play_some(play_one, waiting, num_at_once, played))
@@ -145,13 +143,16 @@ def played_by(
             yield from played
             raise
         yield from played
+        waiting += islice(remaining, num_ahead - len(waiting))
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
     """Writes one `{"messages": [...]}` per line and returns the number of lines. Makes the folder if needed.
     Raises ConfigError if `path` is there already and holds anything else."""
-    records = [{"messages": list(messages)} for messages in demonstrations]
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    lines = []
+    for messages in demonstrations:
+        record = json.dumps({"messages": list(messages)}, ensure_ascii=False)
+        lines.append(record + "\n")
     write_new_or_same(path, "".join(lines), "--out")
     return len(lines)
 
@@ -171,9 +172,9 @@ async def _play_some(
     `played`."""
     end = time.monotonic() + 0.1
     while waiting and time.monotonic() < end:
-        tasks = waiting[:num_at_once]
+        batch = waiting[:num_at_once]
         del waiting[:num_at_once]
-        played += await _gathered(map(play_one, tasks))
+        played += await _gathered(map(play_one, batch))
 
 
 async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:

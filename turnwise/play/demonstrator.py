@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.assemble.agents import build_row_agent
@@ -40,7 +41,7 @@ from turnwise.tools.tool_box import readable
 from turnwise.types import Group, Message, SamplingParams, Split, Task, derive_seed
 
 DEMONSTRATORS = ("expert", "random", "erring")
-NUM_ASKED_AT_ONCE = 16
+NUM_AT_ONCE = 16
 """Maximum episodes that are played at the same time if a model behind a URL answers."""
 
 
@@ -59,7 +60,11 @@ class Demonstrator:
 
 
 def demonstrate(
-    examined: Examined, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
+    examined: Examined,
+    tag: str,
+    demonstrator: Demonstrator,
+    num_episodes: int,
+    split: Split = "train",
 ) -> Iterator[Episode]:
     """Plays the first `num_episodes` tasks of a tag in a split, and yields the episodes in order. With the
     tag `ROWS_TAG`, the tasks are the split's first rows, and a model at a URL answers them. Raises
@@ -68,18 +73,28 @@ def demonstrate(
         yield from _of_rows(examined, demonstrator, num_episodes, split)
         return
     config = examined.config
-    settings, is_asked = agent_settings(config, tag, split), demonstrator.policy.startswith(OPENAI)
-    converse = _asked(config, demonstrator, split) if is_asked else _scripted(demonstrator, settings)
+    settings = agent_settings(config, tag, split)
+    if demonstrator.policy.startswith(OPENAI):
+        converse = _converse_with_model(config, demonstrator, split)
+        num_at_once = NUM_AT_ONCE
+    else:
+        converse = _scripted(demonstrator, settings)
+        num_at_once = 1
     yield from episodes(
         env_factory(config, tag, split),
         settings,
         converse,
         tasks_of_tag(config, tag, num_episodes, split),
-        NUM_ASKED_AT_ONCE if is_asked else 1,
+        num_at_once,
     )
 
 
-def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
+def tasks_of_tag(
+    config: AgenticConfig,
+    tag: str,
+    num_tasks: int,
+    split: Split,
+) -> list[Task]:
     """The first `num_tasks` tasks of an environment's tag. A run plays the same tasks if its split has only
     this tag."""
     manager = config.env_manager(split)
@@ -97,23 +112,24 @@ def _of_rows(
             f"of data.{split}_files; name a model that answers them, {OPENAI}URL"
         )
     config = examined.config
-    converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)
+    converse = _converse_with_model(config, demonstrator, split)
+    sampling = sampling_params(config, split)
     tasks = row_tasks(examined, split)[:num_rows]
     with WatchedRunner() as runner:
         score = build_reward_manager(examined, placed_rewards(config), None, runner)
-        agents = {
-            name: build_row_agent(examined, split, name, runner) for name in {task.agent for task in tasks}
-        }
+        names = {task.agent for task in tasks}
+        agents = {name: build_row_agent(examined, split, name, runner) for name in names}
 
         async def answered(task: Task) -> Episode:
             contexts = OpenedContexts(converse(None, task))
             trajectories = await agents[task.agent].run(task, 0, contexts, sampling)
-            failed = await score(Group(task, trajectories)) if score else []
-            if failed:
-                raise RolloutError(f"{task.id}: {failed[0].error}")
+            if score:
+                failed = await score(Group(task, trajectories))
+                if failed:
+                    raise RolloutError(f"{task.id}: {failed[0].error}")
             return Episode(contexts.conversations, outcome_of(trajectories[0]), contexts.tools)
 
-        yield from played_by(runner, answered, tasks, NUM_ASKED_AT_ONCE)
+        yield from played_by(runner, answered, tasks, NUM_AT_ONCE)
 
 
 def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
@@ -123,26 +139,25 @@ def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
         raise ConfigError(
             "the environment shows pictures, and demonstrations are text; set its observation to text"
         )
-    return readable(
-        json.dumps(
-            {"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False
-        )
-    )
+    row: dict[str, list[Any]] = {"messages": list(messages)}
+    if tools:
+        row["tools"] = list(tools)
+    return readable(json.dumps(row, ensure_ascii=False))
 
 
 def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Converse:
     policy = demonstrator.policy
     if ":" in policy:
-        make_player: MakePlayer = partial(_own, load_class(policy, "--policy", ConfigError))
+        make_player: MakePlayer = partial(_user_player, load_class(policy, "--policy", ConfigError))
     elif policy in DEMONSTRATORS:
-        make_player = partial(_known, demonstrator)
+        make_player = partial(_built_in_player, demonstrator)
     else:
-        known = (*DEMONSTRATORS, "module:Class", f"{OPENAI}URL")
-        raise ConfigError(f"--policy {policy!r} isn't one of {', '.join(known)}")
+        policies = (*DEMONSTRATORS, "module:Class", f"{OPENAI}URL")
+        raise ConfigError(f"--policy {policy!r} isn't one of {', '.join(policies)}")
     return scripted(make_player, settings.action_pattern)
 
 
-def _known(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
+def _built_in_player(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
     if demonstrator.policy == "random":
         return random_player(env, task.seed, demonstrator.actions)
     expert = scripted_player(env, demonstrator.actions)
@@ -152,16 +167,17 @@ def _known(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
     return ErringPlayer(expert, demonstrator.error_rate, derive_seed(task.seed, "player"))
 
 
-def _own(found: type, env: Env, task: Task) -> Player:
-    player: Player = found(env, derive_seed(task.seed, "player"))
+def _user_player(player_class: type, env: Env, task: Task) -> Player:
+    player: Player = player_class(env, derive_seed(task.seed, "player"))
     if not isinstance(player, Acting):
         raise ConfigError(
-            f"--policy: {found.__name__} has no act(), which returns the next action, or None to give up"
+            f"--policy: {player_class.__name__} has no act(), which returns the next action, or None "
+            "to give up"
         )
     return player
 
 
-def _asked(config: AgenticConfig, demonstrator: Demonstrator, split: Split) -> Converse:
+def _converse_with_model(config: AgenticConfig, demonstrator: Demonstrator, split: Split) -> Converse:
     chat = model_at(demonstrator.policy, demonstrator.model_name, config)
     sampling = sampling_params(config, split)
 

@@ -108,9 +108,14 @@ async def play_episode(
     observed.tell_rewards()
     contexts.verify()
     if isinstance(outcome, PlayStopped):
-        left = Trajectory(task=task, sibling=0, turns=observed.turns, status="truncated")
-        onlooker.ended([left], outcome)
-        return PlayedEpisode(left, is_left=True)
+        stopped = Trajectory(
+            task=task,
+            sibling=0,
+            turns=observed.turns,
+            status="truncated",
+        )
+        onlooker.ended([stopped], outcome)
+        return PlayedEpisode(stopped, is_left=True)
     if score is not None:
         await score(Group(task, list(outcome)))
     onlooker.ended(outcome, None)

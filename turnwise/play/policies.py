@@ -21,7 +21,10 @@ PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
 """Prefix of a policy that is a model behind a URL; the URL follows the prefix. Such a model answers in
 text."""
-QUIT, VERBATIM = "q", "!"
+QUIT = "q"
+"""The line by which a person ends an episode."""
+VERBATIM = "!"
+"""Prefix of a line that is the response as it stands."""
 
 
 class PlayStopped(Exception):
@@ -92,7 +95,8 @@ def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
 def model_at(policy: str, model_name: str, config: AgenticConfig) -> OpenAIChat:
     """The model at the URL of the policy `openai:URL`. Requests carry the key from the environment's
     OPENAI_API_KEY, if set."""
-    url, key = policy.removeprefix(OPENAI), os.environ.get("OPENAI_API_KEY", "")
+    url = policy.removeprefix(OPENAI)
+    key = os.environ.get("OPENAI_API_KEY", "")
     return OpenAIChat(url, model_name, key, config.deadlines.request_s)
 
 
@@ -126,12 +130,16 @@ class PlayerServer:
     ) -> Completion:
         assert self._say is not None and self._template is not None
         token_ids = self._template.respond(self._say())[: sampling.max_new_tokens]
-        is_stopped = bool(token_ids) and token_ids[-1] in sampling.stop_token_ids
+        num_tokens = len(token_ids)
+        is_stopped = num_tokens > 0 and token_ids[-1] in sampling.stop_token_ids
+        versions: tuple[VersionRun, ...] = ()
+        if num_tokens:
+            versions = (VersionRun(0, num_tokens),)
         return Completion(
             token_ids=np.array(token_ids, np.int64),
-            logprobs=np.zeros(len(token_ids), np.float32),
+            logprobs=np.zeros(num_tokens, np.float32),
             finish_reason="stop" if is_stopped else "length",
-            versions=(VersionRun(0, len(token_ids)),) if token_ids else (),
+            versions=versions,
         )
 
     async def release(self, request_id: str) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from turnwise.play.setup import EpisodeSetup
 
 _LABEL = 7  # characters of the gutter's first column
-_COUNT = 6  # and of its second
-_SHOWN_IDS = 60  # maximum token ids that are all shown
-_CUT_IDS = 24  # token ids shown of a longer list
+_COUNT = 6  # and of its second one
+_SHOWN_IDS = 60  # token ids that are all shown
+_CUT_IDS = 24  # token ids that are shown of a longer list
 _STRIP = 96  # maximum cells that picture the tokens of a context
 _SHOWN_ZEROS = 3  # metrics of value 0 that are named; of more, only their number is shown
 _RULE = 96  # maximum characters of a horizontal rule
@@ -50,21 +50,24 @@ class PlayScreen(SilentObserver):
         self._shows_ids = shows_ids
         self._turn_idx = 1
         self._prompt: ShownPrompt
-        self._num_free_of_context = 0  # tokens that the last response left unused of the context
-        self._num_free_of_response = 0  # and of its own limit
+        self._unused_context = 0  # tokens of the context behind the last response
+        self._unused_response = 0  # tokens of its limit that the last response didn't need
 
     def begin(self, policy: str) -> None:
         """Prints the task, the policy and the limits."""
         setup = self._setup
-        turns = counted(setup.max_turns, "turn") if setup.max_turns else "any number of turns"
+        task = setup.task
+        turns = "any number of turns"
+        if setup.max_turns:
+            turns = counted(setup.max_turns, "turn")
         limits = f"{turns}, responses of {setup.max_new_tokens} tokens"
         if setup.policy.tokenizer:
             limits += f", a context of {setup.max_length}"
-        number = f"row {setup.task.row} ·"
-        if setup.task.row is None:
-            number = f"seed {setup.task.seed} · mode"
-        title = f"  {setup.task.split} {number} {setup.mode} · {policy} · {limits}"
-        self._print(Text().append(setup.task.tag, "bold").append(title))
+        number = f"row {task.row} ·"
+        if task.row is None:
+            number = f"seed {task.seed} · mode"
+        details = f"  {task.split} {number} {setup.mode} · {policy} · {limits}"
+        self._print(Text().append(task.tag, "bold").append(details))
         if setup.policy.note:
             self._print(Text(f"note: {setup.policy.note}", "yellow"))
 
@@ -73,15 +76,7 @@ class PlayScreen(SilentObserver):
 
     def prompted(self, prompt: ShownPrompt) -> None:
         self._prompt = prompt
-        title = f"turn {self._turn_idx}"
-        if self._setup.max_turns:
-            title += f" of {self._setup.max_turns}"
-        if self._setup.policy.tokenizer:
-            context = "a new context"
-            if prompt.num_before:
-                context = f"context {prompt.num_before} of {self._setup.max_length}"
-            title += f", {context}"
-        self._rule(title)
+        self._rule(self._title(prompt))
         if self._setup.policy.tokenizer:
             self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
             self._lines("ids", "", self._ids(prompt.added_ids), "dim")
@@ -93,6 +88,17 @@ class PlayScreen(SilentObserver):
                 if not isinstance(arguments, str):
                     arguments = json.dumps(arguments)
                 self._lines("calls", "", f"{function['name']}({arguments})")
+
+    def _title(self, prompt: ShownPrompt) -> str:
+        """The title of a turn: its number, and how full its context is."""
+        title = f"turn {self._turn_idx}"
+        if self._setup.max_turns:
+            title += f" of {self._setup.max_turns}"
+        if not self._setup.policy.tokenizer:
+            return title
+        if not prompt.num_before:
+            return f"{title}, a new context"
+        return f"{title}, context {prompt.num_before} of {self._setup.max_length}"
 
     def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
         prompt = self._prompt
@@ -109,9 +115,9 @@ class PlayScreen(SilentObserver):
                 self._lines("calls", "", f"{function['name']}({json.dumps(function['arguments'])})", "green")
             return
         ids = turn.response_ids.tolist()
-        length = prompt.num_before + len(prompt.added_ids) + len(ids)
-        self._num_free_of_context = self._setup.max_length - length
-        self._num_free_of_response = prompt.max_new_tokens - len(ids)
+        num_prompt_tokens = prompt.num_before + len(prompt.added_ids)
+        self._unused_context = self._setup.max_length - num_prompt_tokens - len(ids)
+        self._unused_response = prompt.max_new_tokens - len(ids)
         self._lines("says", f"+{len(ids)}", self._decode(ids) + note, "green")
         if self._setup.policy.has_logprobs:
             self._logprobs(ids, turn.logprobs.tolist())
@@ -119,27 +125,28 @@ class PlayScreen(SilentObserver):
             self._lines("ids", "", self._ids(ids), "dim")
 
     def rewarded(self, place: TurnPlace, turn: Turn) -> None:
-        style = "bold"
-        if self._setup.task.row is not None:
-            action = "a call" if turn.metrics.get("tool_calls") else "an answer"
-        elif turn.action is None:
-            action = "nothing that action_pattern reads"
-            style = "red"
-        else:
-            action = repr(turn.action)
-        line = Text().append(printable(action), style)
-        line.append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
-        line.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
-        self._row("does", "", line)
+        gained = self._action(turn)
+        gained.append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
+        gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
+        self._row("does", "", gained)
         if turn.state_key is not None and turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
-        free = "any number of turns"
+        unused = "any number of turns"
         if self._setup.max_turns:
-            free = counted(self._setup.max_turns - place.number - 1, "turn")
+            unused = counted(self._setup.max_turns - place.number - 1, "turn")
         if self._setup.policy.tokenizer:
-            free += f", {self._num_free_of_context} tokens of the context"
-            free += f", {self._num_free_of_response} of the response"
-        self._lines("left", "", free, "dim")
+            unused += (
+                f", {self._unused_context} tokens of the context, {self._unused_response} of the response"
+            )
+        self._lines("left", "", unused, "dim")
+
+    def _action(self, turn: Turn) -> Text:
+        """What the policy did in a turn: the action of an environment; on a row, a call or an answer."""
+        if self._setup.task.row is not None:
+            return Text().append("a call" if turn.metrics.get("tool_calls") else "an answer", "bold")
+        if turn.action is None:
+            return Text().append("nothing that action_pattern reads", "red")
+        return Text().append(printable(repr(turn.action)), "bold")
 
     def ended(self, trajectories: Sequence[Trajectory], fault: BaseException | None) -> None:
         """Prints the score, what ended the episode, and which tokens would be trained on."""
@@ -149,14 +156,14 @@ class PlayScreen(SilentObserver):
         if trajectory.status == "failed":
             self._lines("failed", "", f"no score after {turns}: {trajectory.error}", "red")
         else:
+            ending = "left by you" if fault is not None else _ending(trajectory)
             score = Text().append(f"{trajectory.score:g}", "bold")
-            score.append(f" after {turns}, {_end(trajectory, fault)}")
-            self._row("score", "", score)
+            self._row("score", "", score.append(f" after {turns}, {ending}"))
         if trajectory.outcome_rewards:
             rewards = [f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()]
             self._lines("rewards", "", ", ".join(rewards))
         if trajectory.metrics:
-            self._metrics(trajectory.metrics)
+            self._lines("metrics", "", _metrics_text(trajectory.metrics))
         if self._setup.policy.tokenizer and trajectory.turns:
             self._trained_tokens(trajectory)
 
@@ -174,37 +181,40 @@ class PlayScreen(SilentObserver):
         samples = build_samples(trajectory)
         num_tokens = sum(sample.num_tokens for sample in samples)
         num_trained = sum(sample.num_trained for sample in samples)
-        trained = f"response_mask 1 on {num_trained} ({num_trained / num_tokens:.0%})"
+        text = f"{num_tokens} in {counted(len(samples), 'context')}"
+        text += f", response_mask 1 on {num_trained} ({num_trained / num_tokens:.0%})"
         if any(turn.is_greedy for turn in trajectory.turns):
-            trained += "; greedy turns aren't trained on"
-        self._lines("tokens", "", f"{num_tokens} in {counted(len(samples), 'context')}, {trained}")
+            text += "; greedy turns aren't trained on"
+        self._lines("tokens", "", text)
         longest = max(sample.num_tokens for sample in samples)
         per_cell = max(math.ceil(longest / _STRIP), 1)
         for sample in samples:
             self._row("mask", str(sample.num_tokens), _strip(sample, per_cell))
         self._lines("", "", f"█ trained on, ░ not; a cell is {counted(per_cell, 'token')}", "dim")
-        spans = [(span.turn + 1, span.start, span.stop) for sample in samples for span in sample.turn_spans]
-        cells = [f"turn {turn}: {start}–{stop - 1}" for turn, start, stop in spans]
+        spans = [span for sample in samples for span in sample.turn_spans]
+        cells = [f"turn {span.turn + 1}: {span.start}–{span.stop - 1}" for span in spans]
         self._lines("spans", "", ", ".join(cells) or "none", "dim")
 
     def _ids(self, ids: Sequence[int]) -> str:
         if self._shows_ids or len(ids) <= _SHOWN_IDS:
             return " ".join(map(str, ids))
         half = _CUT_IDS // 2
-        gap = f"… {len(ids) - 2 * half} more (--ids) …"
-        return " ".join([*map(str, ids[:half]), gap, *map(str, ids[-half:])])
+        start = " ".join(map(str, ids[:half]))
+        end = " ".join(map(str, ids[-half:]))
+        return f"{start} … {len(ids) - 2 * half} more (--ids) … {end}"
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Prints each sampled token with its id and log-prob."""
-        line = Text()
         label = "logp"
+        line = Text()
         for token_id, logprob in zip(ids, logprobs, strict=True):
             word = printable(self._decode([token_id])).replace("\n", "\\n")
-            item = Text().append(word, _style_of(logprob)).append(f" {token_id} {logprob:.2f}   ", "dim")
+            item = Text().append(word, _logprob_style(logprob))
+            item.append(f" {token_id} {logprob:.2f}   ", "dim")
             if line and len(line) + len(item) > self._room:
                 self._row(label, "", line)
-                line = Text()
                 label = ""
+                line = Text()
             line.append_text(item)
         self._row(label, "", line)
 
@@ -212,15 +222,20 @@ class PlayScreen(SilentObserver):
         tokenizer: Any = self._setup.policy.tokenizer
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _lines(self, label: str, count: str, text: str, style: str = "") -> None:
+    def _lines(
+        self,
+        label: str,
+        count: str,
+        text: str,
+        style: str = "",
+    ) -> None:
         """Prints a text of one or several lines, with label and count in front of the first."""
         lines = printable(text).split("\n")
         if len(lines) > 1 and not lines[-1]:
             lines.pop()
         for line in lines:
             self._row(label, count, Text(line, style) if line else Text("⏎", "dim"))
-            label = ""
-            count = ""
+            label = count = ""
 
     @property
     def _room(self) -> int:
@@ -228,18 +243,19 @@ class PlayScreen(SilentObserver):
         return max(self._console.width - _LABEL - _COUNT - 4, 20)
 
     def _row(self, label: str, count: str, text: Text) -> None:
-        pieces = text.wrap(self._console, self._room) if len(text) > self._room else [text]
+        pieces: Iterable[Text] = [text]
+        if len(text) > self._room:
+            pieces = text.wrap(self._console, self._room)
         for piece in pieces:
             gutter = Text().append(f"{label:<{_LABEL}} {count:>{_COUNT}} ", "cyan")
             piece.rstrip()
             self._print(gutter.append("│ ", "dim").append_text(piece))
-            label = ""
-            count = ""
+            label = count = ""
 
     def _rule(self, title: str) -> None:
         width = min(self._console.width, _RULE)
-        line = "━" * max(width - len(title) - 4, 2)
-        self._print(Text().append("━━ ", "dim").append(title, "bold").append(f" {line}", "dim"))
+        rule = "━" * max(width - len(title) - 4, 2)
+        self._print(Text().append("━━ ", "dim").append(title, "bold").append(f" {rule}", "dim"))
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
@@ -268,9 +284,38 @@ def _strip(sample: Sample, per_cell: int) -> Text:
     """A picture of a context: one cell per `per_cell` tokens, marked if any of these is trained on."""
     text = Text()
     for start in range(0, sample.num_tokens, per_cell):
-        is_trained = bool(sample.response_mask[start : start + per_cell].any())
-        text.append("█" if is_trained else "░", "green" if is_trained else "dim")
+        if sample.response_mask[start : start + per_cell].any():
+            text.append("█", "green")
+        else:
+            text.append("░", "dim")
     return text
+
+
+def _ending(trajectory: Trajectory) -> str:
+    """What ended an episode that its player didn't stop."""
+    if trajectory.limit:
+        return ENDS[trajectory.limit]
+    if trajectory.task.row is None:
+        return "finished by the environment"
+    return "finished"
+
+
+def _metrics_text(metrics: Mapping[str, float]) -> str:
+    shown = [f"{name} {value:g}" for name, value in metrics.items() if value]
+    zeros = [name for name, value in metrics.items() if not value]
+    if len(zeros) > _SHOWN_ZEROS:
+        shown.append(f"{len(zeros)} others 0")
+    elif zeros:
+        shown.append(f"0: {', '.join(zeros)}")
+    return ", ".join(shown)
+
+
+def _logprob_style(logprob: float) -> str:
+    if logprob > -0.7:
+        return "green"
+    if logprob > -2.3:
+        return "yellow"
+    return "red"
 
 
 def _text(content: Any) -> str:
@@ -308,8 +353,8 @@ def _interrupted_at_once() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, previous)

@@ -1,7 +1,7 @@
 """Builds what `turnwise play` needs for one episode: its task, agent and limits, and the policy that
 answers."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,25 +122,14 @@ class EpisodeSetup:
 def set_up(examined: Examined, tag: str, choices: Choices) -> EpisodeSetup:
     """The setup of one episode of a tag. With the tag `ROWS_TAG`, the task is row `choices.seed` (from 0) of
     the split."""
-    of_player, of_url = choices.policy in PLAYERS, choices.policy.startswith(OPENAI)
-    make = _player_policy if of_player else _url_policy if of_url else _model_policy
-    if of_player and tag == ROWS_TAG and choices.policy != "human":
+    if tag == ROWS_TAG and choices.policy in PLAYERS and choices.policy != "human":
         raise ConfigError(
             f"--policy {choices.policy} chooses actions of an environment, and this config plays rows of "
             "data.train_files; play them yourself (human), or name a model or openai:URL"
         )
-    task = Task(
-        id=f"{choices.split}/{tag}/seed-{choices.seed}", tag=tag, split=choices.split, seed=choices.seed
-    )
-    if tag == ROWS_TAG:
-        tasks = row_tasks(examined, choices.split)
-        if not 0 <= choices.seed < len(tasks):
-            raise DataError(
-                f"data.{choices.split}_files: no row {choices.seed}; --seed takes 0 to {len(tasks) - 1}"
-            )
-        task = tasks[choices.seed]
+    task = _task(examined, tag, choices)
     with ExitStack() as on_error:
-        policy = make(examined, task, choices)
+        policy = _policy(examined, task, choices)
         on_error.callback(policy.close)
         build = _of_environment if task.row is None else _of_row
         setup = build(examined, task, policy, sampling_params(examined.config, task.split))
@@ -148,12 +137,51 @@ def set_up(examined: Examined, tag: str, choices: Choices) -> EpisodeSetup:
     return setup
 
 
-def _of_row(examined: Examined, task: Task, policy: PlayPolicy, sampling: SamplingParams) -> EpisodeSetup:
+def _task(examined: Examined, tag: str, choices: Choices) -> Task:
+    if tag != ROWS_TAG:
+        name = f"{choices.split}/{tag}/seed-{choices.seed}"
+        return Task(
+            id=name,
+            tag=tag,
+            split=choices.split,
+            seed=choices.seed,
+        )
+    tasks = row_tasks(examined, choices.split)
+    if not 0 <= choices.seed < len(tasks):
+        raise DataError(
+            f"data.{choices.split}_files: no row {choices.seed}; --seed takes 0 to {len(tasks) - 1}"
+        )
+    return tasks[choices.seed]
+
+
+def _policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
+    if choices.policy in PLAYERS:
+        return _player_policy(examined, task, choices)
+    if choices.policy.startswith(OPENAI):
+        return _url_policy(examined, choices)
+    return _model_policy(examined, task, choices)
+
+
+def _of_row(
+    examined: Examined,
+    task: Task,
+    policy: PlayPolicy,
+    sampling: SamplingParams,
+) -> EpisodeSetup:
     config = examined.config
     agent = build_row_agent(examined, task.split, task.agent, policy.event_loop)
     score = build_reward_manager(examined, placed_rewards(config), None, policy.event_loop)
-    limits = config.agent.max_assistant_turns, config.max_new_tokens(task.split, ROWS_TAG)
-    return EpisodeSetup(task, policy, agent, *limits, task.agent, sampling, config.sequence_length, score)
+    return EpisodeSetup(
+        task=task,
+        policy=policy,
+        agent=agent,
+        max_turns=config.agent.max_assistant_turns,
+        max_new_tokens=config.max_new_tokens(task.split, ROWS_TAG),
+        mode=task.agent,
+        sampling=sampling,
+        max_length=config.sequence_length,
+        score=score,
+    )
 
 
 def _of_environment(
@@ -170,12 +198,31 @@ def _of_environment(
         policy.set_env(env)
         return env
 
-    agent = build_agent(examined, task.tag, task.split, make_env=make_env, settings=settings)
-    limits = settings.max_steps, settings.max_tokens_per_step
-    return EpisodeSetup(task, policy, agent, *limits, settings.mode, sampling, config.sequence_length)
+    agent = build_agent(
+        examined,
+        task.tag,
+        task.split,
+        make_env=make_env,
+        settings=settings,
+    )
+    return EpisodeSetup(
+        task=task,
+        policy=policy,
+        agent=agent,
+        max_turns=settings.max_steps,
+        max_new_tokens=settings.max_tokens_per_step,
+        mode=settings.mode,
+        sampling=sampling,
+        max_length=config.sequence_length,
+    )
 
 
-def _over_tokens(config: AgenticConfig, task: Task, server: Any, template: ChatTemplate) -> OpenContexts:
+def _over_tokens(
+    config: AgenticConfig,
+    task: Task,
+    server: Any,
+    template: ChatTemplate,
+) -> OpenContexts:
     """The `PlayPolicy.contexts` of a policy that samples tokens."""
     contexts = TokenContexts(template, server, config.sequence_length, task.id, parser_of(config, template))
     return lambda onlooker: show_tokens(onlooker, contexts)
@@ -184,9 +231,15 @@ def _over_tokens(config: AgenticConfig, task: Task, server: Any, template: ChatT
 def _player_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
     """A player, who answers in tokens if there is a tokenizer, else in text."""
     config = examined.config
-    tokenizer = load_tokenizer(choices.tokenizer) if choices.tokenizer else None
-    pattern = config.custom_envs[task.tag].action_pattern if task.row is None else None
-    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs)) if tokenizer else None
+    tokenizer = None
+    template = None
+    if choices.tokenizer:
+        tokenizer = load_tokenizer(choices.tokenizer)
+    pattern = None
+    if task.row is None:
+        pattern = config.custom_envs[task.tag].action_pattern
+    if tokenizer:
+        template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
     server = PlayerServer(partial(_say, task, choices, pattern), template)
     if task.row is not None:
         server.choose_for(None)
@@ -204,36 +257,48 @@ def _player_policy(examined: Examined, task: Task, choices: Choices) -> PlayPoli
             "--tokenizer DIR"
         )
     event_loop = WatchedRunner()
-    is_patient = choices.policy == "human"
     return PlayPolicy(
-        event_loop, contexts, event_loop.close, tokenizer, note, False, is_patient, server.choose_for
+        event_loop=event_loop,
+        contexts=contexts,
+        close=event_loop.close,
+        tokenizer=tokenizer,
+        note=note,
+        is_patient=choices.policy == "human",
+        set_env=server.choose_for,
     )
 
 
-def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
+def _say(
+    task: Task,
+    choices: Choices,
+    pattern: str | None,
+    env: Env | None,
+) -> Say:
     """The function that returns the player's responses. `env` is None if the task is a row."""
-    if choices.policy == "human" or env is None:
-        actions = () if env is None else actions_of(env, choices.actions)
+    if env is None:
+        return person(choices.read, pattern)
+    if choices.policy == "human":
+        actions = actions_of(env, choices.actions)
         if actions:
             choices.show(f"actions: {', '.join(actions)}")
         return person(choices.read, pattern)
-    automatic = (
-        random_player(env, task.seed, choices.actions) if choices.policy == "random" else scripted_player(env)
-    )
-    return player(automatic.act, pattern)
+    if choices.policy == "random":
+        return player(random_player(env, task.seed, choices.actions).act, pattern)
+    return player(scripted_player(env).act, pattern)
 
 
-def _url_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
-    chat, event_loop = model_at(choices.policy, choices.model_name, examined.config), WatchedRunner()
+def _url_policy(examined: Examined, choices: Choices) -> PlayPolicy:
+    chat = model_at(choices.policy, choices.model_name, examined.config)
+    event_loop = WatchedRunner()
     note = f"{chat.url} answers in text: there are no token ids to show, and nothing here could be trained on"
     return PlayPolicy(event_loop, partial(TextContexts, chat.complete), event_loop.close, note=note)
 
 
 def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
     if not local_path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
-        known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
+        policies = ", ".join([*PLAYERS, f"{OPENAI}URL"])
         raise ConfigError(
-            f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the "
+            f"--policy {choices.policy!r} isn't one of {policies}, a model folder, or a name on the "
             "hub (ORG/NAME)"
         )
     config = examined.config

@@ -25,12 +25,7 @@ def environment_text() -> Iterator[str]:
         max_steps=10,
     )
     for kind in get_args(ObservationKind):
-        tasks = [
-            Task(
-                id=f"corpus/{kind}/{i}", tag="FrozenLake", split="train", seed=derive_seed("corpus", kind, i)
-            )
-            for i in range(_NUM_EPISODES)
-        ]
+        tasks = [_corpus_task(kind, index) for index in range(_NUM_EPISODES)]
 
         def make_env(task: Task, kind: ObservationKind = kind) -> FrozenLakeEnv:
             return FrozenLakeEnv(observation=kind, split=task.split)
@@ -38,6 +33,15 @@ def environment_text() -> Iterator[str]:
         yield from message_text(
             demonstrations(make_env, settings, lambda env, task: RandomPlayer(env, task.seed), tasks)
         )
+
+
+def _corpus_task(kind: str, index: int) -> Task:
+    return Task(
+        id=f"corpus/{kind}/{index}",
+        tag="FrozenLake",
+        split="train",
+        seed=derive_seed("corpus", kind, index),
+    )
 
 
 def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
@@ -50,10 +54,8 @@ def file_text(paths: list[str]) -> Iterator[str]:
     """The lines of UTF-8 text files. Raises DataError if a path is anything else."""
     for path in map(Path, paths):
         if not path.is_file():
-            raise DataError(
-                f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; --text takes text files for "
-                "the tokenizer"
-            )
+            fault = "is a folder" if path.is_dir() else "no such file"
+            raise DataError(f"{path}: {fault}; --text takes text files for the tokenizer")
         try:
             yield from path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:

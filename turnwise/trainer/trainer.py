@@ -168,7 +168,7 @@ class Trainer:
     @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint of the last run, None if there is none."""
-        from turnwise.lifecycle.checkpoints import all_checkpoints
+        from turnwise.lifecycle.checkpoint_files import all_checkpoints
         from turnwise.lifecycle.resume import checkpoints_folder
 
         if self.run_folder is None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from small_runs import write_demonstrations
 
-from turnwise.lifecycle.checkpoints import all_checkpoints
+from turnwise.lifecycle.checkpoint_files import all_checkpoints
 from turnwise.rollout.journal import read_journal
 
 ENV = """

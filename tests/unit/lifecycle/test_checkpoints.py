@@ -11,7 +11,8 @@ from small_runs import small_yaml
 from turnwise.cli.main import main
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError
-from turnwise.lifecycle.checkpoints import Checkpoints, Contents, all_checkpoints, remove_leftovers, verify
+from turnwise.lifecycle.checkpoint_files import all_checkpoints, remove_leftovers, verify
+from turnwise.lifecycle.checkpoints import Checkpoints, Contents
 from turnwise.models.make import make_model
 from turnwise.pipelines.model_role import BatchPlan, ModelRole
 from turnwise.testing.fakes import byte_tokenizer
@@ -49,14 +50,14 @@ class Number:
         self.value = state["value"]
 
 
-def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, num_bytes=0, **limits):
+def checkpoints(path, worker=None, *, parts=None, subfolders=None, tokenizer=None, num_bytes=0, **limits):
     def role(it):
         return ModelRole("role", LocalCluster().spawn("role", lambda _: it), BatchPlan(1, 1, 0))
 
     contents = Contents(
         role(worker or Worker()),
         tokenizer or byte_tokenizer(),
-        others={name: role(it) for name, it in (others or {}).items()},
+        subfolders={name: role(it) for name, it in (subfolders or {}).items()},
         parts=parts or {},
         num_bytes=num_bytes,
     )
@@ -104,7 +105,7 @@ def test_zero_keeps_all_and_saves_only_at_the_end(tmp_path):
 
 def test_what_was_saved_comes_back(tmp_path):
     actor, critic, beta = Worker("actor"), Worker("critic"), Number(0.25)
-    saver = checkpoints(tmp_path, actor, others={"critic": critic}, parts={"kl_ctrl": beta})
+    saver = checkpoints(tmp_path, actor, subfolders={"critic": critic}, parts={"kl_ctrl": beta})
     folder = save(saver, 3)
     assert (folder / "critic" / "weights").read_text() == "critic"
     actor.value = critic.value = beta.value = "changed"
@@ -157,7 +158,10 @@ def other_tokenizer():
     ("changes", "said"),
     [
         ({"num_steps": 3}, "5 steps done, and this run has only 3"),
-        ({"others": {"critic": Worker()}, "parts": {"running": Number(1)}}, "holds no critic and no running"),
+        (
+            {"subfolders": {"critic": Worker()}, "parts": {"running": Number(1)}},
+            "holds no critic and no running",
+        ),
         ({"tokenizer": other_tokenizer()}, "another tokenizer or chat template"),
     ],
     ids=["steps", "parts", "tokenizer"],

@@ -21,7 +21,7 @@ from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
 from turnwise.errors import CheckpointError
 from turnwise.examine.examined import examine
-from turnwise.lifecycle.checkpoints import MANIFEST_FILE, all_checkpoints
+from turnwise.lifecycle.checkpoint_files import MANIFEST_FILE, all_checkpoints
 from turnwise.lifecycle.resume import find_resume_point, open_run
 
 NOBODY = 65534

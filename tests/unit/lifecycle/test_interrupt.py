@@ -11,7 +11,8 @@ import pytest
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError, DeadlineError, RolloutError, WorkerError
-from turnwise.lifecycle.checkpoints import Checkpoints, Contents, all_checkpoints
+from turnwise.lifecycle.checkpoint_files import all_checkpoints
+from turnwise.lifecycle.checkpoints import Checkpoints, Contents
 from turnwise.lifecycle.interrupt import Interrupts, continued_by, ends_at_once, how_to_continue
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.lifecycle.session import run_to_end

@@ -17,7 +17,7 @@ from turnwise.assemble.run import start_run
 from turnwise.assemble.sft import build_sft
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.examine.examined import examine
-from turnwise.lifecycle.checkpoints import all_checkpoints
+from turnwise.lifecycle.checkpoint_files import all_checkpoints
 from turnwise.lifecycle.resume import open_run
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.lifecycle.session import run_to_end

@@ -24,7 +24,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.errors import NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.lifecycle.checkpoints import all_checkpoints
+from turnwise.lifecycle.checkpoint_files import all_checkpoints
 from turnwise.models.forward import make_forward
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.testing.fakes import ScriptedServer
@@ -210,7 +210,7 @@ def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(
         ),
         (
             {"weight_versions": False},
-            "can't say which weights sampled which token; take finish or abort_continue",
+            "can't say which weights sampled which token; use finish or abort_continue",
         ),
     ],
 )
