@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 def build_cluster(
     config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner
 ) -> Cluster:
-    """The cluster that the placement asks for: this process alone, new processes, or those that a launcher
-    has started."""
+    """The cluster that the placement asks for: this process alone, new processes, those that a launcher has
+    started, or actors of Ray."""
     watchdog = event_loop.watchdog
     stopwatch = event_loop.stopwatch
     deadline_s = None
@@ -46,11 +46,15 @@ def build_cluster(
         num_threads.rollout,
     )
     set_up = partial(seed_process, config)
-    kind: type[ProcessCluster] = ProcessCluster
-    if placement.cluster == "launched":
-        kind = LaunchedCluster
-    return kind(
-        event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement
+    arguments = (
+        event_loop.run,
+        watchdog,
+        stopwatch,
+        num_threads,
+        set_torch_threads,
+        set_up,
+        deadline_s,
+        placement,
     )
     if placement.cluster == "ray":
         return make_ray_cluster(config, *arguments)

@@ -96,7 +96,7 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
             built["reference"] = IN_POLICY
     if isinstance(cluster, ProcessCluster) and config.plays_ahead:
         threads = cluster.num_threads
-        built["threads"] = f"{threads.both}, of which {threads.train} train and {threads.rollout} play"
+        built["threads"] = f"{threads.total}, of which {threads.train} train and {threads.rollout} play"
     if isinstance(source.score, RewardManager):
         for weighted in source.score.rewards:
             if isinstance(weighted.reward, ModelReward):

@@ -31,7 +31,10 @@ _TOOLS = "{% if tools %}{{ '<tools>' + (tools | tojson) + '</tools>' }}{% endif 
 def _thinking(block: str, header: str) -> str:
     """A ChatML template that treats answers by `block`, and opens them with `header`."""
     return (
-        "{% for m in messages %}{% if m.role == 'assistant' %}" + _THINKING + "{{ '<|im_start|>assistant\n' }}" + block
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        + _THINKING
+        + "{{ '<|im_start|>assistant\n' }}"
+        + block
         + "{{ said + '<|im_end|>\n' }}{% else %}" + _TURN + "{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n" + header + "' }}{% endif %}"
     )  # fmt: skip
@@ -99,7 +102,10 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         IM,
     ),
     "drops tool results (Phi-3)": (
-        "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}" + _TURN + "{% endif %}{% endfor %}" + _ASK,
+        "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}"
+        + _TURN
+        + "{% endif %}{% endfor %}"
+        + _ASK,
         IM,
     ),
     "only the first system message (DeepSeek)": (

@@ -206,7 +206,9 @@ LACKING = [
         "pretrain=org/none-such": "pretrain: org/none-such isn't on this machine, and HF_HUB_OFFLINE is set",
         "output_dir=taken": "output_dir: taken/own can't be written (",
         "checkpoint_config.output_dir=taken/x": "checkpoint_config.output_dir: taken/x can't be written (",
-        "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}": "vllm needs a library that isn't",
+        "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}": (
+            "vllm needs a library that isn't"
+        ),
     },
     {
         "pretrain=untold": "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model "
