@@ -108,8 +108,8 @@ def _say(
     total = sum(math.ceil(number / num_each) for number in numbers.values())
     if total > sum(workers.values()):
         logger.warning(
-            "%s_env_manager.max_env_num_per_worker: %d would be %d workers, more than %d for each of %s; %d are started, "
-            "with up to %d environments each",
+            "%s_env_manager.max_env_num_per_worker: %d would be %d workers, more than %d for each of %s; "
+            "%d are started, with up to %d environments each",
             split,
             num_each,
             total,

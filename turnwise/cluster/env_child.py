@@ -215,9 +215,10 @@ class _Hosted:
         try:
             packed = answer.packed()
         except Exception as error:  # boundary: the environment's objects define how they are pickled
+            part = unsendable_part(answer.value, "result")
             fault = EnvironmentFault(
-                f"{self.running} returned {unsendable_part(answer.value, 'result')}, which can't be sent from its "
-                f"worker: {error}; return plain values, or set max_env_num_per_worker to 0"
+                f"{self.running} returned {part}, which can't be sent from its worker: {error}; return plain "
+                "values, or set max_env_num_per_worker to 0"
             )
             packed = EnvAnswer(call.number, error=fault).packed()
         self.running = ""

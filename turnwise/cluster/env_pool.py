@@ -172,10 +172,10 @@ class EnvPool:
             self._ends.append(now)
             if len(self._ends) == MAX_ENDS and now - self._ends[0] <= ENDS_S:
                 self._dead = EnvWorkersDeadError(
-                    f"workers of {settings.class_name} (custom_envs.{settings.tag}) have ended {MAX_ENDS} times within "
-                    f"{ENDS_S / 60:g} minutes, at last: {story}; the class ends the process that it runs in: "
-                    f"run `turnwise check-env` on it, or make fewer environments share a worker "
-                    "(max_env_num_per_worker) if memory ran out"
+                    f"workers of {settings.class_name} (custom_envs.{settings.tag}) have ended {MAX_ENDS} "
+                    f"times within {ENDS_S / 60:g} minutes, at last: {story}; the class ends the process that "
+                    "it runs in: run `turnwise check-env` on it, or set a lower max_env_num_per_worker if "
+                    "memory ran out"
                 )
                 return self._dead
             logger.warning("%s has ended: %s; it is started again", worker.process.name, story)
