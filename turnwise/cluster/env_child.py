@@ -3,7 +3,6 @@ own."""
 
 import asyncio
 import inspect
-import logging
 import os
 import struct
 import threading
@@ -23,11 +22,11 @@ from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonThread
 from turnwise.types import Reduction
 
-logger = logging.getLogger(__name__)
-
 ABANDON = "abandon"
 """The method of a call that interrupts the environment's running call, closes the environment and forgets
 it."""
+STACK = "stack"
+"""The method of a call that is answered at once, with where the environment's thread stands."""
 _NUMBER = struct.Struct("<q")
 _NICE = 10  # an engine on the same cores comes first
 
@@ -106,11 +105,12 @@ class EnvChild(Child):
 
     make_env: Callable[[], Env] | None = None
 
-    def host(self, make_env: Callable[[], Env], is_tried: bool) -> str:
-        """Hosts environments that `make_env` makes. If `is_tried`, makes one, resets and closes it. Returns
-        the part of what `reset` returned that can't be sent; empty if all can. Exceptions of the environment
-        are ignored: its episodes will fail with them."""
-        os.nice(_NICE)
+    def host(self, make_env: Callable[[], Env], is_nice: bool, is_tried: bool) -> str:
+        """Hosts environments that `make_env` makes. If `is_nice`, other processes come first. If `is_tried`,
+        makes one, resets and closes it. Returns the part of what `reset` returned that can't be sent; empty
+        if all can. Exceptions of the environment are ignored: its episodes will fail with them."""
+        if is_nice:
+            os.nice(_NICE)
         torch.set_num_threads(1)
         self.make_env = make_env
         if not is_tried:
@@ -162,10 +162,12 @@ class _Environments:
                 EnvAnswer(call.number).packed()
             )  # what is abandoned was never made, or is closed
             return
+        if call.method == STACK:
+            self._answers.put(EnvAnswer(call.number, thread.stack()).packed())
+            return
         hosted = self._hosted[call.env_id]
         if call.method == ABANDON:
             if hosted.running:
-                logger.warning("%s is interrupted; it stood at:\n%s", hosted.running, thread.stack())
                 thread.interrupt()
             call = call._replace(method="close")
         thread.start(self._answer, call, hosted, thread)

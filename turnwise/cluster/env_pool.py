@@ -14,11 +14,11 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from turnwise.cluster.env_child import ABANDON, EnvFacts, Stepped
+from turnwise.cluster.env_child import ABANDON, STACK, EnvFacts, Stepped
 from turnwise.cluster.env_worker import ENV_CHILD, EnvWorker, Waiting
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import SetUp, dumps, unsendable_part
-from turnwise.cluster.process import WorkerProcess
+from turnwise.cluster.process import WorkerProcess, add_stacks
 from turnwise.errors import ConfigError, EnvironmentFault, EnvWorkersDeadError, WorkerError, first_line
 from turnwise.protocols import Env
 from turnwise.runtime.stopwatch import Stopwatch
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_ENDS = 3
 """Number of ends of a tag's workers within `ENDS_S` that ends the run."""
 ENDS_S = 600.0
+_STACK_S = 1.0  # seconds to wait for the stack of a call
 _MODULES = ("turnwise.cluster.env_child",)
 
 
@@ -173,9 +174,9 @@ class EnvPool:
             if len(self._ends) == MAX_ENDS and now - self._ends[0] <= ENDS_S:
                 self._dead = EnvWorkersDeadError(
                     f"workers of {settings.class_name} (custom_envs.{settings.tag}) have ended {MAX_ENDS} "
-                    f"times within {ENDS_S / 60:g} minutes, at last: {story}; the class ends the process that "
-                    "it runs in: run `turnwise check-env` on it, or set a lower max_env_num_per_worker if "
-                    "memory ran out"
+                    f"times within {ENDS_S / 60:g} minutes, at last: {story}; the class ends the process "
+                    "that it runs in: run `turnwise check-env` on it, or set a lower "
+                    "max_env_num_per_worker if memory ran out"
                 )
                 return self._dead
             logger.warning("%s has ended: %s; it is started again", worker.process.name, story)
@@ -249,8 +250,22 @@ class RemoteEnv:
         try:
             return read(await answer)
         except asyncio.CancelledError:
+            stack = self._worker.start(self._id, STACK)
             self._abandon()
+            await self._add_stack(stack)
             raise
+
+    async def _add_stack(self, stack: Waiting) -> None:
+        """Adds where the call stands in the worker to the error of a call past its deadline."""
+        wait = self._pool.settings.watchdog.expired()
+        if wait is None or isinstance(stack, Future):
+            return
+        await asyncio.wait([stack], timeout=_STACK_S)
+        # C code that keeps Python's lock lets no thread of the worker answer.
+        text = "it doesn't say"
+        if stack.done() and stack.exception() is None:
+            text = stack.result()
+        add_stacks(wait, self._worker.process.name, text)
 
     def _made(self, facts: EnvFacts) -> "RemoteEnv":
         self.class_name = facts.class_name

@@ -105,7 +105,10 @@ class EnvWorker:
         """Runs in the thread, for the life of the process."""
         try:
             self.process.ask("its set-up", Parcel(Command("set_up", (set_up,))))
-            problem = self.process.ask("its first environment", Parcel(Command("host", (make_env, is_tried))))
+            # While the event loop is blocked by a call, nothing here is more urgent than the answer.
+            is_nice = self._loop is not None
+            host = Command("host", (make_env, is_nice, is_tried))
+            problem = self.process.ask("its first environment", Parcel(host))
         except Exception as error:  # boundary: a user's class is imported there
             self.kill()
             ready.set_exception(error)

@@ -177,7 +177,7 @@ def test_a_class_that_ends_its_worker_again_and_again_ends_the_run(runner: Watch
         with pytest.raises(EnvironmentFault, match="played elsewhere"):
             runner.run(episode())
     for _ in range(2):
-        with pytest.raises(EnvWorkersDeadError, match="HomeEnv.*SIGABRT"):
+        with pytest.raises(EnvWorkersDeadError, match=r"HomeEnv.*SIGABRT"):
             runner.run(episode())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import LETTERS, assert_same_weights, folder_of_run, measured, played, small_config
+from small_runs import LETTERS, assert_same_weights, measured, played, run_small, small_config
 
 from turnwise.config import AgenticConfig
 from turnwise.errors import EnvWorkersDeadError
@@ -23,7 +23,9 @@ def ordinary_algorithms() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def config_of(model: Any, folder: Path, env_type: str, manager: dict[str, Any], **changes: Any) -> AgenticConfig:
+def config_of(
+    model: Any, folder: Path, env_type: str, manager: dict[str, Any], **changes: Any
+) -> AgenticConfig:
     env = {**LETTERS, "env_type": env_type, "env_config": changes.pop("env_config", {})}
     return small_config(
         model,
@@ -36,9 +38,9 @@ def config_of(model: Any, folder: Path, env_type: str, manager: dict[str, Any], 
 
 
 def test_a_deterministic_run_with_workers_is_that_without(tiny_model: Any, tmp_path: Path) -> None:
-    folders = []
+    pipelines = []
     for number in (0, 3):
-        changes = {"deterministic": True, "eval_steps": 1, "adv_estimator": "gigpo"}
+        changes = {"deterministic": True, "eval_steps": 2, "adv_estimator": "gigpo"}
         manager = WORKERS | {"max_env_num_per_worker": number}
         val = {"num_env_groups": 2, "max_env_num_per_worker": number}
         config = config_of(
@@ -50,11 +52,11 @@ def test_a_deterministic_run_with_workers_is_that_without(tiny_model: Any, tmp_p
             render_save_dir=str(tmp_path / f"pictures{number}"),
             **changes,
         )
-        folders.append(folder_of_run(config))
-    here, there = folders
+        pipelines.append(run_small(config))
+    here, there = (pipeline.folder for pipeline in pipelines)
     assert measured(here) == measured(there)
     assert played(here) == played(there)
-    assert_same_weights(here.checkpoints / "checkpoint-2", there.checkpoints / "checkpoint-2")
+    assert_same_weights(*(pipeline.checkpoints.newest for pipeline in pipelines))
     pictures = [sorted((tmp_path / f"pictures{number}").rglob("*.gif")) for number in (0, 3)]
     assert [path.read_bytes() for path in pictures[0]] == [path.read_bytes() for path in pictures[1]] != []
 
@@ -65,11 +67,11 @@ def test_a_run_outlives_the_end_of_a_worker(
     env_config = {"once": str(tmp_path / "ended")}
     config = config_of(tiny_model, tmp_path, "worker_envs:EndingEnv", WORKERS, env_config=env_config)
     with caplog.at_level(logging.WARNING, logger="turnwise"):
-        folder = folder_of_run(config)
+        folder = run_small(config).folder
     assert "SIGABRT" in caplog.text and "started again" in caplog.text
     assert len(measured(folder)) == 2 and all(row["status"] == "finished" for row in played(folder))
 
 
 def test_a_class_that_ends_its_worker_at_each_step_ends_the_run(tiny_model: Any, tmp_path: Path) -> None:
     with pytest.raises(EnvWorkersDeadError, match=r"EndingEnv \(custom_envs\.Letters\).*SIGABRT"):
-        folder_of_run(config_of(tiny_model, tmp_path, "worker_envs:EndingEnv", WORKERS))
+        run_small(config_of(tiny_model, tmp_path, "worker_envs:EndingEnv", WORKERS))
