@@ -180,7 +180,11 @@ class EnvPool:
                 )
                 return self._dead
             logger.warning("%s has ended: %s; it is started again", worker.process.name, story)
-            another, _ = self._new_worker(worker.process.name)
+            try:
+                another, _ = self._new_worker(worker.process.name)
+            except WorkerError as error:
+                self._dead = EnvWorkersDeadError(f"{worker.process.name} can't be started again: {error}")
+                return self._dead
             self._workers[self._workers.index(worker)] = another
         worker.release()
         return ended
@@ -250,22 +254,14 @@ class RemoteEnv:
         try:
             return read(await answer)
         except asyncio.CancelledError:
-            stack = self._worker.start(self._id, STACK)
+            wait = self._pool.settings.watchdog.expired()
+            if wait is None:
+                self._abandon()
+                raise
+            stack = self._worker.start(self._id, STACK)  # before the call is interrupted
             self._abandon()
-            await self._add_stack(stack)
+            add_stacks(wait, self._worker.process.name, await _text_of(stack))
             raise
-
-    async def _add_stack(self, stack: Waiting) -> None:
-        """Adds where the call stands in the worker to the error of a call past its deadline."""
-        wait = self._pool.settings.watchdog.expired()
-        if wait is None or isinstance(stack, Future):
-            return
-        await asyncio.wait([stack], timeout=_STACK_S)
-        # C code that keeps Python's lock lets no thread of the worker answer.
-        text = "it doesn't say"
-        if stack.done() and stack.exception() is None:
-            text = stack.result()
-        add_stacks(wait, self._worker.process.name, text)
 
     def _made(self, facts: EnvFacts) -> "RemoteEnv":
         self.class_name = facts.class_name
@@ -305,6 +301,16 @@ class RemoteEnv:
             settings.stuck_s,
         )
         self._worker.kill()
+
+
+async def _text_of(stack: Waiting) -> str:
+    """The answer to `STACK`. C code that keeps Python's lock lets no thread of a worker answer."""
+    assert not isinstance(stack, Future), "only calls that are awaited are cancelled"
+    await asyncio.wait([stack], timeout=_STACK_S)
+    if not stack.done() or stack.exception() is not None:
+        return "it doesn't say"
+    text: str = stack.result()
+    return text
 
 
 def _same(value: Any) -> Any:
