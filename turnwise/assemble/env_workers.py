@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Mapping
 
 from turnwise.agents.env_agent import EnvAgent
@@ -12,6 +11,7 @@ from turnwise.envs.registry import bound_class, env_class
 from turnwise.errors import counted
 from turnwise.examine.agents import env_agent_class
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import num_cores
 from turnwise.types import Split
 
 logger = logging.getLogger(__name__)
@@ -46,18 +46,18 @@ def num_environments(config: AgenticConfig, split: Split, tag: str) -> int:
     return num_groups * (manager.group_size + manager.group_size_redundancy)
 
 
-def num_workers(num_environments: Mapping[str, int], num_each: int, num_cores: int) -> dict[str, int]:
-    """The number of workers of each tag: enough for `num_each` environments in each. If these are more than
-    `MAX_PER_CORE` a core in all, each tag gets its share of that many, at least one.
+def num_workers(numbers: Mapping[str, int], num_each: int, cores: int) -> dict[str, int]:
+    """The number of workers of each tag, of whose environments `num_each` live in one. If these are more than
+    `MAX_PER_CORE` for each of the cores, each tag gets its share of that many, at least one.
 
-    >>> num_workers({"A": 20}, 16, num_cores=2)
+    >>> num_workers({"A": 20}, 16, cores=2)
     {'A': 2}
-    >>> num_workers({"A": 96, "B": 32}, 4, num_cores=2)
+    >>> num_workers({"A": 96, "B": 32}, 4, cores=2)
     {'A': 6, 'B': 2}
     """
-    requested = {tag: math.ceil(number / num_each) for tag, number in num_environments.items() if number}
+    requested = {tag: math.ceil(number / num_each) for tag, number in numbers.items() if number}
     total = sum(requested.values())
-    limit = MAX_PER_CORE * num_cores
+    limit = MAX_PER_CORE * cores
     if total <= limit:
         return requested
     return {tag: max(1, number * limit // total) for tag, number in requested.items()}
@@ -71,9 +71,8 @@ def start_env_workers(config: AgenticConfig, split: Split, event_loop: WatchedRu
         return {}
     num_each = config.env_manager(split).max_env_num_per_worker
     numbers = {tag: num_environments(config, split, tag) for tag in tags}
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = num_workers(numbers, num_each, num_cores)
-    _say(split, numbers, workers, num_each, num_cores)
+    workers = num_workers(numbers, num_each, num_cores())
+    _say(split, numbers, workers, num_each)
     event_loop.watchdog.start()
     pools = {}
     for tag in workers:
@@ -94,9 +93,7 @@ def start_env_workers(config: AgenticConfig, split: Split, event_loop: WatchedRu
     return pools
 
 
-def _say(
-    split: Split, numbers: Mapping[str, int], workers: Mapping[str, int], num_each: int, num_cores: int
-) -> None:
+def _say(split: Split, numbers: Mapping[str, int], workers: Mapping[str, int], num_each: int) -> None:
     for tag, number in workers.items():
         logger.info(
             "%s of %s (%s) live in %s",
@@ -114,7 +111,7 @@ def _say(
             num_each,
             total,
             MAX_PER_CORE,
-            counted(num_cores, "core"),
+            counted(num_cores(), "core"),
             sum(workers.values()),
             max(math.ceil(numbers[tag] / number) for tag, number in workers.items()),
         )
