@@ -72,6 +72,10 @@ class WorkerError(TurnwiseError):
     """A process of the run has ended, doesn't find the others, or can't receive its input."""
 
 
+class EnvWorkersDeadError(WorkerError):
+    """The worker processes of an environment's class end again and again: the run can't continue."""
+
+
 class ReplicasDeadError(ServerError):
     """No inference server is left: the run can't continue, and no environment is to blame."""
 

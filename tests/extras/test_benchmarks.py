@@ -32,6 +32,7 @@ ARGUMENTS = {
     "end_to_end": "--sft-model MODEL",
     "end_to_end_own": None,
     "end_to_end_trl": None,
+    "env_workers": "",
     "gpu": "",
     "learning_curves": "--picture PICTURE",
     "overheads": "RUN --name toy",

@@ -186,7 +186,7 @@ class EnvAgent:
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)
         turn.step_s = time.perf_counter() - started
-        turn.state_key = observation.text if session.keyed is None else session.state_key
+        turn.state_key = session.state_key if session.has_state_key else observation.text
         turn.reward = step.reward
         turn.metrics = step.metrics
         return step

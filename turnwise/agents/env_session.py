@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from turnwise.envs.contract import StepResult, ask_state_key, read_reset, read_step
+from turnwise.envs.contract import StepResult, ask_state_key, checked_key, read_reset, read_step
 from turnwise.errors import BlockingFault, EnvironmentFault
-from turnwise.protocols import Env, HasStateKey
+from turnwise.protocols import Env, HasStateKey, RemoteEnv
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import ENVIRONMENTS, Stopwatch
 from turnwise.runtime.threads import DaemonThread
@@ -27,6 +27,8 @@ class CallSettings:
 
     timeout_s: float | None = None
     """Maximum seconds for one call (constructor, `reset`, `step` or `close`); None = no limit."""
+    are_remote: bool = False
+    """Whether environments live in worker processes, as `protocols.RemoteEnv`s."""
     max_in_threads: int = 0
     """Maximum concurrent calls of blocking environments; 0 = environments are cooperative. Ignored with
     `use_thread_lock`."""
@@ -63,6 +65,8 @@ class CallSettings:
 
     def opener(self, tag: str) -> "Callable[[], EnvSession]":
         """A function that opens sessions. They share the limit on concurrent calls."""
+        if self.are_remote:
+            return partial(WorkerSession, tag, self)
         if self.places is None:
             return partial(EnvSession, tag, self)
         return partial(ThreadSession, tag, self, self.places)
@@ -75,6 +79,7 @@ class EnvSession:
     env: Env
     state_key: Hashable = None
     """The environment's `state_key()` before the last step; None if it has no such method."""
+    has_state_key = False
 
     def __init__(self, tag: str, settings: CallSettings) -> None:
         self.tag = tag
@@ -83,12 +88,17 @@ class EnvSession:
     async def make(self, make_env: Callable[[Task], Env], task: Task) -> None:
         self._episode = f"{task.id} of {self.tag}, seed {task.seed}"
         self.env = await self._answer("the environment's constructor", make_env, task)
-        self._class = type(self.env).__name__
-        self._name = f"{self.tag} ({self._class})"
-        self._step = f"{self._class}.step"
-        self._state_key = f"{self._class}.state_key"
+        self._describe(type(self.env).__name__)
         # Checked once, since isinstance of a protocol takes as long as a step.
-        self.keyed = self.env if isinstance(self.env, HasStateKey) else None
+        self._keyed = self.env if isinstance(self.env, HasStateKey) else None
+        self.has_state_key = self._keyed is not None
+
+    def _describe(self, class_name: str) -> None:
+        """Notes the names of calls, for messages."""
+        self._class = class_name
+        self._name = f"{self.tag} ({class_name})"
+        self._step = f"{class_name}.step"
+        self._state_key = f"{class_name}.state_key"
 
     async def reset(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
         """The first observation, and info."""
@@ -107,9 +117,9 @@ class EnvSession:
         """Releases the session's own resources."""
 
     def _take_step(self, action: str) -> Any:
-        if self.keyed is not None:
+        if self._keyed is not None:
             with Foreign(self._state_key):
-                self.state_key = ask_state_key(self.keyed)
+                self.state_key = ask_state_key(self._keyed)
         return self.env.step(action)
 
     async def _answer(
@@ -133,6 +143,23 @@ class EnvSession:
                 result = await result
             stopwatch.add("awaited environments", name, started)
             return result
+
+
+class WorkerSession(EnvSession):
+    """An environment in a worker process. The worker asks for the state's key within the call of `step`."""
+
+    env: RemoteEnv
+
+    async def make(self, make_env: Callable[[Task], Env], task: Task) -> None:
+        await super().make(make_env, task)
+        self._describe(self.env.class_name)
+        self._keyed = None
+        self.has_state_key = self.env.has_state_key
+
+    async def step(self, action: str, turn_idx: int) -> StepResult:
+        step = await super().step(action, turn_idx)
+        self.state_key = checked_key(self.env.last_state_key, self._class)
+        return step
 
 
 class ThreadSession(EnvSession):

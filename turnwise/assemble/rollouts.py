@@ -4,14 +4,15 @@ rollouts."""
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.assemble.agents import build_agent, build_row_agent
+from turnwise.assemble.env_workers import remote_tags, start_env_workers
 from turnwise.assemble.placement import place_here
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.servers import build_servers
@@ -19,6 +20,7 @@ from turnwise.assemble.tasks import build_tasks, say_shared_prompts
 from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
+from turnwise.cluster.env_pool import EnvPool, prepare_workers
 from turnwise.config import AgenticConfig
 from turnwise.data.rewards import RewardManager
 from turnwise.envs.registry import takes_split
@@ -55,6 +57,8 @@ class RolloutContext:
     event_loop: WatchedRunner
     schedule_log: ScheduleLog
     turn_journal: TurnJournal | None
+    env_pools: dict[Split, dict[str, EnvPool]] = field(default_factory=dict, kw_only=True)
+    """The environment workers of each split that has agents, by tag. They end with the event loop."""
 
     def close(self) -> None:
         self.event_loop.close()
@@ -91,6 +95,8 @@ def open_rollout_context(
 ) -> RolloutContext:
     """The config's policy, or the one at `model_path` (a folder or hub name), without its weights."""
     files = examined.policy(model_path)
+    if any(remote_tags(examined.config, split) for split in get_args(Split)):
+        prepare_workers()
     event_loop = WatchedRunner(iteration_s=examined.config.deadlines.env_s, stopwatch=stopwatch)
     return RolloutContext(
         files.info, files.tokenizer, files.template, event_loop, schedule_log or ScheduleLog(), turn_journal
@@ -205,10 +211,20 @@ def agents_of(
     config = examined.config
     event_loop = policy.event_loop
     of_environments: dict[tuple[str, str], AgentLoop] = {}
+    if split not in policy.env_pools:
+        policy.env_pools[split] = start_env_workers(config, split, event_loop)
     for tag in config.env_manager(split).env_tags:
         settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
+        make_env = make_shown = env_factory(config, tag, split)
+        pool = policy.env_pools[split].get(tag)
+        if pool is not None:
+            make_env = pool.make
+            make_shown = partial(pool.make, renders=True)
+            settings = replace(settings, calls=replace(settings.calls, are_remote=True))
         build = partial(build_agent, examined, tag, split, settings=settings)
-        agent = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
+        agent = build(make_env)
+        if pictures is not None:
+            agent = pictures.recorded(build, make_env, make_shown)
         of_environments[tag, config.custom_envs[tag].agent_name] = agent
     of_rows = cache(lambda name: build_row_agent(examined, split, name, event_loop))
 

@@ -128,8 +128,8 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
     """Seeds the process, and logs whether the run is deterministic. Even without `deterministic: true`, two
-    synchronous runs on a CPU are bit-identical if both have the embedded server, no environment threads, and
-    the same number of torch threads."""
+    synchronous runs on a CPU are bit-identical if both have the embedded server, no environments in workers
+    or threads, and the same number of torch threads."""
     seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

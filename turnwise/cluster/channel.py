@@ -24,6 +24,10 @@ class Channel:
 
     def receive(self) -> Any:
         """The next answer. Raises EOFError or OSError if the process has ended."""
+        return unpack(self.receive_packed())
+
+    def receive_packed(self) -> Message:
+        """The next answer, still packed."""
         while True:
             message = self._wire.receive()
             content = message.content
@@ -32,7 +36,7 @@ class Channel:
             elif content.startswith(DONE):
                 self._stopwatch.did_batch(int(content.removeprefix(DONE)))
             else:
-                return unpack(message)
+                return message
 
     def value(self, reply: Reply, track_prefix: str = "") -> Any:
         """The value of an answer, or raises its error. What the process's stopwatch noted is added to the

@@ -5,6 +5,7 @@ import pickle
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import islice
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -136,6 +137,21 @@ def pack(value: Any) -> Message:
 def unpack(message: Message) -> Any:
     """What was packed. Large arrays use the memory of the message's buffers."""
     return pickle.loads(message.content, buffers=message.buffers)
+
+
+def joined(messages: Sequence[Message]) -> Message:
+    """One message that holds several, each of which is unpacked by itself: if one can't be, the others
+    can."""
+    parts = [(message.content, len(message.buffers)) for message in messages]
+    buffers = [buffer for message in messages for buffer in message.buffers]
+    return Message(pickle.dumps(parts, pickle.HIGHEST_PROTOCOL), buffers)
+
+
+def parted(message: Message) -> list[Message]:
+    """The messages that `joined` made one of."""
+    buffers = iter(message.buffers)
+    parts = pickle.loads(message.content)
+    return [Message(content, list(islice(buffers, num_buffers))) for content, num_buffers in parts]
 
 
 def unsendable_part(value: Any, name: str, depth: int = 5) -> str:

@@ -105,14 +105,19 @@ def read_state_key(env: Env) -> Hashable:
 
 def ask_state_key(env: HasStateKey) -> Hashable:
     """`env.state_key()`. Raises EnvironmentFault if the key isn't hashable."""
-    key = env.state_key()
+    return checked_key(env.state_key(), type(env).__name__)
+
+
+def checked_key(key: Any, class_name: str) -> Hashable:
+    """A state key. Raises EnvironmentFault if it isn't hashable."""
     try:
         hash(key)
     except TypeError as error:
         raise EnvironmentFault(
-            f"{type(env).__name__}: state_key() gave {key!r}; it must be hashable ({error})"
+            f"{class_name}: state_key() gave {key!r}; it must be hashable ({error})"
         ) from error
-    return key
+    result: Hashable = key
+    return result
 
 
 def is_picture(value: Any) -> bool:

@@ -68,6 +68,17 @@ class ObservedEnv:
         return _told(result, partial(self._observer.stepped, self._env, action))
 
 
+def observed(env: Any, observer: EpisodeObserver) -> Any:
+    """An ObservedEnv of an environment; if it is awaitable, a coroutine that returns one."""
+    if inspect.isawaitable(env):
+        return _observed_later(env, observer)
+    return ObservedEnv(env, observer)
+
+
+async def _observed_later(awaited: Awaitable[Env], observer: EpisodeObserver) -> ObservedEnv:
+    return ObservedEnv(await awaited, observer)
+
+
 def _told(result: Any, tell: Callable[[Any], None]) -> Any:
     """The result, once it is told; if it is awaitable, a coroutine that tells what it returns."""
     if inspect.isawaitable(result):

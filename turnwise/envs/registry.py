@@ -2,8 +2,8 @@
 
 import inspect
 from collections import ChainMap
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from turnwise.envs.base import TextEnv
@@ -78,8 +78,15 @@ def relays_foreign_text(env_type: str) -> bool:
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """Makes an environment with the arguments of `env_config`, plus `split` if the class has this parameter
-    and the config doesn't set it. Raises EnvironmentFault if the class doesn't accept the arguments."""
+    """Makes an environment: see `bound_class`."""
+    env: Env = bound_class(env_type, env_config, split)()
+    return env
+
+
+def bound_class(env_type: str, env_config: Mapping[str, Any], split: Split) -> Callable[[], Env]:
+    """The class of an `env_type` with the arguments of `env_config`, plus `split` if the class has this
+    parameter and the config doesn't set it. Raises EnvironmentFault if the class doesn't accept the
+    arguments."""
     cls = env_class(env_type)
     arguments = dict(env_config)
     if takes_split(env_type):
@@ -95,5 +102,4 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
             f"env_config of {env_type!r}: {error}; {cls.__name__} takes "
             f"{', '.join(allowed) or 'no arguments'}." + nearest(unknown, allowed)
         ) from error
-    env: Env = cls(**arguments)
-    return env
+    return partial(cls, **arguments)

@@ -114,7 +114,7 @@ def agent_settings(
         episode_timeout_s=manager.episode_timeout_s,
         calls=CallSettings(
             timeout_s=manager.env_step_timeout_s,
-            max_in_threads=manager.max_env_num_per_worker,
+            max_in_threads=0 if config.deterministic else manager.max_env_num_per_worker,
             use_thread_lock=env.use_thread_lock,
             place_timeout_s=config.deadlines.env_s,
             watchdog=watchdog or Watchdog(),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from turnwise.envs.recording import ObservedEnv, View, Views
+from turnwise.envs.recording import View, Views, observed
 from turnwise.protocols import AgentLoop, EpisodeObserver, MakeEnv
 from turnwise.report.gif import Frame, write_gif
 from turnwise.rollout.observed import ObservedLoop
@@ -26,12 +26,15 @@ class Pictures:
         self._task_ids = frozenset(task_ids)
         self._recordings: dict[str, Views] = {}
 
-    def recorded(self, build: Callable[[MakeEnv], AgentLoop], make_env: MakeEnv) -> AgentLoop:
-        """An agent that plays like `build(make_env)` and also records the first sibling of each chosen
-        task."""
+    def recorded(
+        self, build: Callable[[MakeEnv], AgentLoop], make_env: MakeEnv, make_shown: MakeEnv | None = None
+    ) -> AgentLoop:
+        """An agent that plays like `build(make_env)` and also records the first sibling of each chosen task,
+        in environments of `make_shown` (default: `make_env`)."""
+        shown = make_shown or make_env
 
         def heard_loop(observer: EpisodeObserver) -> AgentLoop:
-            return build(lambda task: ObservedEnv(make_env(task), observer))
+            return build(lambda task: observed(shown(task), observer))
 
         return ObservedLoop(build(make_env), self._observer, heard_loop)
 

@@ -18,6 +18,7 @@ from turnwise.protocols.episodes import (
     HearsCalls as HearsCalls,
     MakeEnv as MakeEnv,
     OpenConversation as OpenConversation,
+    RemoteEnv as RemoteEnv,
     Reward as Reward,
     RewardResult as RewardResult,
     SilentObserver as SilentObserver,

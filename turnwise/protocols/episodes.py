@@ -57,6 +57,16 @@ class HasExpert(Protocol):
         """A good action in the current state."""
 
 
+class RemoteEnv(Env, Protocol):
+    """An environment in a worker process. `reset`, `step` and `close` may be coroutines."""
+
+    class_name: str
+    has_state_key: bool
+    """Whether the environment has a method `state_key`."""
+    last_state_key: Hashable
+    """The key of the state before the last step; None if the environment has none."""
+
+
 class Conversation(Protocol):
     """A conversation with the model in one context, as agents see it. `chat.conversation` keeps its exact
     tokens."""

@@ -18,6 +18,7 @@ from turnwise.errors import (
     ConfigError,
     DeadlineError,
     EnvironmentFault,
+    EnvWorkersDeadError,
     ReplicasDeadError,
     RolloutError,
     TurnwiseError,
@@ -127,7 +128,7 @@ class GroupPlayer:
             contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
             try:
                 return await self._attempt(task, sibling, contexts, sampling)
-            except (ConfigError, DeadlineError, ReplicasDeadError):
+            except (ConfigError, DeadlineError, EnvWorkersDeadError, ReplicasDeadError):
                 raise
             except Exception as fault:
                 if is_cancelled():  # the fault of a clean-up has taken the place of the cancellation

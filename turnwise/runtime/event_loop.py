@@ -6,8 +6,8 @@ import gc
 import inspect
 import selectors
 import sys
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -73,6 +73,16 @@ class WatchedRunner:
         self.stopwatch = stopwatch or Stopwatch()
         self._runner = asyncio.Runner(loop_factory=partial(new_loop, self.stopwatch))
         self._iteration_s = iteration_s
+        self._at_close = ExitStack()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop itself."""
+        return self._runner.get_loop()
+
+    def at_close(self, function: Callable[[], object]) -> None:
+        """Has `close` call a function, once the loop's tasks have ended."""
+        self._at_close.callback(function)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs `main` and returns its result. Raises DeadlineError if a task blocked the loop for too
@@ -110,6 +120,7 @@ class WatchedRunner:
             with end, outer_loop_aside():
                 self._runner.close()
         finally:
+            self._at_close.close()
             self.watchdog.close()
 
     def __enter__(self) -> Self:

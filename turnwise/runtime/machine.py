@@ -133,7 +133,7 @@ def find_machine() -> Machine:
     accelerators."""
     _, num_launched = launched()
     num_accelerators = _num_accelerators()
-    node = Node(num_accelerators, "cuda") if num_accelerators else Node(_num_cores())
+    node = Node(num_accelerators, "cuda") if num_accelerators else Node(num_cores())
     return Machine((node,), num_launched, ray_sign())
 
 
@@ -144,7 +144,8 @@ def ray_sign() -> str:
     return "a job of Ray started this run" if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ""
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """The number of cores that this process may use."""
     if "sched_getaffinity" in dir(os):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -3,7 +3,9 @@ joins the threads of its own executor at exit, where one stuck call would hang t
 
 import asyncio
 import ctypes
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +44,11 @@ class DaemonThread:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
         )
+
+    def stack(self) -> str:
+        """Where the thread stands, outermost call first."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "it has ended"
 
     def join(self, timeout_s: float) -> None:
         """Waits at most `timeout_s` seconds for the thread to finish; call `end` first."""

@@ -88,9 +88,9 @@ def job(job, folder):
     """Writes a config whose environment is a class of `mine`; returns its file."""
     (folder / "mine.py").write_text(ENV)
 
-    def write(found="Mine", manager=None, **arguments):
+    def write(found="Mine", manager=None, is_locked=False, **arguments):
         manager = {"num_env_groups": 1, "group_size": 4, "max_env_retries": 0, **(manager or {})}
-        env = {"env_type": f"mine:{found}", "env_config": arguments}
+        env = {"env_type": f"mine:{found}", "env_config": arguments, "use_thread_lock": is_locked}
         return job(env, save_steps=0, train_env_manager=manager, rollout_batch_size=2 * manager["group_size"])
 
     return write
@@ -111,11 +111,12 @@ def test_what_is_no_exception_fails_its_episode(job, capsys, found, at):
     manager = {
         "group_size": len(ways),
         "max_failed_fraction": 1.0,
-        "max_env_num_per_worker": 4 if found == "threads" else 0,
     }
     # One is made to see whether it can be, and then the first group.
     after = 1 + (0 if at == "close" else len(ways))
-    config = job("Mine" if found == "threads" else found, manager, at=at, way=",".join(ways), after=after)
+    is_locked = found == "threads"
+    found = "Mine" if is_locked else found
+    config = job(found, manager, is_locked, at=at, way=",".join(ways), after=after)
     assert main(["rollout", config]) == 2
     assert "Traceback" not in capsys.readouterr().err
     played = [trajectory for _, trajectory in read_journal(Path("rollouts.jsonl"))]

@@ -201,7 +201,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         r"up to 4 steps \(2 \+ model_update_frequency 3 − 1\) old",
     ),
-    ({"deterministic": True, "val_env_manager.max_env_num_per_worker": 2}, "threads answer in any order"),
     ({"deterministic": True, "custom_envs.Lake.use_thread_lock": True}, "threads answer in any order"),
     ({"deterministic": True, "save_steps": 3, "actor_train.model_update_frequency": 2}, "isn't a multiple"),
     ({"deterministic": True, "actor_infer.strategy_args.strategy_name": "vllm"}, "vllm schedules by time"),

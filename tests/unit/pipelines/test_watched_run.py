@@ -19,8 +19,14 @@ from turnwise.training.torch_strategy import TorchStrategy
 LETTERS, STUCK = "toy_envs:LettersEnv", "odd_envs:StuckEnv"
 
 
-def config_of(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_threads=0, **deadlines):
-    limits = {"env_step_timeout_s": 0.1, "max_env_retries": 0, "max_env_num_per_worker": max_in_threads}
+def config_of(tiny_model, tmp_path, env_type=LETTERS, env_config=None, num_per_worker=0, **deadlines):
+    # A worker of a busy machine takes a while to make an environment.
+    timeout_s = 3.0 if num_per_worker else 0.1
+    limits = {
+        "env_step_timeout_s": timeout_s,
+        "max_env_retries": 0,
+        "max_env_num_per_worker": num_per_worker,
+    }
     toy = {"env_type": env_type, "env_config": env_config or {}, "max_steps": 2, "max_tokens_per_step": 4}
     return small_config(
         tiny_model,
@@ -49,15 +55,16 @@ def nothing_is_left():
 
 
 @pytest.mark.parametrize(
-    ("how", "max_in_threads"),
-    [("block", 0), ("block", 2), ("await", 0), ("thread", 0), ("spin", 0), ("spin", 2)],
+    ("how", "num_per_worker"),
+    [("block", 0), ("block", 16), ("await", 0), ("thread", 0), ("spin", 0), ("spin", 16)],
 )
-def test_an_environment_that_never_returns(tiny_model, tmp_path, how, max_in_threads):
+def test_an_environment_that_never_returns(tiny_model, tmp_path, how, num_per_worker):
     message = (
-        "(?s)max_failed_fraction.*an episode of Toy waited 0.1 s for StuckEnv.step; raise env_step_timeout_s"
+        r"(?s)max_failed_fraction.*an episode of Toy waited [\d.]+ s for StuckEnv.step; "
+        "raise env_step_timeout_s"
     )
     with pytest.raises(RolloutError, match=message) as caught:
-        train(tiny_model, tmp_path, STUCK, {"how": how}, max_in_threads)
+        train(tiny_model, tmp_path, STUCK, {"how": how}, num_per_worker)
     assert "_hang" in str(caught.value) or "_for_ever" in str(caught.value)
     for _ in range(100):
         if not is_spinning():

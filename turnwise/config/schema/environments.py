@@ -110,8 +110,8 @@ class EnvManager(Section):
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; keys left out are actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """For environments that block: each gets a thread, and up to this many calls of a tag run at once; 0 =
-    they don't block."""
+    """Environments of a tag that live in one worker process, each in a thread of it; more than four workers a
+    core are cut to that. 0 = environments are called on the event loop, so none may block."""
     max_env_retries: Count = 2
     """Retries of a failed episode, with the same seed."""
     env_step_timeout_s: Seconds = 60.0

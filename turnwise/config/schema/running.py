@@ -83,7 +83,8 @@ class Deadlines(Section):
     """Deadline of the start of an inference server with its engine."""
     env_s: Seconds = 600.0
     """Deadline of code that blocks the event loop, if it has no other, and of the wait for a blocking
-    environment's turn."""
+    environment's turn. An environment's call in a worker that was given up and still runs then costs the
+    worker."""
     train_s: Seconds = 3600.0
     """Deadline of one call of the trainer, reference or critic: a forward pass, an optimiser step, saving,
     loading."""

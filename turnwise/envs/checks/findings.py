@@ -22,7 +22,9 @@ BLOCK_S = 0.1
 """Maximum seconds of constructor and `reset` together on the event loop, where they hold up all other
 episodes."""
 NUM_WAITING = 16
-"""Number of concurrent calls suggested for an environment that waits for something other than a processor."""
+"""Maximum number of environments in a worker suggested for those that wait for something other than a
+processor."""
+_MIN_CPU_S = 1e-6  # avoids a division by 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,22 +316,27 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
     p99_s = ordered[int(0.99 * len(ordered))]
     start_s = median_high(reset.wall_s) + fmean(constructor.wall_s)
     result = f"mean {_time(mean_s)}, p99 {_time(p99_s)}, max {_time(ordered[-1])}; a start {_time(start_s)}"
-    if step.is_async:
+    computing_s = fmean(step.cpu_s)
+    if step.is_async and computing_s <= COOPERATIVE_S:
         return judged("step time", f"{result}: coroutines")
     spread_s = mean_s + start_s / max(mean_steps, 1.0)
-    if spread_s <= COOPERATIVE_S and p99_s <= TAIL_S and start_s <= BLOCK_S:
+    if not step.is_async and spread_s <= COOPERATIVE_S and p99_s <= TAIL_S and start_s <= BLOCK_S:
         return judged("step time", f"{result}: cooperative")
     cpu_s = sum(step.cpu_s) + sum(reset.cpu_s)
     wall_s = sum(step.wall_s) + sum(reset.wall_s)
     if cpu_s < 0.5 * wall_s:
+        # More environments than keep one core busy would only wait for each other.
+        num_each = min(NUM_WAITING, int(wall_s / max(cpu_s, _MIN_CPU_S)))
         advice = (
-            f"it mostly waits: max_env_num_per_worker: {NUM_WAITING} lets {NUM_WAITING} calls wait at once"
+            f"it mostly waits: max_env_num_per_worker: {num_each} puts {num_each} environments into each "
+            "worker process, where their calls wait at once"
         )
     else:
         advice = (
-            f"it mostly computes: make it quicker, or set max_env_num_per_worker: {num_cores} if it releases "
-            "Python's lock"
+            "it mostly computes: make it quicker, or put it into worker processes, one a core: "
+            f"max_env_num_per_worker = num_env_groups × group_size / {num_cores}"
         )
+    result = f"{result}; a step computes for {_time(computing_s)}"
     return judged("step time", f"{result}: blocking", advice)
 
 

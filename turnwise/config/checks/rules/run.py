@@ -4,8 +4,6 @@ from turnwise.config.checks.rules.play import IN_PROCESS
 from turnwise.config.checks.rules.rule import Rule
 from turnwise.config.schema.agentic import AgenticConfig
 
-_BLOCKING = "threads answer in any order, which deterministic: true forbids; remove it"
-
 RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
         "val_env_manager.group_size_redundancy",
@@ -40,16 +38,6 @@ RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
         "train_env_manager.group_size_redundancy",
         when=lambda c: c.deterministic and c.train_env_manager.group_size_redundancy,
         says=lambda c: "lets the quickest episodes win, which deterministic: true forbids; set it to 0",
-    ),
-    Rule(
-        "train_env_manager.max_env_num_per_worker",
-        when=lambda c: c.deterministic and c.train_env_manager.max_env_num_per_worker,
-        says=lambda c: _BLOCKING,
-    ),
-    Rule(
-        "val_env_manager.max_env_num_per_worker",
-        when=lambda c: c.deterministic and c.val_env_manager.max_env_num_per_worker,
-        says=lambda c: _BLOCKING,
     ),
     Rule(
         "actor_infer.strategy_args.strategy_name",

@@ -1,0 +1,117 @@
+"""Builds the workers in which the environments of a config live."""
+
+import logging
+import math
+from collections.abc import Mapping
+
+from turnwise.agents.env_agent import EnvAgent
+from turnwise.cluster.env_pool import EnvPool, PoolSettings
+from turnwise.config import AgenticConfig
+from turnwise.envs.registry import bound_class, env_class
+from turnwise.errors import counted
+from turnwise.examine.agents import env_agent_class
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.machine import num_cores
+from turnwise.types import Split
+
+logger = logging.getLogger(__name__)
+
+MAX_PER_CORE = 4
+"""Maximum number of workers of a split per core."""
+
+
+def remote_tags(config: AgenticConfig, split: Split) -> list[str]:
+    """The tags whose environments live in workers: those of `max_env_num_per_worker`, but for tags with
+    `use_thread_lock` and for tags that an agent plays which isn't an EnvAgent, since it calls environments by
+    itself."""
+    manager = config.env_manager(split)
+    if not manager.max_env_num_per_worker:
+        return []
+    return [
+        tag
+        for tag in manager.env_tags
+        if not config.custom_envs[tag].use_thread_lock and _is_env_agent(config, tag)
+    ]
+
+
+def _is_env_agent(config: AgenticConfig, tag: str) -> bool:
+    make = env_agent_class(config, tag).make
+    return isinstance(make, type) and issubclass(make, EnvAgent)
+
+
+def num_environments(config: AgenticConfig, split: Split, tag: str) -> int:
+    """The number of environments of a tag that play at the same time."""
+    manager = config.env_manager(split)
+    num_groups = dict(zip(manager.tags, manager.num_groups_partition, strict=True))[tag]
+    return num_groups * (manager.group_size + manager.group_size_redundancy)
+
+
+def num_workers(numbers: Mapping[str, int], num_each: int, cores: int) -> dict[str, int]:
+    """The number of workers of each tag, of whose environments `num_each` live in one. If these are more than
+    `MAX_PER_CORE` for each of the cores, each tag gets its share of that many, at least one.
+
+    >>> num_workers({"A": 20}, 16, cores=2)
+    {'A': 2}
+    >>> num_workers({"A": 96, "B": 32}, 4, cores=2)
+    {'A': 6, 'B': 2}
+    """
+    requested = {tag: math.ceil(number / num_each) for tag, number in numbers.items() if number}
+    total = sum(requested.values())
+    limit = MAX_PER_CORE * cores
+    if total <= limit:
+        return requested
+    return {tag: max(1, number * limit // total) for tag, number in requested.items()}
+
+
+def start_env_workers(config: AgenticConfig, split: Split, event_loop: WatchedRunner) -> dict[str, EnvPool]:
+    """Starts the workers of a split, by tag. They end when `event_loop` is closed. Raises ConfigError if
+    environments can't be made in them."""
+    tags = remote_tags(config, split)
+    if not tags:
+        return {}
+    num_each = config.env_manager(split).max_env_num_per_worker
+    numbers = {tag: num_environments(config, split, tag) for tag in tags}
+    workers = num_workers(numbers, num_each, num_cores())
+    _say(split, numbers, workers, num_each)
+    event_loop.watchdog.start()
+    pools = {}
+    for tag in workers:
+        env = config.custom_envs[tag]
+        settings = PoolSettings(
+            tag=tag,
+            class_name=env_class(env.env_type).__name__,
+            is_blocking=config.deterministic,
+            start_s=config.deadlines.start_s,
+            stuck_s=config.deadlines.env_s,
+            watchdog=event_loop.watchdog,
+            stopwatch=event_loop.stopwatch,
+        )
+        make_env = bound_class(env.env_type, env.env_config, split)
+        pools[tag] = EnvPool(make_env, workers[tag], settings, event_loop.loop)
+        event_loop.at_close(pools[tag].end)
+        pools[tag].begin()
+    return pools
+
+
+def _say(split: Split, numbers: Mapping[str, int], workers: Mapping[str, int], num_each: int) -> None:
+    for tag, number in workers.items():
+        logger.info(
+            "%s of %s (%s) live in %s",
+            counted(numbers[tag], "environment"),
+            tag,
+            split,
+            counted(number, "worker process"),
+        )
+    total = sum(math.ceil(number / num_each) for number in numbers.values())
+    if total > sum(workers.values()):
+        logger.warning(
+            "%s_env_manager.max_env_num_per_worker: %d would be %d workers, more than %d for each of %s; "
+            "%d are started, with up to %d environments each",
+            split,
+            num_each,
+            total,
+            MAX_PER_CORE,
+            counted(num_cores(), "core"),
+            sum(workers.values()),
+            max(math.ceil(numbers[tag] / number) for tag, number in workers.items()),
+        )
