@@ -21,6 +21,7 @@ from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
 from turnwise.examine.examined import examine
+from turnwise.inference import restarts
 from turnwise.types import SamplingParams
 
 TWO = {"device_mapping": [0, 1]}
@@ -105,18 +106,39 @@ def kill(server):
 
 
 @pytest.mark.extra
-def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):
-    pipeline = run_small(
-        make_config("one-dies", actor_infer=TWO), lambda pipeline: kill(pipeline.actor_infer.servers[0])
-    )
-    assert [server.name for server in pipeline.actor_infer.servers] == ["inference replica 1"]
+@pytest.mark.parametrize("num_killed", [1, 2])
+def test_a_killed_replica_is_started_again_with_the_current_weights(make_config, caplog, num_killed):
+    served = []
+
+    def run(pipeline):
+        killed = pipeline.actor_infer.servers[:num_killed]
+        list(map(kill, killed))
+        served.append(killed)
+
+    config = make_config("dies", actor_infer=TWO)
+    with closing(build_agentic(examine(config), start_run(config))) as pipeline:
+        run(pipeline)
+        pipeline.run()
+        pipeline.event_loop.run(pipeline.actor_infer.restarts.next_end())
+        pipeline.event_loop.run(pipeline.weight_transfer.update(3))
+        trained = pipeline.actor_train.workers.worker.model
+        prompt, sampling = list(range(5, 45)), SamplingParams(12, seed=3)
+        assert len(pipeline.actor_infer.servers) == 2
+        for server in pipeline.actor_infer.servers:
+            assert server not in served[0]
+            completion = pipeline.event_loop.run(server.generate(prompt, sampling, "asked"))
+            expected = reference_logprobs(trained, prompt, completion.token_ids, sampling)
+            assert np.abs(completion.logprobs - expected).max() <= 1e-4
+            assert completion.versions[0].version == 3
     assert "Inference replica 0 is dead" in caplog.text and "SIGKILL" in caplog.text
-    assert "isn't started again: 1 replica left for its requests" in caplog.text
-    assert len([row for row in measured(pipeline.folder) if "actor/backward_steps" in row]) == 3
+    assert "is started again" in caplog.text and "serves again" in caplog.text
+    rows = measured(config_folder(config))
+    assert len([row for row in rows if "actor/backward_steps" in row]) == 3
 
 
 @pytest.mark.extra
-def test_a_run_without_replicas_ends_with_the_reason(make_config):
+def test_a_run_whose_replicas_die_too_often_ends_with_the_reason(make_config, monkeypatch):
+    monkeypatch.setattr(restarts, "MAX_DEATHS", 1)
     with pytest.raises(ReplicasDeadError, match=r"every inference replica is dead.*SIGKILL"):
         run_small(
             make_config("all-die", actor_infer=TWO),
@@ -128,7 +150,9 @@ def test_a_device_that_is_not_there_is_named(make_config):
     with pytest.raises(
         ConfigError, match=r"actor_infer.device_mapping names device 5, and this machine has 2 slots"
     ):
-        run_small(make_config("missing", actor_infer={"device_mapping": [0, 5]}))
+        run_small(
+            make_config("missing", actor_infer={"device_mapping": [0, 5]}, cluster={"name": "process"})
+        )
 
 
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
