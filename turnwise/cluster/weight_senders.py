@@ -1,7 +1,7 @@
 """The senders of weights on all ranks of a role, as one: to servers of one node, or of several."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -140,7 +140,7 @@ class SendingGroup:
         joining = [
             server.join_group(meeting, rank, size, self.timeout_s) for rank, server in enumerate(receivers, 1)
         ]
-        await _all_of(receivers, first.call("join_group", size), joining)
+        await _all_of(receivers, partial(first.call, "join_group", size), joining)
         self._members = receivers
 
     async def _send(self, weights: SharedWeights) -> list[SharedWeights]:
@@ -149,7 +149,7 @@ class SendingGroup:
             return []
         collecting = [server.collect(weights.manifest) for server in self._members]
         try:
-            return await _all_of(self._members, self.ranks.workers.at(0).call("send"), collecting)
+            return await _all_of(self._members, partial(self.ranks.workers.at(0).call, "send"), collecting)
         except BaseException:
             self._members = []  # what has come halfway would be taken for the next version's
             raise
@@ -164,11 +164,16 @@ class _ReceiversEnded(Exception):
 
 
 async def _all_of(
-    receivers: Sequence[ReceivesForNode], sending: Pending, receiving: Sequence[Any]
+    receivers: Sequence[ReceivesForNode], send: Callable[[], Pending], receiving: Sequence[Any]
 ) -> list[Any]:
     """The results of the receivers' calls, which run beside the sender's. A receiver that ends makes the
     calls of all others fail, so its own error is the one that counts."""
-    _, *answers = results = await asyncio.gather(sending, *receiving, return_exceptions=True)
+
+    async def sent() -> None:
+        await send()
+
+    # The receivers' calls are on their way first: a sender in this process blocks the event loop.
+    *answers, _ = results = await asyncio.gather(*receiving, sent(), return_exceptions=True)
     ended: dict[ReceivesForNode, Exception] = {}
     for server, answer in zip(receivers, answers, strict=True):
         if isinstance(answer, ConnectionError):

@@ -234,7 +234,7 @@ class LLMServerManager:
         """Adds a replica, which must have the weights of the others. Call it between weight updates. It gets
         the lowest free number, so that one that is started again keeps its own."""
         index = next(number for number in itertools.count() if number not in self._servers)
-        self._servers[index] = server
+        self._servers = dict(sorted([*self._servers.items(), (index, server)]))
         # Requests that its predecessor has lost may still be on their way elsewhere.
         self._tokens_in_flight.setdefault(index, 0)
 
