@@ -130,13 +130,11 @@ def test_weights_reach_replicas_of_other_nodes_once_a_node_and_over_tcp_alone(ma
         assert [server.node for server in servers] == ["second", "third", "third"]
         pipeline.run()
         metrics = {metric.name: metric.value for metric in pipeline.event_loop.run(transfer.update(3))}
-        trainer = pipeline.actor_train
         size = sum(tensor.nbytes for _, tensor in transfer.sender.ranks.trained_weights())
         assert metrics["weights/copies"] == 3 and metrics["weights/bytes"] == 3 * size / 2
         copies = transfer.sender._sent.by_node
         pids = {node: int(copy.path.split("/")[2]) for node, copy in copies.items() if node != "first"}
         assert pids == {server.node: server.process.life.process_id for server in servers[:2]}
-        del trainer
         kill(servers[0])
         kill(servers[1])
         prompt, sampling = list(range(5, 45)), SamplingParams(12, seed=3)

@@ -209,15 +209,16 @@ class LLMServerManager:
     ) -> T | None:
         """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a
         DeadlineError's message."""
-        if replica not in self._servers:
+        server = self._servers.get(replica) if replica is not None else None
+        if server is None:
             return None
         awaited = f"inference replica {replica} to {task}"
         try:
             async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
-                return await ask(self._servers[replica])
+                return await ask(server)
         except DeadlineError as error:
             if self.restarts is not None:
-                self._bury(replica, error)
+                self.bury(server, error)
                 return None
             self._last_error = error
             # The replica gets no more calls: otherwise the end of the run would wait for it once per
@@ -227,7 +228,7 @@ class LLMServerManager:
         except TurnwiseError:
             raise
         except Exception as error:  # boundary: any other exception means that the replica is broken
-            self._bury(replica, error)
+            self.bury(server, error)
             return None
 
     def join(self, server: InferenceServer) -> None:
@@ -239,10 +240,20 @@ class LLMServerManager:
         self._tokens_in_flight.setdefault(index, 0)
 
     def bury(self, server: InferenceServer, error: Exception) -> None:
-        """Takes out a replica that has been found dead."""
-        for replica, candidate in list(self._servers.items()):
-            if candidate is server:
-                self._bury(replica, error)
+        """Takes out a replica that has been found dead, and has it started again if it may be. Does nothing if
+        that has been done: each of its requests says so, and another may have its number by now."""
+        replicas = [replica for replica, candidate in self._servers.items() if candidate is server]
+        if not replicas:
+            return
+        [replica] = replicas
+        self._last_error = error
+        del self._servers[replica]
+        is_restarted = self.restarts is not None and self.restarts.begin(server, replica)
+        remaining = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
+        fate = "is started again" if is_restarted else "isn't started again"
+        logger.error(
+            "Inference replica %d is dead (%r) and %s: %s for its requests.", replica, error, fate, remaining
+        )
 
     async def leave(self, server: InferenceServer) -> None:
         """Removes a replica, and waits until it has finished its requests. Its conversations continue
@@ -268,18 +279,6 @@ class LLMServerManager:
     def _all_dead(self) -> ReplicasDeadError:
         return ReplicasDeadError(
             f"every inference replica is dead; the last one failed with {self._last_error!r}"
-        )
-
-    def _bury(self, replica: int, error: Exception) -> None:
-        self._last_error = error
-        server = self._servers.pop(replica, None)
-        if server is None:
-            return  # another of its requests has said so
-        is_restarted = self.restarts is not None and self.restarts.begin(server, replica)
-        remaining = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
-        fate = "is started again" if is_restarted else "isn't started again"
-        logger.error(
-            "Inference replica %d is dead (%r) and %s: %s for its requests.", replica, error, fate, remaining
         )
 
 

@@ -58,7 +58,7 @@ class PolicyTransfer:
     async def join(self, server: JoiningServer) -> None:
         """Gives a new or restarted server the weights of the last update, and then admits it to the others.
         Until the first update it keeps those that it has loaded."""
-        async with self._waiting("a restarted inference server to get its weights"), self._lock:
+        async with self._waiting("the weights to reach an inference server that joins"), self._lock:
             if self._version is not None:
                 await self._give(server, self._version)
             self.servers.join(server)

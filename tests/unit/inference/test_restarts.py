@@ -88,6 +88,15 @@ async def test_requests_go_elsewhere_until_a_dead_replica_is_back() -> None:
     assert await ask(manager, "new") == 2, "the least loaded with the lowest number"
 
 
+async def test_a_late_error_of_a_dead_replica_leaves_the_one_in_its_place_alone() -> None:
+    broken, again = Replica(0, breaks=True), Replica(2)
+    manager = manager_of([broken, Replica(1)], Starter(again))
+    await ask(manager)
+    await manager.restarts.next_end()
+    manager.bury(broken, ConnectionError("late"))
+    assert again in manager.servers
+
+
 async def test_requests_wait_if_the_only_replica_is_started_again() -> None:
     starter = Starter(Replica(2))
     starter.gate.clear()

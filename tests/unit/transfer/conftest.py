@@ -2,17 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
-from chat_server import ChatServer
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., ChatServer]]:
-    with ExitStack() as servers:
-        yield lambda body, status=200: servers.enter_context(ChatServer(body, status))
 
 
 @pytest.hookimpl(tryfirst=True)
