@@ -240,8 +240,8 @@ class LLMServerManager:
         self._tokens_in_flight.setdefault(index, 0)
 
     def bury(self, server: InferenceServer, error: Exception) -> None:
-        """Takes out a replica that has been found dead, and has it started again if it may be. Does nothing if
-        that has been done: each of its requests says so, and another may have its number by now."""
+        """Takes out a replica that has been found dead, and has it started again if it may be. Does nothing
+        if that has been done: each of its requests says so, and another may have its number by now."""
         replicas = [replica for replica, candidate in self._servers.items() if candidate is server]
         if not replicas:
             return
