@@ -105,6 +105,7 @@ BROAD_EXCEPT = {
     "runtime/entry_points.py",
     "model_files/hub.py",
     "inference/embedded/server.py",
+    "inference/restarts.py",
     "inference/server_manager.py",
     "inference/vllm_server.py",
     "models/load.py",

@@ -52,6 +52,7 @@ ARGUMENTS = {
     "tool_conversations": "",
     "tool_latency": "",
     "train": "",
+    "weights": "",
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
 TRL."""

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 from server_contract import reference_logprobs
 from server_factories import server_in_a_process
-from small_runs import measured, played, run_small, small_config, training
+from small_runs import built, measured, played, run_small, small_config, training
 from toy_model import toy_model
 
 from turnwise.assemble import agentic
 from turnwise.assemble.agentic import build_agentic
 from turnwise.assemble.run import start_run
+from turnwise.config.place import place
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
 from turnwise.examine.examined import examine
+from turnwise.inference import restarts
+from turnwise.runtime.machine import Machine, Node
 from turnwise.types import SamplingParams
 
 TWO = {"device_mapping": [0, 1]}
@@ -100,23 +103,77 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
         run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), repeated_run=folder.path)
 
 
+NODES = Machine((Node(1, name="first"), Node(1, name="second"), Node(2, name="third")))
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [{}, pytest.param({"async_generation_ratio": 1}, marks=pytest.mark.extra)],
+    ids=["local", "ahead"],
+)
+def test_weights_reach_replicas_of_other_nodes_once_a_node_and_over_tcp_alone(make_config, ahead):
+    """The nodes have names alone: all processes are here, and reach each other through loopback."""
+    config = make_config(
+        "nodes",
+        num_gpus_per_node=None,
+        cluster={"name": "process"} if ahead else {},
+        actor_infer={"device_mapping": [1, 2, 3], "model_args": {"dtype": "bf16"}},
+        parity_max_logprob_diff=0.5,
+        **ahead,
+    )
+    with built(config, placement=place(config, NODES)) as pipeline:
+        transfer = pipeline.weight_transfer
+        assert transfer.describe() == (
+            "from first over gloo to second, third, then through shared memory: one copy in bf16 a node"
+        )
+        servers = pipeline.actor_infer.servers
+        assert [server.node for server in servers] == ["second", "third", "third"]
+        pipeline.run()
+        metrics = {metric.name: metric.value for metric in pipeline.event_loop.run(transfer.update(3))}
+        size = sum(tensor.nbytes for _, tensor in transfer.sender.ranks.trained_weights())
+        assert metrics["weights/copies"] == 3 and metrics["weights/bytes"] == 3 * size / 2
+        copies = transfer.sender._sent.by_node
+        pids = {node: int(copy.path.split("/")[2]) for node, copy in copies.items() if node != "first"}
+        assert pids == {server.node: server.process.life.process_id for server in servers[:2]}
+        kill(servers[0])
+        kill(servers[1])
+        prompt, sampling = list(range(5, 45)), SamplingParams(12, seed=3)
+        for name in ("a", "b"):
+            pipeline.event_loop.run(pipeline.actor_infer.generate(prompt, sampling, name))
+
+
 def kill(server):
     os.kill(server.process.life.process_id, signal.SIGKILL)
 
 
 @pytest.mark.extra
-def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):
-    pipeline = run_small(
-        make_config("one-dies", actor_infer=TWO), lambda pipeline: kill(pipeline.actor_infer.servers[0])
-    )
-    assert [server.name for server in pipeline.actor_infer.servers] == ["inference replica 1"]
+@pytest.mark.parametrize("num_killed", [1, 2])
+def test_a_killed_replica_is_started_again_with_the_current_weights(make_config, caplog, num_killed):
+    with built(make_config("dies", actor_infer=TWO)) as pipeline:
+        killed = pipeline.actor_infer.servers[:num_killed]
+        list(map(kill, killed))
+        pipeline.run()
+        pipeline.event_loop.run(pipeline.actor_infer.restarts.next_end())
+        pipeline.event_loop.run(pipeline.weight_transfer.update(3))
+        trained = pipeline.actor_train.workers.worker.model
+        prompt, sampling = list(range(5, 45)), SamplingParams(12, seed=3)
+        assert len(pipeline.actor_infer.servers) == 2
+        for server in pipeline.actor_infer.servers:
+            assert server not in killed
+            completion = pipeline.event_loop.run(server.generate(prompt, sampling, "asked"))
+            expected = reference_logprobs(trained, prompt, completion.token_ids, sampling)
+            assert np.abs(completion.logprobs - expected).max() <= 1e-4
+            assert completion.versions[0].version == 3
     assert "Inference replica 0 is dead" in caplog.text and "SIGKILL" in caplog.text
-    assert "isn't started again: 1 replica left for its requests" in caplog.text
-    assert len([row for row in measured(pipeline.folder) if "actor/backward_steps" in row]) == 3
+    assert "is started again" in caplog.text and "serves again" in caplog.text
+    rows = measured(pipeline.folder)
+    assert len([row for row in rows if "actor/backward_steps" in row]) == 3
+    assert sum(row.get("system/replica_restarts", 0) for row in rows) <= num_killed
 
 
 @pytest.mark.extra
-def test_a_run_without_replicas_ends_with_the_reason(make_config):
+def test_a_run_whose_replicas_die_too_often_ends_with_the_reason(make_config, monkeypatch):
+    monkeypatch.setattr(restarts, "MAX_DEATHS", 1)
     with pytest.raises(ReplicasDeadError, match=r"every inference replica is dead.*SIGKILL"):
         run_small(
             make_config("all-die", actor_infer=TWO),
@@ -128,8 +185,7 @@ def test_a_device_that_is_not_there_is_named(make_config):
     with pytest.raises(
         ConfigError, match=r"actor_infer.device_mapping names device 5, and this machine has 2 slots"
     ):
-        changes = {"actor_infer": {"device_mapping": [0, 5]}, "cluster": {"name": "process"}}
-        run_small(make_config("missing", **changes))
+        run_small(make_config("missing", actor_infer={"device_mapping": [0, 5]}, cluster={"name": "process"}))
 
 
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):

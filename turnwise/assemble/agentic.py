@@ -195,8 +195,10 @@ def _assemble(
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
-        weight_transfer=build_transfer(config, senders, policy.servers, freeing, policy.event_loop.watchdog),
-        parity_gate=build_parity_gate(examined, policy, actor_train, lambda: senders.publish().result()),
+        weight_transfer=build_transfer(
+            config, cluster.placement, senders, policy.servers, freeing, policy.event_loop.watchdog
+        ),
+        parity_gate=build_parity_gate(examined, policy, actor_train, senders.trained_weights),
         event_loop=policy.event_loop,
         cluster=cluster,
         log=log,

@@ -76,6 +76,7 @@ def _agentic(pipeline: AgenticPipeline) -> dict[str, str]:
         "actor_train": _strategy(actor),
         "optimiser": actor.optimizer,
         "actor_infer": _server(pipeline.actor_infer.info(), actor),
+        "weights": pipeline.weight_transfer.describe(),
         "steps": f"{pipeline.checkpoints.num_steps}, {source.describe()}",
         "adapters": actor.adapters,
     }

@@ -15,7 +15,7 @@ from turnwise.assemble.run import seed_process
 from turnwise.cluster.messages import SetUp
 from turnwise.cluster.server_process import ServerProcess
 from turnwise.config import AgenticConfig
-from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.errors import ConfigError, NotAvailableError, ServerError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.protocols import InferenceServer
 from turnwise.runtime.entry_points import load_class
@@ -107,17 +107,38 @@ def _processes(
     processes: list[ServerProcess] = []
     with ExitStack() as on_error:
         for replica in range(size):
-            devices = placement.devices_of("actor_infer", replica)
-            name = f"inference replica {replica}"
-            process = ServerProcess(name, event_loop.run, event_loop.watchdog, event_loop.stopwatch)
+            process = ServerProcess(
+                f"inference replica {replica}", event_loop.run, event_loop.watchdog, event_loop.stopwatch
+            )
             processes.append(process)
             on_error.callback(process.end)
-            rank = RankContext("actor_infer", replica, size, device=devices[0], devices=devices)
-            process.begin(set_up, factory, rank)
+            process.begin(set_up, factory, _rank(placement, replica))
         for process in processes:
             process.wait_until_ready()
         on_error.pop_all()
     return processes
+
+
+def _rank(placement: Placement, replica: int) -> RankContext:
+    """The context of a server in a process of its own."""
+    devices = placement.devices_of("actor_infer", replica)
+    [first, *_] = placement.of("actor_infer").ranks[replica]
+    return RankContext(
+        "actor_infer",
+        replica,
+        placement.num_servers,
+        node=placement.machine.node_of(first).name,
+        device=devices[0],
+        devices=devices,
+    )
+
+
+async def start_again(server: InferenceServer, deadline_s: float | None) -> InferenceServer:
+    """Ends a replica that is dead or overdue, and starts another in its place. It may take `deadline_s`
+    seconds. Raises ServerError if the replica has no process of its own."""
+    if not isinstance(server, ServerProcess):
+        raise ServerError("only a replica in a process of its own can be started again")
+    return await server.started_again(deadline_s)
 
 
 def _begin(config: AgenticConfig, num_threads: int) -> None:

@@ -16,7 +16,7 @@ class Channel:
 
     def __init__(self, wire: Wire, stopwatch: Stopwatch) -> None:
         self._wire = wire
-        self._stopwatch = stopwatch
+        self.stopwatch = stopwatch
 
     def send(self, message: Message) -> None:
         """Sends a packed call. Raises OSError if the process has ended."""
@@ -34,7 +34,7 @@ class Channel:
             if content.startswith(RECORD):
                 _log(content.removeprefix(RECORD))
             elif content.startswith(DONE):
-                self._stopwatch.did_batch(int(content.removeprefix(DONE)))
+                self.stopwatch.did_batch(int(content.removeprefix(DONE)))
             else:
                 return message
 
@@ -49,9 +49,9 @@ class Channel:
     def note(self, reply: Reply, track_prefix: str = "") -> None:
         """Adds what the process's stopwatch noted to the stopwatch here."""
         for track, name, started, ended, details in reply.spans:
-            self._stopwatch.add(track_prefix + track, name, started, ended, **details)
-        self._stopwatch.did_tokens(reply.tokens)
-        self._stopwatch.num_sampled += reply.num_sampled
+            self.stopwatch.add(track_prefix + track, name, started, ended, **details)
+        self.stopwatch.did_tokens(reply.tokens)
+        self.stopwatch.num_sampled += reply.num_sampled
 
     def close(self) -> None:
         self._wire.close()

@@ -114,6 +114,9 @@ class ForkedLife(ProcessLife):
 
     def _reap(self) -> None:
         if self._exit_code is None:
+            # What it has started itself, such as an engine's processes, would keep their devices.
+            with suppress(ProcessLookupError):
+                os.killpg(self.process_id, signal.SIGKILL)
             self._exit_code = self._fork_server.reap(self.process_id)
 
     def _read_stacks(self) -> bytes:

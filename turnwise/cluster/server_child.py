@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 import threading
 from typing import Any, NamedTuple
 
@@ -9,19 +10,24 @@ from turnwise.cluster.child import Child, begin, portable
 from turnwise.cluster.messages import Reply, pack, unpack
 from turnwise.cluster.wire import Message, Wire
 from turnwise.runtime.stopwatch import TokenCounts
+from turnwise.transfer.group import NodeReceiver
 
 
 class ServerCall(NamedTuple):
-    """A call of a method of the server. Without a method, it cancels the earlier call with this number."""
+    """A call of a method of the server, or of the process's `NodeReceiver`. Without a method, it cancels the
+    earlier call with this number."""
 
     number: int
     method: str = ""
     args: tuple[Any, ...] = ()
+    is_for_receiver: bool = False
 
 
 def serve(connection: Any, stacks: Any) -> None:
     """Answers commands one by one until a server is made, then calls of the server until the other end is
     closed."""
+    # A process group of its own, so that an engine's processes end with this one.
+    os.setpgid(0, 0)
     wire = begin(connection, stacks)
     child = Child(wire)
     while not child.workers:
@@ -40,6 +46,7 @@ class _Calls:
     def __init__(self, wire: Wire, server: Any, child: Child) -> None:
         self._wire = wire
         self._server = server
+        self._receiver = NodeReceiver()
         self._stopwatch = child.stopwatch
         self._running: dict[int, asyncio.Task[None]] = {}
 
@@ -67,7 +74,7 @@ class _Calls:
 
     async def _answer(self, call: ServerCall) -> None:
         try:
-            value = getattr(self._server, call.method)(*call.args)
+            value = self._begun(call)
             packed = self._packed(call, Reply(await value if inspect.isawaitable(value) else value))
         except asyncio.CancelledError:
             return
@@ -76,6 +83,13 @@ class _Calls:
         finally:
             del self._running[call.number]
         self._wire.send(packed)
+
+    def _begun(self, call: ServerCall) -> Any:
+        """The value of a call, or an awaitable of it."""
+        if call.is_for_receiver:
+            # It blocks while weights arrive.
+            return asyncio.to_thread(getattr(self._receiver, call.method), *call.args)
+        return getattr(self._server, call.method)(*call.args)
 
     def _packed(self, call: ServerCall, reply: Reply) -> Message:
         """Adds what the stopwatch has noted since the last reply. Returns the packed reply with the call's

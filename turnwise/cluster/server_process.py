@@ -17,8 +17,10 @@ from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
+from turnwise.runtime.torch_group import Meeting
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.shared_memory import SharedWeights
 from turnwise.types import Completion, Media, SamplingParams
 
 SERVER_CHILD = "turnwise.cluster.server_child:serve"
@@ -31,6 +33,8 @@ class ServerProcess:
 
     def __init__(self, name: str, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch) -> None:
         self.name = name
+        self.node = ""
+        """The node that it runs on, as `RankContext.node`."""
         self._run_async = run_async
         self._watchdog = watchdog
         self.process = WorkerProcess.fork(name, SERVER_CHILD, stopwatch)
@@ -48,6 +52,8 @@ class ServerProcess:
 
     def begin(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
         """Begins to set up the process and to make the server in it."""
+        self.node = rank.node
+        self._made_by = (set_up, factory, rank)
         self._setting_up = self._thread.start(self._set_up, set_up, factory, rank)
 
     def _set_up(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
@@ -57,9 +63,10 @@ class ServerProcess:
     def wait_until_ready(self) -> None:
         """Waits until the server is made. Raises DeadlineError, WorkerError if the process has ended, or the
         server's error."""
-        self._run_async(self._wait_until_ready())
+        self._run_async(self.ready())
 
-    async def _wait_until_ready(self) -> None:
+    async def ready(self) -> None:
+        """See `wait_until_ready`."""
         assert self._setting_up is not None, "`begin` comes first"
         try:
             await asyncio.wrap_future(self._setting_up)
@@ -68,6 +75,21 @@ class ServerProcess:
             raise
         self._thread.start(self._read_replies)
         self._info = await self._call("info")
+
+    async def started_again(self, deadline_s: float | None) -> "ServerProcess":
+        """Ends this process, and starts another with the same server. Raises DeadlineError if that takes
+        longer than `deadline_s` seconds."""
+        await asyncio.to_thread(self.end)
+        process = ServerProcess(self.name, self._run_async, self._watchdog, self.process.channel.stopwatch)
+        process.begin(*self._made_by)
+        awaited = f"{self.name} to start again"
+        try:
+            async with self._watchdog.waiting("the run", awaited, deadline_s, "deadlines.start_s"):
+                await process.ready()
+        except BaseException:
+            process.end()
+            raise
+        return process
 
     def end(self) -> None:
         """Ends the process, even in the middle of a call. Calling it again is harmless."""
@@ -102,8 +124,17 @@ class ServerProcess:
 
     async def receive(self, weights: WeightSource) -> int:
         """See `InferenceServer`. `weights` must have a form that can be sent, such as `SharedWeights`."""
-        num_bytes: int = await self._call("receive", weights)
+        num_bytes: int = await self._call("receive", weights.on(self.node))
         return num_bytes
+
+    async def join_group(self, meeting: Meeting, rank: int, size: int, timeout_s: float) -> None:
+        """Joins the group that receives weights for the nodes, see `NodeReceiver`."""
+        await self._call("join_group", meeting, rank, size, timeout_s, is_for_receiver=True)
+
+    async def collect(self, manifest: WeightManifest) -> SharedWeights:
+        """Receives weights for all processes of its node."""
+        weights: SharedWeights = await self._call("collect", manifest, is_for_receiver=True)
+        return weights
 
     async def resume(self, version: int) -> None:
         await self._call("resume", version)
@@ -124,7 +155,7 @@ class ServerProcess:
         assert self._info is not None, "known since `wait_until_ready`"
         return self._info
 
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def _call(self, method: str, *args: Any, is_for_receiver: bool = False) -> Any:
         if self._has_ended:
             raise ServerError(f"{self.name} is closed")
         if self.is_gone:
@@ -133,7 +164,7 @@ class ServerProcess:
         answer = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._send(ServerCall(number, method, args))
+            self._send(ServerCall(number, method, args, is_for_receiver))
             return await answer
         except asyncio.CancelledError:
             self._abandon()

@@ -18,11 +18,12 @@ from turnwise.errors import NotAvailableError, ServerError
 from turnwise.inference.policy import decoder
 from turnwise.inference.request import Decode, Request, append_run, check_request
 from turnwise.model_files.folder import base_of_adapter
+from turnwise.models.load import parse_dtype
 from turnwise.models.loaded_model import bare_model, loaded_model
 from turnwise.protocols import MemoryKind, Suspension, WeightSource
 from turnwise.runtime.info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.transfer.files import write_folder
+from turnwise.transfer.files import folder_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.receiver import manifest_of_model
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
@@ -247,8 +248,8 @@ def _version_runs(
 
 class EngineServer(RequestServer):
     """A `protocols.InferenceServer` around vLLM or SGLang. Cached prefixes are marked with the number of the
-    weight update, so no new request reads a prefix of older weights. Weights reach the engine as safetensors
-    files in a folder."""
+    weight update, so no new request reads a prefix of older weights. Weights reach the engine as a
+    safetensors file in memory that all replicas of a node share."""
 
     def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
         super().__init__(policy.vocab_size, policy.max_context, decoder(policy))
@@ -281,13 +282,14 @@ class EngineServer(RequestServer):
         manifest.check_fits(self._manifest, self.name)
 
     async def receive(self, weights: WeightSource) -> int:
-        written = await asyncio.to_thread(write_folder, weights)
+        dtype = str(parse_dtype(self._policy.dtype)).removeprefix("torch.")
+        folder = await asyncio.to_thread(folder_of, weights, dtype)
         try:
-            await self._load(written.path)
+            await self._load(folder.path)
         finally:
-            written.remove()
+            folder.remove()
         self._num_updates += 1
-        return written.num_bytes
+        return folder.num_bytes
 
     async def resume(self, version: int) -> None:
         await self._label(str(version))

@@ -1,5 +1,6 @@
 """Loads a policy for a server in this process, and defines the base class of such servers."""
 
+import asyncio
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Self
@@ -60,8 +61,8 @@ class HoldsModel:
         manifest.check_fits(manifest_of_model(self.model), self.name)
 
     async def receive(self, weights: WeightSource) -> int:
-        """Copies tensors into the model and returns their number of bytes."""
-        return copy_into(self.model, weights)
+        """Copies tensors into the model and returns their number of bytes. The event loop runs meanwhile."""
+        return await asyncio.to_thread(copy_into, self.model, weights)
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
         """Does nothing. Raises NotAvailableError for any kind but `kv_cache`."""

@@ -1,6 +1,7 @@
 """Several replicas behind the interface of one server."""
 
 import asyncio
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -8,6 +9,7 @@ from typing import TypeVar
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
+from turnwise.inference.restarts import Restarts
 from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate, Suspension, WeightSource
 from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.watchdog import Watchdog
@@ -33,8 +35,9 @@ class LLMServerManager:
 
     A replica's load is the sum of prompt length and `max_new_tokens` over its unfinished requests. A replica
     that raises any error but a TurnwiseError is dead: its requests are retried elsewhere with the same prompt
-    and seed. If a replica takes longer than `request_s` seconds for a call, DeadlineError is raised, and the
-    replica gets no more calls. The replicas of the last `_MAX_CONVERSATIONS` conversations are remembered.
+    and seed. With `restarts` it is started again, and so is a replica that takes longer than `request_s`
+    seconds for a call. Without, the latter raises DeadlineError, and the replica gets no more calls. The
+    replicas of the last `_MAX_CONVERSATIONS` conversations are remembered.
     Raises ServerError if `servers` is empty."""
 
     def __init__(
@@ -54,6 +57,9 @@ class LLMServerManager:
         self._last_error: Exception | None = None
         self.claim_devices: Callable[[], Awaitable[None]] | None = None
         """Awaited before each request, if roles share devices."""
+        self.restarts: Restarts | None = None
+        """Starts dead replicas again."""
+        self._info: ServerInfo | None = None
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interruption: OnWeightUpdate = "finish"
         """What happens to the requests that the last weight update interrupted."""
@@ -111,6 +117,10 @@ class LLMServerManager:
             return await server.generate(prompt_ids, sampling, request_id, media, **partial)
 
         while True:
+            if not self._servers and self.restarts is not None:
+                await self.restarts.next_end()
+                if self._servers or self.restarts.is_busy:
+                    continue
             last_replica = self._replica_of.get(request_id)
             replica = self._route(request_id, num_tokens)
             if last_replica != replica:
@@ -169,13 +179,17 @@ class LLMServerManager:
         await self._ask_all("the pipeline", "take its memory back", lambda server: server.wake(back))
 
     async def close(self) -> None:
+        if self.restarts is not None:
+            await self.restarts.close()
         await self._ask_all("the end of the run", "close", lambda server: server.close())
 
     def info(self) -> ServerInfo:
-        """The info of the first live replica; all are built alike."""
-        if not self._servers:
+        """The info of a live replica; all are built alike."""
+        if self._servers:
+            self._info = self.servers[0].info()
+        elif self._info is None or self.restarts is None or not self.restarts.is_busy:
             raise self._all_dead()
-        return self.servers[0].info()
+        return self._info
 
     async def _ask_all(
         self,
@@ -195,13 +209,17 @@ class LLMServerManager:
     ) -> T | None:
         """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a
         DeadlineError's message."""
-        if replica not in self._servers:
+        server = self._servers.get(replica) if replica is not None else None
+        if server is None:
             return None
         awaited = f"inference replica {replica} to {task}"
         try:
             async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
-                return await ask(self._servers[replica])
+                return await ask(server)
         except DeadlineError as error:
+            if self.restarts is not None:
+                self.bury(server, error)
+                return None
             self._last_error = error
             # The replica gets no more calls: otherwise the end of the run would wait for it once per
             # conversation.
@@ -210,14 +228,32 @@ class LLMServerManager:
         except TurnwiseError:
             raise
         except Exception as error:  # boundary: any other exception means that the replica is broken
-            self._bury(replica, error)
+            self.bury(server, error)
             return None
 
     def join(self, server: InferenceServer) -> None:
-        """Adds a replica, which must have the weights of the others. Call it between weight updates."""
-        index = max(self._tokens_in_flight) + 1
-        self._servers[index] = server
-        self._tokens_in_flight[index] = 0
+        """Adds a replica, which must have the weights of the others. Call it between weight updates. It gets
+        the lowest free number, so that one that is started again keeps its own."""
+        index = next(number for number in itertools.count() if number not in self._servers)
+        self._servers = dict(sorted([*self._servers.items(), (index, server)]))
+        # Requests that its predecessor has lost may still be on their way elsewhere.
+        self._tokens_in_flight.setdefault(index, 0)
+
+    def bury(self, server: InferenceServer, error: Exception) -> None:
+        """Takes out a replica that has been found dead, and has it started again if it may be. Does nothing
+        if that has been done: each of its requests says so, and another may have its number by now."""
+        replicas = [replica for replica, candidate in self._servers.items() if candidate is server]
+        if not replicas:
+            return
+        [replica] = replicas
+        self._last_error = error
+        del self._servers[replica]
+        is_restarted = self.restarts is not None and self.restarts.begin(server, replica)
+        remaining = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
+        fate = "is started again" if is_restarted else "isn't started again"
+        logger.error(
+            "Inference replica %d is dead (%r) and %s: %s for its requests.", replica, error, fate, remaining
+        )
 
     async def leave(self, server: InferenceServer) -> None:
         """Removes a replica, and waits until it has finished its requests. Its conversations continue
@@ -243,18 +279,6 @@ class LLMServerManager:
     def _all_dead(self) -> ReplicasDeadError:
         return ReplicasDeadError(
             f"every inference replica is dead; the last one failed with {self._last_error!r}"
-        )
-
-    def _bury(self, replica: int, error: Exception) -> None:
-        self._last_error = error
-        if self._servers.pop(replica, None) is None:
-            return  # another of its requests has said so
-        remaining = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
-        logger.error(
-            "Inference replica %d is dead (%r) and isn't started again: %s for its requests.",
-            replica,
-            error,
-            remaining,
         )
 
 

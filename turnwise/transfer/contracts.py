@@ -23,6 +23,9 @@ class WeightSource(Protocol):
         """`(Hugging Face name, tensor)` in the order of the manifest. Raises WorkerError if a tensor isn't as
         it says."""
 
+    def on(self, node: str) -> "WeightSource":
+        """The same weights, where a process of this node (`RankContext.node`) reads them."""
+
 
 class SendsWeights(Protocol):
     """The trainer's side of a transfer: one sender, or those of several ranks."""
@@ -32,6 +35,10 @@ class SendsWeights(Protocol):
 
     def publish(self) -> Awaitable[WeightSource]:
         """The trainer's weights as they are now. A later call may overwrite what an earlier one returned."""
+
+    def publish_again(self, server: Any = None) -> Awaitable[WeightSource]:
+        """The weights of the last `publish`, also for `server`, which is new. The trainer may have changed
+        its own since then."""
 
 
 class UpdatesWeights(Protocol):
@@ -47,12 +54,25 @@ class UpdatesWeights(Protocol):
         Returns the number of bytes written. Called only if `info().needs_weights`."""
 
 
+class JoiningServer(UpdatesWeights, Protocol):
+    """A server that gets the weights of the last update before its first request."""
+
+    async def suspend(self) -> None: ...
+
+    async def resume(self, version: int) -> None: ...
+
+    def info(self) -> ServerInfo: ...
+
+
 class ReceivesWeights(UpdatesWeights, Protocol):
     """All servers of a run as one, which a `WeightTransfer` updates."""
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None: ...
 
     async def resume(self, version: int) -> None: ...
+
+    def join(self, server: Any) -> None:
+        """Adds a server, which has the weights of the others."""
 
     def info(self) -> ServerInfo: ...
 
@@ -63,3 +83,7 @@ class WeightTransfer(Protocol):
     servers both take part."""
 
     async def update(self, version: int) -> list[Metric]: ...
+
+    def describe(self) -> str:
+        """In which form the weights travel, for the table of a run; empty if the server reads the trainer's
+        own."""

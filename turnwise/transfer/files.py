@@ -1,61 +1,56 @@
-"""The form of a transfer to an engine that reads weights itself: safetensors files in a folder."""
+"""Weights for an engine that reads them itself: a folder of safetensors files."""
 
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 from torch import Tensor
 
-from turnwise.transfer.contracts import NamedTensors
-
-_FILE_BYTES = 2**30  # a file of weights is written as soon as its tensors exceed this size
-_SPARE_BYTES = 2**30  # bytes of shared memory that weights leave free
-_SHARED_MEMORY = Path("/dev/shm")
+from turnwise.transfer.contracts import WeightSource
+from turnwise.transfer.live import manifest_of
+from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
 
 
-@dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """A folder of safetensors files, and the number of bytes of their tensors."""
+    """A folder that holds a link to weights in shared memory, so that it costs no copy. With `memory`, they
+    are the folder's own, and go with it."""
 
-    path: Path
-    num_bytes: int
+    def __init__(self, weights: SharedWeights, memory: SharedMemory | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="turnwise-weights-"))
+        self.num_bytes = weights.manifest.num_bytes
+        self._memory = memory
+        (self.path / "model.safetensors").symlink_to(weights.path)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        self._memory = None
 
 
-def write_folder(weights: NamedTensors) -> WeightFolder:
-    """Writes weights as safetensors files into a new folder, in shared memory if there is room. Tied tensors
-    are written once, under their first name, as in a checkpoint."""
-    first_names: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
-    for name, tensor in weights:
-        first_names.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
-    pairs = list(first_names.values())
-    num_bytes = sum(tensor.nbytes for _, tensor in pairs)
-    folder = Path(tempfile.mkdtemp(prefix="turnwise-weights-", dir=_place_for(num_bytes)))
-    part: dict[str, Tensor] = {}
-    for index, (name, tensor) in enumerate(pairs, 1):
-        # A copy: safetensors refuses tensors that are views of one storage.
-        part[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        if index == len(pairs) or sum(tensor.nbytes for tensor in part.values()) > _FILE_BYTES:
-            save_file(part, folder / f"model-{index:05d}.safetensors", {"format": "pt"})
-            part.clear()
-    return WeightFolder(folder, num_bytes)
+def folder_of(weights: WeightSource, dtype: str) -> WeightFolder:
+    """A folder with these weights. Those in shared memory are read there by all replicas of a node; any
+    other are copied into shared memory, in `dtype` (torch's name) if that is narrower."""
+    if isinstance(weights, SharedWeights):
+        return WeightFolder(weights)
+    tensors = _without_ties(weights)
+    memory = SharedMemory(manifest_of(tensors.items()), dtype)
+    memory.write(tensors.items())
+    return WeightFolder(memory.weights, memory)
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """`(name, tensor)` of all safetensors files in a folder. One file is in memory at a time."""
-    for file in sorted(folder.glob("*.safetensors")):
-        yield from load_file(file).items()
+    """`(name, tensor)` of all safetensors files in a folder, which stay where they are."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.offset_keys():
+                yield name, file.get_tensor(name)
 
 
-def _place_for(num_bytes: int) -> Path | None:
-    """Shared memory if it has room; None = the folder for temporary files."""
-    if not _SHARED_MEMORY.is_dir():
-        return None
-    has_room = shutil.disk_usage(_SHARED_MEMORY).free > num_bytes + _SPARE_BYTES
-    return _SHARED_MEMORY if has_room else None
+def _without_ties(weights: WeightSource) -> dict[str, Tensor]:
+    """The tensors, of tied ones only the first name, as in a checkpoint."""
+    first_names: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+    for name, tensor in weights:
+        first_names.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
+    return dict(first_names.values())

@@ -30,6 +30,9 @@ class LiveWeights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return as_manifested(self.manifest, self._read())
 
+    def on(self, node: str) -> "LiveWeights":
+        return self
+
 
 def manifest_of(tensors: Iterable[tuple[str, Tensor]]) -> WeightManifest:
     return WeightManifest({name: spec_of(tensor) for name, tensor in tensors})

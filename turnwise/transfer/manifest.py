@@ -1,10 +1,12 @@
 """What a set of weights consists of, before a tensor is sent. This module imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from turnwise.errors import ModelError, WorkerError, counted
+
+_FLOAT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,22 @@ class WeightManifest:
     @cached_property
     def num_bytes(self) -> int:
         return sum(spec.num_bytes for spec in self.tensors.values())
+
+    def as_dtype(self, dtype: str) -> "WeightManifest":
+        """The tensors as servers of this dtype (torch's name for it) need them: a tensor of a wider floating
+        dtype is narrowed. No tensor is widened, since the server's copy does that.
+
+        >>> sent = WeightManifest({"a": TensorSpec((2,), "float32", 8), "b": TensorSpec((2,), "int64", 16)})
+        >>> {name: str(spec) for name, spec in sent.as_dtype("bfloat16").tensors.items()}
+        {'a': 'bfloat16 [2]', 'b': 'int64 [2]'}
+        """
+        width = _FLOAT_BYTES[dtype]
+        tensors = dict(self.tensors)
+        for name, spec in self.tensors.items():
+            own_width = _FLOAT_BYTES.get(spec.dtype, 0)
+            if own_width > width:
+                tensors[name] = TensorSpec(spec.shape, dtype, spec.num_bytes // own_width * width)
+        return replace(self, tensors=tensors)
 
     def check_fits(self, model: "WeightManifest", server: str) -> None:
         """Raises ModelError unless these weights are those of a server's model: each tensor is one of the

@@ -5,8 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
+from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.transfer.contracts import WeightSource
+from turnwise.transfer.group import Meeting, WeightGroup
 from turnwise.transfer.live import LiveWeights, manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedMemory
@@ -25,6 +27,7 @@ class WeightSender:
         self._keeps = keeps
         self._manifest: WeightManifest | None = None
         self._memory: SharedMemory | None = None
+        self._group: WeightGroup | None = None
 
     def manifest(self) -> WeightManifest:
         """The names, shapes and dtypes of the weights. The first call iterates over them."""
@@ -32,9 +35,9 @@ class WeightSender:
             self._manifest = manifest_of(self._read())
         return self._manifest
 
-    def publish(self) -> WeightSource | None:
-        """The weights as they are now; shared memory keeps them until the next call. None on a rank that
-        keeps nothing."""
+    def publish(self, dtype: str = "") -> WeightSource | None:
+        """The weights as they are now, narrowed to `dtype` (torch's name; empty: the trainer's) where they
+        are shared. Shared memory keeps them until the next call. None on a rank that keeps nothing."""
         manifest = self.manifest()
         if not self._keeps:
             for _ in self._read():
@@ -42,10 +45,38 @@ class WeightSender:
             return None
         if not self._is_shared:
             return LiveWeights(manifest, self._read)
-        if self._memory is None:
-            self._memory = SharedMemory(manifest)
+        if self._memory is None or self._memory.dtype != dtype:
+            self._memory = SharedMemory(manifest, dtype)
         self._memory.write(self._read())
         return self._memory.weights
+
+    def published(self) -> WeightSource:
+        """What the last `publish` returned."""
+        if self._memory is None:
+            return LiveWeights(self.manifest(), self._read)
+        return self._memory.weights
+
+    def open_group(self, host: str, timeout_s: float) -> Meeting:
+        """Begins to form a group with receivers of other nodes, which reach this node at the address `host`.
+        A wait inside the group may take `timeout_s` seconds."""
+        self._group = WeightGroup.open(host, timeout_s)
+        return self._group.meeting
+
+    def join_group(self, size: int) -> None:
+        """Waits for the receivers: with this rank, the group has `size` members."""
+        self._opened_group.join(0, size)
+
+    def send(self) -> None:
+        """Sends the weights of the last `publish` to the members of the group."""
+        if self._memory is None:
+            raise WorkerError("no weights have been published that could be sent to other nodes")
+        self._opened_group.send(self._memory)
+
+    @property
+    def _opened_group(self) -> WeightGroup:
+        if self._group is None:
+            raise WorkerError("the group of receivers of other nodes hasn't been opened")
+        return self._group
 
 
 def make_sender(role: str, is_shared: bool, rank: RankContext) -> WeightSender:

@@ -1,5 +1,7 @@
-"""The form of a transfer between processes of one machine: memory that all of them map."""
+"""The form of a transfer on one node: memory that several processes map. It holds a safetensors file, so that
+an engine of another library reads the same bytes."""
 
+import json
 import mmap
 import os
 import sys
@@ -13,26 +15,46 @@ from torch import Tensor
 
 from turnwise.errors import WorkerError
 from turnwise.transfer.live import as_manifested
-from turnwise.transfer.manifest import TensorSpec, WeightManifest
+from turnwise.transfer.manifest import WeightManifest
 
 _ALIGNMENT = 64
+_LENGTH_BYTES = 8  # the length of a safetensors file's header stands before it
+_FILE_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""Torch's name of a dtype → safetensors' name."""
 
 
 @dataclass(frozen=True)
 class SharedWeights:
-    """Named tensors in memory that several processes map. It can be pickled; whoever iterates over it maps
-    the memory, as long as the `SharedMemory` that it belongs to exists."""
+    """Named tensors in a safetensors file in memory that several processes map. It can be pickled; whoever
+    iterates over it maps the memory, as long as the `SharedMemory` that it belongs to exists."""
 
     manifest: WeightManifest
     path: str
+    """The file, for processes of the same node."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return iter(_views(self.manifest, _mapped(self.path, _size(self.manifest))).items())
+        return iter(_Layout(self.manifest).views(_mapped(self.path)).items())
+
+    def on(self, node: str) -> "SharedWeights":
+        return self
 
 
 class SharedMemory:
-    """Memory for named tensors, outside /dev/shm, which is small in containers. Raises WorkerError if memory
-    is short.
+    """Memory for the tensors of a manifest, outside /dev/shm, which is small in containers. With `dtype`
+    (torch's name), wider tensors are narrowed as they are written. Raises WorkerError if memory is short.
 
     >>> from turnwise.transfer.live import manifest_of
     >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
@@ -42,47 +64,99 @@ class SharedMemory:
     {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
     """
 
-    def __init__(self, manifest: WeightManifest) -> None:
-        num_bytes = _size(manifest)
+    def __init__(self, manifest: WeightManifest, dtype: str = "") -> None:
+        self.dtype = dtype
+        self._manifest = manifest
+        stored = manifest.as_dtype(dtype) if dtype else manifest
+        layout = _Layout(stored)
         # Others can open the path as long as this file is open.
-        path, self._file = _new_file(num_bytes)
-        self.weights = SharedWeights(manifest, path)
-        self._targets = _views(manifest, _mapped(path, num_bytes))
+        path, self._file = _new_file(layout.num_bytes)
+        self.weights = SharedWeights(stored, path)
+        buffer = _mapped(path)
+        buffer[: layout.start] = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
+        self._data = buffer[layout.start :]
+        self._targets = layout.views(buffer)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copies tensors, which may be on any device, into the memory. Raises WorkerError if they aren't as
         in the manifest."""
         with torch.no_grad():
-            for name, tensor in as_manifested(self.weights.manifest, tensors):
+            for name, tensor in as_manifested(self._manifest, tensors):
                 self._targets[name].copy_(tensor)
 
-
-def _size(manifest: WeightManifest) -> int:
-    return max(_ALIGNMENT, sum(_padded(spec) for spec in manifest.tensors.values()))
-
-
-def _padded(spec: TensorSpec) -> int:
-    return -(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT
+    def buckets(self, num_bytes: int) -> Iterator[Tensor]:
+        """The bytes of all tensors, one after the other, in pieces of `num_bytes`. What is written into a
+        piece is written into the tensors."""
+        return iter(self._data.split(num_bytes))
 
 
-def _mapped(path: str, num_bytes: int) -> Tensor:
+class _Layout:
+    """Where each tensor of a manifest lies in a safetensors file, which has no gaps: tensors of wider dtypes
+    come first, so that each begins at a multiple of its width."""
+
+    def __init__(self, manifest: WeightManifest) -> None:
+        self._manifest = manifest
+        names = sorted(manifest.tensors, key=self._width, reverse=True)
+        self._starts: dict[str, int] = {}
+        self._num_bytes = 0
+        for name in names:
+            self._starts[name] = self._num_bytes
+            self._num_bytes += manifest.tensors[name].num_bytes
+        self.header = self._packed_header(names)
+
+    @property
+    def start(self) -> int:
+        """Number of bytes before the first tensor."""
+        return len(self.header)
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes of the file."""
+        return self.start + self._num_bytes
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The tensors in the bytes of a file, in the order of the manifest."""
+        views = {}
+        for name, spec in self._manifest.tensors.items():
+            start = self.start + self._starts[name]
+            tensor = buffer[start : start + spec.num_bytes].view(_dtype(spec.dtype))
+            views[name] = tensor.view(spec.shape)
+        return views
+
+    def _width(self, name: str) -> int:
+        return _dtype(self._manifest.tensors[name].dtype).itemsize
+
+    def _packed_header(self, names: Iterable[str]) -> bytes:
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        for name in names:
+            spec = self._manifest.tensors[name]
+            start = self._starts[name]
+            offsets = (start, start + spec.num_bytes)
+            dtype = _FILE_DTYPES[spec.dtype]
+            entries[name] = {"dtype": dtype, "shape": spec.shape, "data_offsets": offsets}
+        text = json.dumps(entries).encode()
+        num_spaces = -(_LENGTH_BYTES + len(text)) % _ALIGNMENT
+        text += b" " * num_spaces
+        return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _FILE_DTYPES:
+        raise WorkerError(
+            f"weights of the dtype {name} can't be sent to other processes; allowed are "
+            f"{', '.join(_FILE_DTYPES)} (actor_train.model_args.dtype)"
+        )
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _mapped(path: str) -> Tensor:
     """The bytes of a file, which stay mapped as long as the tensor or a view of it exists."""
     descriptor = os.open(path, os.O_RDWR)
     try:
-        return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+        return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
     finally:
         os.close(descriptor)
-
-
-def _views(manifest: WeightManifest, buffer: Tensor) -> dict[str, Tensor]:
-    """The tensors of a manifest in a buffer of bytes, one after the other."""
-    views = {}
-    start = 0
-    for name, spec in manifest.tensors.items():
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        views[name] = buffer[start : start + spec.num_bytes].view(dtype).view(spec.shape)
-        start += _padded(spec)
-    return views
 
 
 def _new_file(num_bytes: int) -> tuple[str, Any]:

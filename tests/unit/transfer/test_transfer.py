@@ -18,7 +18,7 @@ from turnwise.errors import ModelError, WorkerError
 from turnwise.protocols import WeightSource
 from turnwise.runtime.rank import RankContext
 from turnwise.testing.fakes import ScriptedServer
-from turnwise.transfer.files import read_folder, write_folder
+from turnwise.transfer.files import folder_of, read_folder
 from turnwise.transfer.live import LiveWeights, manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.receiver import copy_into, manifest_of_model
@@ -209,16 +209,41 @@ def test_a_published_source_in_process_holds_no_copy() -> None:
     assert weights is not None and [tensor for _, tensor in weights] == [trained]
 
 
-def test_files_hold_each_tensor_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.transfer.files._FILE_BYTES", 10)
-    tied = ("tied", A[1])
-    folder = write_folder([A, B, tied, ("view", torch.arange(8.0)[::2])])
+def test_an_engine_reads_shared_weights_where_they_are() -> None:
+    tensors = [A, B, ("ids", torch.arange(3)), ("view", torch.arange(8.0)[::2])]
+    memory = SharedMemory(manifest_of(tensors))
+    memory.write(tensors)
+    folder = folder_of(memory.weights, "float32")
     try:
-        assert folder.num_bytes == 24 + 2 + 16
-        assert len(list(folder.path.iterdir())) == 2
+        [file] = folder.path.iterdir()
+        assert file.is_symlink() and os.readlink(file) == memory.weights.path
+        assert folder.num_bytes == 24 + 2 + 24 + 16
         arrived = dict(read_folder(folder.path))
-        assert set(arrived) == {"a", "b", "view"}
-        assert torch.equal(arrived["a"], A[1]) and arrived["view"].tolist() == [0.0, 2.0, 4.0, 6.0]
+        assert {name: tensor.tolist() for name, tensor in arrived.items()} == {
+            name: tensor.tolist() for name, tensor in tensors
+        }
     finally:
         folder.remove()
     assert not folder.path.exists()
+
+
+def test_weights_of_this_process_reach_an_engine_in_its_dtype_each_tensor_once() -> None:
+    tied = ("tied", A[1])
+    folder = folder_of(LiveWeights.of(lambda: [A, B, tied]), "bfloat16")
+    try:
+        arrived = dict(read_folder(folder.path))
+        assert {name: tensor.dtype for name, tensor in arrived.items()} == dict.fromkeys("ab", torch.bfloat16)
+        assert torch.equal(arrived["a"], A[1].bfloat16())
+    finally:
+        folder.remove()
+
+
+def test_servers_of_a_narrower_dtype_get_half_the_bytes() -> None:
+    trained = torch.linspace(-1, 1, 6).view(2, 3)
+    sender = WeightSender(lambda: [("a", trained), B], is_shared=True)
+    weights = sender.publish("bfloat16")
+    assert weights is not None and weights.manifest.num_bytes == 12 + 2
+    assert torch.equal(dict(weights)["a"], trained.bfloat16())
+    assert sender.manifest().num_bytes == 24 + 2, "what the trainer has"
+    wide = sender.publish()
+    assert wide is not None and torch.equal(dict(wide)["a"], trained)

@@ -1,0 +1,167 @@
+"""Weights between nodes: a group of the trainer and one receiver a node. The members are threads of this
+process, which reach each other through loopback alone."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from turnwise.cluster.weight_senders import SendingGroup, SendingRanks
+from turnwise.errors import WorkerError
+from turnwise.runtime.torch_group import Meeting
+from turnwise.transfer import group
+from turnwise.transfer.group import NodeReceiver, NodeWeights
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.sender import WeightSender
+from turnwise.transfer.shared_memory import SharedWeights
+
+TIMEOUT_S = 60.0
+
+
+class Ranks:
+    """The workers of one rank, whose calls run in a thread."""
+
+    def __init__(self, sender: WeightSender) -> None:
+        self.sender = sender
+        self.calls: list[str] = []
+        self._pool = ThreadPoolExecutor(1)
+
+    def at(self, rank: int) -> Ranks:
+        return self
+
+    def call(self, method: str, *args: Any, route: str = "broadcast") -> Any:
+        self.calls.append(method)
+        return asyncio.wrap_future(self._pool.submit(getattr(self.sender, method), *args))
+
+
+class Server:
+    """A server of a node, as a receiver."""
+
+    def __init__(self, node: str, dies_in: str = "") -> None:
+        self.node = node
+        self.dies_in = dies_in
+        self.num_joined = 0
+        self._receiver = NodeReceiver()
+
+    async def join_group(self, meeting: Meeting, rank: int, size: int, timeout_s: float) -> None:
+        if self.dies_in == "join_group":
+            self.dies_in = ""
+            raise ConnectionError("gone")
+        self.num_joined += 1
+        await asyncio.to_thread(self._receiver.join_group, meeting, rank, size, timeout_s)
+
+    async def collect(self, manifest: WeightManifest) -> SharedWeights:
+        if self.dies_in == "collect":
+            self._receiver._group = None  # as the end of its process closes its connections
+            raise ConnectionError("gone")
+        return await asyncio.to_thread(self._receiver.collect, manifest)
+
+
+class Replicas:
+    def __init__(self, *servers: Server) -> None:
+        self.servers = list(servers)
+        self.buried: list[Server] = []
+
+    def bury(self, server: Server, error: Exception) -> None:
+        self.servers.remove(server)
+        self.buried.append(server)
+
+
+class Trained:
+    """Weights of several dtypes that change."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def read(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            ("ids", torch.arange(5)),
+            ("a", torch.full((300, 7), self.value)),
+            ("b", torch.full((3,), self.value + 0.5, dtype=torch.bfloat16)),
+            ("none", torch.empty(0)),
+        ]
+
+
+def sending_to(
+    *servers: Server, timeout_s: float = TIMEOUT_S, dtype: str = ""
+) -> tuple[SendingGroup, Replicas, Trained, Ranks]:
+    trained, replicas = Trained(), Replicas(*servers)
+    ranks = Ranks(WeightSender(trained.read, is_shared=True))
+    sending = SendingGroup(SendingRanks(ranks, dtype=dtype), replicas, "home", "127.0.0.1", timeout_s)
+    return sending, replicas, trained, ranks
+
+
+def assert_has(weights: NodeWeights, nodes: list[str], value: float) -> None:
+    assert list(weights.by_node) == nodes
+    paths = {weights.on(node).path for node in nodes}
+    assert len(paths) == len(nodes), "each node has a copy of its own"
+    for node in nodes:
+        tensors = dict(weights.on(node))
+        assert tensors["ids"].tolist() == [0, 1, 2, 3, 4] and tensors["none"].numel() == 0
+        assert tensors["a"].unique().tolist() == [value] and tensors["b"].unique().tolist() == [value + 0.5]
+
+
+async def test_each_node_gets_one_copy_version_after_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "BUCKET_BYTES", 1000)
+    servers = [Server("home"), Server("x"), Server("y"), Server("y")]
+    sending, _, trained, _ = sending_to(*servers)
+    for version in (1.0, 2.0):
+        trained.value = version
+        assert_has(await sending.publish(), ["home", "x", "y"], version)
+    assert [server.num_joined for server in servers] == [0, 1, 1, 0], "one of a node, and once"
+
+
+async def test_the_group_is_formed_anew_when_the_receivers_change() -> None:
+    servers = [Server("x"), Server("y")]
+    sending, replicas, trained, ranks = sending_to(*servers)
+    await sending.publish()
+    replicas.servers.remove(servers[1])
+    trained.value = 2.0
+    assert_has(await sending.publish(), ["home", "x"], 2.0)
+    assert [server.num_joined for server in servers] == [2, 1]
+    joining = Server("y")
+    trained.value = 3.0  # the trainer has moved on since
+    assert_has(await sending.publish_again(joining), ["home", "x", "y"], 2.0)
+    assert ranks.calls.count("publish") == 2
+    num_sent = ranks.calls.count("send")
+    replicas.servers.append(joining)
+    assert_has(await sending.publish_again(Server("y")), ["home", "x", "y"], 2.0)
+    assert ranks.calls.count("send") == num_sent, "its node has them"
+
+
+@pytest.mark.parametrize("step", ["join_group", "collect"])
+async def test_a_receiver_that_dies_leaves_and_the_others_get_the_version(step: str) -> None:
+    dying = Server("x", dies_in=step)
+    sending, replicas, trained, _ = sending_to(dying, Server("y"), Server("x"), timeout_s=3.0)
+    trained.value = 4.0
+    assert_has(await sending.publish(), ["home", "y", "x"], 4.0)
+    assert replicas.buried == [dying]
+
+
+async def test_a_server_that_joins_and_dies_is_told_to_its_starter() -> None:
+    sending, replicas, _, _ = sending_to(Server("x"), timeout_s=3.0)
+    await sending.publish()
+    with pytest.raises(ConnectionError, match="gone"):
+        await sending.publish_again(Server("y", dies_in="join_group"))
+    assert replicas.buried == []
+
+
+async def test_narrow_servers_get_narrow_weights() -> None:
+    sending, _, trained, _ = sending_to(Server("x"), dtype="bfloat16")
+    trained.value = 2.0
+    weights = await sending.publish()
+    assert dict(weights.on("x"))["a"].dtype is torch.bfloat16
+    assert weights.manifest.num_bytes == 5 * 8 + 2 * (2100 + 3)
+
+
+def test_a_group_that_is_not_there_is_named() -> None:
+    with pytest.raises(WorkerError, match=r"127.0.0.1:9: .*cluster.interface"):
+        NodeReceiver().join_group(Meeting("127.0.0.1", 9), 1, 2, 0.5)
+    with pytest.raises(WorkerError, match="joined no group"):
+        NodeReceiver().collect(WeightManifest({}))
+    with pytest.raises(WorkerError, match=r"the nodes 'x', and not to 'y'"):
+        NodeWeights(WeightManifest({}), {"x": SharedWeights(WeightManifest({}), "")}).on("y")

@@ -1,0 +1,93 @@
+"""Starts dead replicas again, while the others serve their requests."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from turnwise.protocols import InferenceServer
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS = 3
+WINDOW_S = 600.0
+"""A replica that dies `MAX_DEATHS` times within these seconds isn't started again."""
+
+
+class Restarts:
+    """Starts replicas again. `start` ends a dead one and returns another on its devices; `admit` gives that
+    one the current weights, and then requests. `now` gives seconds.
+
+    A start that fails counts as a death."""
+
+    def __init__(
+        self,
+        start: Callable[[InferenceServer], Awaitable[InferenceServer]],
+        admit: Callable[[InferenceServer], Awaitable[None]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start = start
+        self._admit = admit
+        self._now = now
+        self._deaths: dict[int, deque[float]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a replica is being started."""
+        return bool(self._tasks)
+
+    def begin(self, server: InferenceServer, replica: int) -> bool:
+        """Notes the death of a replica, and begins to start it again. Returns False if it has died too
+        often."""
+        if not self._may_start(replica):
+            return False
+        task = asyncio.get_running_loop().create_task(
+            self._restart(server, replica), name=f"restart of inference replica {replica}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def next_end(self) -> None:
+        """Waits until one of the running starts has ended. Returns at once if none runs."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        """Gives up the running starts."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _may_start(self, replica: int) -> bool:
+        """Notes a death. Returns whether the replica has died less often than ends its restarts."""
+        now = self._now()
+        deaths = self._deaths.setdefault(replica, deque(maxlen=MAX_DEATHS))
+        deaths.append(now)
+        return len(deaths) < MAX_DEATHS or now - deaths[0] > WINDOW_S
+
+    async def _restart(self, server: InferenceServer, replica: int) -> None:
+        started_s = self._now()
+        is_back = False
+        while not is_back:
+            try:
+                server = await self._start(server)
+                await self._admit(server)
+                is_back = True
+            except asyncio.CancelledError:
+                await server.close()
+                raise
+            except Exception as error:  # boundary: a start can fail in any way
+                logger.error("Inference replica %d could not be started again: %r", replica, error)
+                if not self._may_start(replica):
+                    logger.error("Inference replica %d has died too often and stays dead.", replica)
+                    return
+        logger.warning(
+            "Inference replica %d serves again, with the current weights, after %.1f s.",
+            replica,
+            self._now() - started_s,
+        )
