@@ -1,6 +1,6 @@
 """`turnwise make-model --size tiny --out DIR` makes a model with random weights, `turnwise make-model --from
-FILE.gguf --out DIR` one with a GGUF file's. `turnwise export --model DIR --out DIR` writes a checkpoint as a plain
-Hugging Face folder, with its LoRA adapter merged."""
+FILE.gguf --out DIR` one with a GGUF file's. `turnwise export --model DIR --out DIR` writes a checkpoint as a
+plain Hugging Face folder, with its LoRA adapter merged."""
 
 import argparse
 import json
@@ -94,10 +94,7 @@ def _make_random(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    if options.package is None:
-        file = Path(vars(options)["from"])
-    else:
-        file = gguf_of_package(options.package)
+    file = _gguf_file(options)
     check_gguf(file)
     out = free_folder(options.out)
     with ends_at_once():
@@ -112,6 +109,12 @@ def _convert(options: argparse.Namespace) -> int:
         f"{made.num_tokens:,} tokens in the tokenizer; a response ends with {' or '.join(made.end_tokens)}"
     )
     return 0
+
+
+def _gguf_file(options: argparse.Namespace) -> Path:
+    if options.package is not None:
+        return gguf_of_package(options.package)
+    return Path(vars(options)["from"])
 
 
 def _show_progress(line: str) -> None:

@@ -25,8 +25,8 @@ def check_gguf(file: Path) -> None:
         ) from error
     if magic != _MAGIC:
         raise ModelError(
-            f"{file} isn't a GGUF file, as it begins with {magic!r} instead of {_MAGIC!r}; name the GGUF file "
-            "of a model"
+            f"{file} isn't a GGUF file, as it begins with {magic!r} instead of {_MAGIC!r}; name the GGUF "
+            "file of a model"
         )
 
 
@@ -45,7 +45,8 @@ def gguf_of_package(name: str) -> Path:
     if len(files) > 1:
         names = listed([str(file) for file in files])
         raise ModelError(
-            f"the package {name} {package.version} holds {len(files)} GGUF files ({names}); name one with --from"
+            f"the package {name} {package.version} holds {len(files)} GGUF files ({names}); name one with "
+            "--from"
         )
     return files[0]
 

@@ -76,6 +76,11 @@ def convert_gguf(
     header = read_header(file)
     report(f"{file}: {header.architecture}, {len(header.tensor_names)} tensors; reading its tokenizer")
     config = _config(file, header)
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"{file}: its architecture {header.architecture} has an encoder, and only causal language models "
+            "are trained here; name the GGUF file of one"
+        )
     tokenizer = _tokenizer(file, header, template_file)
     longest = config.to_dict().get("max_position_embeddings")
     if longest is not None:
