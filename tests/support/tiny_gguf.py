@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 NUM_HEADS, NUM_KV_HEADS = 4, 2
@@ -35,33 +35,46 @@ NAMES = {
 """Modules of transformers' Llama, and what GGUF calls them."""
 
 
-def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
+SIZES = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": NUM_HEADS,
+    "num_key_value_heads": NUM_KV_HEADS,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+}
+
+
+def tiny_llama() -> LlamaForCausalLM:
     """One layer, and one row of the tied embedding for each token."""
-    config = LlamaConfig(
-        vocab_size=len(TOKENS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=NUM_HEADS,
-        num_key_value_heads=NUM_KV_HEADS,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(config).eval()
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
 
 
-def tensors_of(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
-    """The model's tensors by GGUF's names, with rows of queries and keys in GGUF's order."""
-    tensors = {}
+def tiny_qwen2() -> Qwen2ForCausalLM:
+    """The same sizes, with biases of queries, keys and values."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
     for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
+    """The model's tensors by GGUF's names. A llama's rows of queries and keys are in GGUF's order."""
+    tensors = {}
+    for full_name, parameter in model.named_parameters():
+        module, _, kind = full_name.rpartition(".")
         values = parameter.detach().numpy()
-        if "q_proj" in name:
+        if model.config.model_type == "llama" and "q_proj" in module:
             values = _interleaved(values, NUM_HEADS)
-        if "k_proj" in name:
+        if model.config.model_type == "llama" and "k_proj" in module:
             values = _interleaved(values, NUM_KV_HEADS)
-        tensors[f"{NAMES[name.removesuffix('.weight')]}.weight"] = values
+        tensors[f"{NAMES[module]}.{kind}"] = values
     return tensors
 
 
@@ -82,7 +95,7 @@ def write_gguf(
     end_of_turn: str | None = None,
     quantized: str = "",
 ) -> Path:
-    """Writes a llama of `tiny_llama`'s sizes; the tensor `quantized` in blocks of 8 bits."""
+    """Writes a model of these sizes; the tensor `quantized` in blocks of 8 bits."""
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_block_count(1)
     writer.add_context_length(128)

