@@ -1,6 +1,6 @@
 """Makes a plain Hugging Face folder of a GGUF file. Only this module imports gguf."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import is_accelerate_available
 
-from turnwise.errors import ModelError, NotAvailableError, install_hint, listed
+from turnwise.errors import ModelError, NotAvailableError, install_hint
 from turnwise.model_files.gguf_file import check_gguf
 from turnwise.model_files.sizes import require_rows
 from turnwise.models.file_tensors import require_weights
@@ -28,6 +28,8 @@ _DAMAGED = "is cut off or damaged, so fetch it again; reading it as GGUF gave"
 _TOKENS = "tokenizer.ggml.tokens"
 _END_OF_TURN = "tokenizer.ggml.eot_token_id"
 _ARCHITECTURE = "general.architecture"
+_OUTPUT = "output.weight"
+_LAYERS = "blk."
 _ANSWER = "The answer."
 Report = Callable[[str], None]
 """Is called with one line for each stage of the work."""
@@ -39,9 +41,8 @@ class GgufHeader:
 
     architecture: str
     """GGUF's name, such as `llama`."""
-    tensor_names: tuple[str, ...]
-    num_elements: int
-    """Numbers in all tensors together."""
+    sizes: Mapping[str, int]
+    """How many numbers each tensor has."""
     has_tokenizer: bool
     end_of_turn_id: int | None
     """The token that ends a turn, if the file tells it from the one that ends a text."""
@@ -74,7 +75,7 @@ def convert_gguf(
     transformers doesn't read all of the file's architecture; NotAvailableError if gguf or accelerate isn't
     installed."""
     header = read_header(file)
-    report(f"{file}: {header.architecture}, {len(header.tensor_names)} tensors; reading its tokenizer")
+    report(f"{file}: {header.architecture}, {len(header.sizes)} tensors; reading its tokenizer")
     config = _config(file, header)
     if config.is_encoder_decoder:
         raise ModelError(
@@ -92,7 +93,7 @@ def convert_gguf(
             "token, with --chat-template FILE"
         )
     require_rows(file, config.get_text_config().vocab_size, max(tokenizer.get_vocab().values()) + 1)
-    report(f"converting {header.num_elements:,} numbers to {str(dtype).removeprefix('torch.')}")
+    report(f"converting {sum(header.sizes.values()):,} numbers to {str(dtype).removeprefix('torch.')}")
     model = _model(file, header, config, dtype)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=end_ids, pad_token_id=tokenizer.pad_token_id
@@ -114,8 +115,7 @@ def read_header(file: Path) -> GgufHeader:
         end_of_turn = reader.fields.get(_END_OF_TURN)
         return GgufHeader(
             architecture=architecture,
-            tensor_names=tuple(tensor.name for tensor in reader.tensors),
-            num_elements=sum(int(tensor.n_elements) for tensor in reader.tensors),
+            sizes={tensor.name: int(tensor.n_elements) for tensor in reader.tensors},
             has_tokenizer=_TOKENS in reader.fields,
             end_of_turn_id=None if end_of_turn is None else int(end_of_turn.contents()),
         )
@@ -214,16 +214,26 @@ def _model(file: Path, header: GgufHeader, config: PreTrainedConfig, dtype: torc
         model.load_state_dict(loaded.state_dict(), assign=True)
         model.tie_weights()
     require_weights(file, sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"]))
-    num_parameters = model.num_parameters()
-    if num_parameters < header.num_elements:
-        global_names = [name for name in header.tensor_names if not name.startswith("blk.")]
-        raise ModelError(
-            f"{file}: transformers {transformers_version} reads {num_parameters:,} of the "
-            f"{header.num_elements:,} numbers of this {header.architecture} model, so the folder would hold "
-            f"another model (tensors outside of its layers: {listed(global_names, len(global_names))}); use "
-            "another GGUF file, or the model's own safetensors"
-        )
+    _require_all_read(file, header, model)
     return model
+
+
+def _require_all_read(file: Path, header: GgufHeader, model: PreTrainedModel) -> None:
+    """Raises ModelError if the model has fewer numbers than the file: transformers passes over tensors that
+    it has no place for, without a word."""
+    sizes = dict(header.sizes)
+    if model.config.get_text_config().tie_word_embeddings:
+        sizes.pop(_OUTPUT, None)  # a copy of the embedding
+    num_numbers = sum(sizes.values())
+    num_parameters = model.num_parameters()
+    if num_parameters < num_numbers:
+        outside = [name for name in sizes if not name.startswith(_LAYERS)]
+        raise ModelError(
+            f"{file}: transformers {transformers_version} reads {num_parameters:,} of the {num_numbers:,} "
+            f"numbers of this {header.architecture} model, so the folder would hold another model (tensors "
+            f"outside of its layers: {', '.join(outside)}); use another GGUF file, or the model's own "
+            "safetensors"
+        )
 
 
 def _without_origin(config: PreTrainedConfig) -> dict[str, object]:
