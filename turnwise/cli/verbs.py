@@ -5,6 +5,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from turnwise.cli.model_arguments import add_export, add_make_model
+
 Command = Callable[[Namespace], int]
 """Runs a verb with its options and returns the exit status."""
 
@@ -221,17 +223,6 @@ def _load_config() -> Command:
     return run
 
 
-def _add_export(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="DIR", help="checkpoint, adapter or model folder")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument(
-        "--dtype",
-        default="fp32",
-        choices=["fp32", "bf16", "fp16"],
-        help="of the weights (default: fp32)",
-    )
-
-
 def _load_export() -> Command:
     from turnwise.cli.model_commands import export
 
@@ -274,28 +265,6 @@ def _load_tool() -> Command:
     from turnwise.cli.tool_command import run
 
     return run
-
-
-def _add_make_model(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--size", default="tiny", help="one of tiny, small, qwen2.5-0.5b, qwen3-0.6b (default: tiny)"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--text",
-        nargs="*",
-        default=[],
-        metavar="FILE",
-        help="more text for the tokenizer to be trained on",
-    )
-    parser.add_argument(
-        "--set",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a value of the preset's config.json",
-    )
 
 
 def _load_make_model() -> Command:
@@ -376,7 +345,7 @@ VERBS: dict[str, Verb] = {
     "eval": Verb("success of saved models on a config's validation tasks", _add_eval, _load_eval),
     "config": Verb("print the resolved config and what will be applied", _add_config_options, _load_config),
     "export": Verb(
-        "write a checkpoint as a plain model folder, its LoRA adapter merged", _add_export, _load_export
+        "write a checkpoint as a plain model folder, its LoRA adapter merged", add_export, _load_export
     ),
     "compare": Verb(
         "compare runs: results, settings in which they differ, curves", _add_compare, _load_compare
@@ -390,7 +359,9 @@ VERBS: dict[str, Verb] = {
         "data, sft, evaluation, grpo, evaluation and a report, from one file", _add_pipeline, _load_tool
     ),
     "make-model": Verb(
-        "make a model folder with random weights and its tokenizer", _add_make_model, _load_make_model
+        "make a model folder with its tokenizer: random weights, or a GGUF file's",
+        add_make_model,
+        _load_make_model,
     ),
     "check-env": Verb(
         "examine an environment: what is wrong with it, and what to change", _add_check_env, _load_check_env

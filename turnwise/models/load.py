@@ -124,7 +124,7 @@ def load_pretrained(
     has_tensors = any(Path(path).glob("*.safetensors"))
     if trust.pickle and not has_tensors:
         logger.warning("%s: its weights are read from a pickle (allow_pickle: true)", path)
-    with told_as_one_sentence(path, f"can't be loaded as a {kind_name}"), _quiet():
+    with told_as_one_sentence(path, f"can't be loaded as a {kind_name}"), quiet():
         model, report = kind.from_pretrained(
             path,
             config=config,
@@ -259,7 +259,7 @@ def write_weights(
     tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    with _quiet(), writing(folder):
+    with quiet(), writing(folder):
         try:
             model.save_pretrained(
                 folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
@@ -269,7 +269,8 @@ def write_weights(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Inside, transformers shows no bars of its own and logs errors only."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
@@ -349,7 +350,7 @@ def load_model_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedCon
     if trust.remote_code and any("auto_map" in read_object(file) for file in folder.glob("*config.json")):
         files = ", ".join(sorted(file.name for file in folder.glob("*.py")))
         logger.warning("%s: its own Python code runs here (trust_remote_code: true): %s", path, files)
-    with told_as_one_sentence(path, "config.json can't be used"), _quiet():
+    with told_as_one_sentence(path, "config.json can't be used"), quiet():
         quantization = text_sizes(read_object(folder / "config.json")).get("quantization_config")
         if quantization and not AutoHfQuantizer.supports_quant_method(quantization):
             raise ModelError(

@@ -43,6 +43,7 @@ BY_QUICK_START = {
     "python examples/arithmetic/sums.py": "runs/arithmetic",
     "python examples/rl_tool/quick_start.py": "runs/rl_tool",
     "python examples/products/products.py": "runs/products",
+    "python examples/smollm/one_digit.py": "runs/smollm",
 }
 """Commands that make a folder whose name they don't say."""
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_]*$|^\$|…")
