@@ -93,7 +93,7 @@ def test_a_key_without_effect_is_answered(keys: dict[str, Any], pattern: str) ->
 def test_what_cannot_be_is_refused(model_args: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(**with_lora(**model_args))
-    with pytest.raises(ConfigError, match=says("critic") + message):
+    with pytest.raises(ConfigError, match=f"critic.*{message}"):
         config_of(adv_estimator="gae", **with_lora("critic", **model_args))
     with pytest.raises(ConfigError, match=message):
         parse_config(SFT | {"model_args": {"lora_rank": 8, **model_args}}, SFTConfig)

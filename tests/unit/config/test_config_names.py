@@ -66,7 +66,7 @@ def test_what_has_no_counterpart_says_why() -> None:
     ],
 )
 def test_a_published_key_is_never_answered_without_a_reason(key: str) -> None:
-    assert mentions(refusal(**{key: 1}), f"{key}: ", "no counterpart")
+    assert mentions(refusal(**{key: 1}), key.partition(".")[0], "no counterpart")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_state_is_the_start_and_what_was_done_since() -> None:
     "kwargs", [{"min_number": 9, "max_number": 2}, {"min_number": "low"}, {"max_number": None}]
 )
 def test_arguments_that_the_game_chokes_on_are_the_configs(kwargs: dict[str, Any]) -> None:
-    with pytest.raises(EnvironmentFault, match=says("GuessTheNumber-v0", "kwargs", "'min_number'")):
+    with pytest.raises(EnvironmentFault, match=says("GuessTheNumber-v0", "kwargs") + ".*number"):
         TextArenaEnv(NUMBERS, kwargs=kwargs).reset(seed=0)
 
 

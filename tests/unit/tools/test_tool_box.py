@@ -131,7 +131,7 @@ def test_a_function_whose_result_is_no_json_fails_the_episode(is_circular: bool)
         found.append(found if is_circular else b"x")
         return found
 
-    with pytest.raises(EnvironmentFault, match=says("odd", "list", "JSON")):
+    with pytest.raises(EnvironmentFault, match=says("the tool odd", "list", "JSON")):
         called(box_of(odd), "odd", is_circular=is_circular)
 
 
@@ -320,7 +320,7 @@ def test_a_result_that_is_no_json_fails_the_episode(result: Any) -> None:
     def own() -> Any:
         return result
 
-    with pytest.raises(EnvironmentFault, match=says("own", "complex", "JSON")):
+    with pytest.raises(EnvironmentFault, match=says("the tool own", "JSON", "return a text")):
         called(box_of(FunctionTool(own, schema("own") | {"function": {"name": "own"}})), "own")
 
 
