@@ -34,7 +34,7 @@ def config_command(*arguments):
     [
         (BOMB, says("own.yaml:6", "100,000", "anchors")),
         (REFERENCES, says("own.yaml", "a5", "100,000")),
-        (says("own.yaml:2", "*a", "anchor"), says("own.yaml:2", "*a", "anchor")),
+        ("pretrain: m\na: &a {b: *a}\n", says("own.yaml:2", "*a", "anchor")),
         ("pretrain: m\na: " + "[" * 5000, says("own.yaml:2", "64")),
         ("\n".join(" " * level + "a:" for level in range(500)), says("own.yaml:65", "64")),
         ("pretrain: m\nexp_name: é\n".encode("latin-1"), says("own.yaml:2", "UTF-8", "0xe9")),
@@ -44,7 +44,7 @@ def config_command(*arguments):
         (f"{LAKE}exp_name: {'x' * 2**20}\n", says("own.yaml", "1,048,576 bytes")),
         ("a:\n\tb: 1\n", says("own.yaml:2", "character")),
         (f"{LAKE}seed: {'1' * 6000}\n", says("own.yaml", "limit")),
-        (says("own.yaml", "supported primitive type"), says("own.yaml", "supported primitive type")),
+        (f"{LAKE}output_dir: !!set {{a, b}}\n", says("own.yaml", "supported primitive type")),
         (f"{LAKE}null: 3\n", says("own.yaml", "key type")),
         (f'{LAKE}output_dir: "a\\0b"\n', says("own.yaml:4", "output_dir", "'a\\x00b'", "NUL")),
         (f'{LAKE}output_dir: "\\ud800"\n', says("own.yaml:4", "Unicode")),
@@ -159,7 +159,7 @@ def test_no_files_are_nothing_to_train_on(tmp_path):
     ["a: !!timestamp 2001-99-99", "a: !!int x", "a: !!binary é", "a: *none", "{[a]: 1}", f"a: {'1' * 6000}"],
 )
 def test_a_value_that_is_not_what_it_promises_is_a_config_error(text):
-    with pytest.raises(ConfigError, match=says("error", "own.yaml", "1")):
+    with pytest.raises(ConfigError, match=r"own.yaml can't be read|own.yaml:1"):
         load_yaml(text, "own.yaml")
 
 
