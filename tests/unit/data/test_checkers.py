@@ -7,7 +7,7 @@ import threading
 from importlib.util import find_spec
 
 import pytest
-from messages import mentions, says
+from messages import mentions
 
 from turnwise.config import AgenticConfig
 from turnwise.config.show.describe import describe
@@ -100,7 +100,7 @@ def test_the_checker_stands_in_the_table_of_the_run_and_its_package_is_asked_for
         {"reward": [{"name": "step", "args": {"checker": "math_verify"}}]},
     ):
         table = describe(config(**data))
-        assert dict(table.rows)["rewards"].endswith(says("answers", "math_verify"))
+        assert mentions(dict(table.rows)["rewards"], "answers", "math_verify")
         assert any("[math]" in line and "math_verify" in line for line in table.missing)
 
 

@@ -32,7 +32,7 @@ def written(*messages):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"messages": [{"role": "user"', "isn't JSON (Expecting"),
+        (b'{"messages": [{"role": "user"', says("JSON", "Expecting")),
         (b"[" * 100_000, says("JSON", "recursion")),
         (b"[1, 2]", says("[1, 2]", "JSON object")),
         (b'{"text": "hello"}', says("`messages`", "row")),
