@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from messages import mentions
 
 from turnwise.cli.main import main
 
@@ -90,7 +91,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_file_and_line(
         f"{path}:9: seed: " in error
         and f"{path}:10: ppo_epoch: unknown key. Did you mean 'ppo_epochs'?" in error
     )
-    assert "override 'max_stepz=3': max_stepz: unknown key. Did you mean 'max_steps'?" in error
+    assert mentions(error, "override 'max_stepz=3'", "'max_steps'")
 
 
 def test_very_many_problems_are_still_one_screen(refused) -> None:

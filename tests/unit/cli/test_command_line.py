@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import forked
 import pytest
+from messages import mentions, says
 
 from turnwise.cli.main import main
 
@@ -27,37 +29,37 @@ def lake(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("check-env", "frozen_lake", "--timeout", "nan"), "--timeout is nan; it must be more than 0"),
+        (("check-env", "frozen_lake", "--timeout", "nan"), says("--timeout", "nan", "more than 0")),
         (
             ("check-env", "frozen_lake", "--timeout", "1e300"),
-            "--timeout is 1e+300; it must be more than 0, and at most",
+            says("--timeout", "1e+300", "at most"),
         ),
         (("check-env", "frozen_lake", "--timeout", "-1"), "--timeout is -1.0"),
-        (("check-env", "frozen_lake", "--episodes", "-3"), "--episodes is -3; it must be at least 1"),
+        (("check-env", "frozen_lake", "--episodes", "-3"), says("--episodes", "-3", "at least 1")),
         (("check-env", "frozen_lake", "--budget", "0"), "--budget is 0"),
         (("check-env", "frozen_lake", "--max-steps", "0"), "--max-steps is 0"),
         (
             ("demos", "frozen_lake", "--episodes", str(10**15)),
-            f"--episodes is {10**15}; it must be at least 1, and at most",
+            says("--episodes", str(10**15), "at most"),
         ),
         (("demos", "frozen_lake", "--policy", "erring", "--error-rate", "nan"), "--error-rate is nan"),
-        (("play", "frozen_lake", "--seed", "-1"), "--seed is -1; it must be at least 0"),
-        (("make-model", "--out", "none", "--seed", "-1"), "--seed is -1; it must be at least 0"),
+        (("play", "frozen_lake", "--seed", "-1"), says("--seed", "-1", "at least 0")),
+        (("make-model", "--out", "none", "--seed", "-1"), says("--seed", "-1", "at least 0")),
         (("rollout", "LAKE", "--batches", "0"), "--batches is 0"),
         (("eval", "LAKE", "--episodes", "-1"), "--episodes is -1"),
         (("eval", "LAKE", "--samples", str(10**15)), f"--samples is {10**15}"),
-        (("rollout", "LAKE", "--out", "\udcff"), r"'\udcff' on the command line isn't UTF-8"),
-        (("config", "LAKE", "exp_name=\udcff"), r"'exp_name=\udcff' on the command line isn't UTF-8"),
-        (("config", "\ud800.yaml"), r"'\ud800.yaml' on the command line isn't UTF-8"),
-        (("rollout", "LAKE", "--model", ""), "--model is empty; give it a value, or remove it"),
+        (("rollout", "LAKE", "--out", "\udcff"), says(r"'\udcff'", "command line", "UTF-8")),
+        (("config", "LAKE", "exp_name=\udcff"), says(r"'exp_name=\udcff'", "command line", "UTF-8")),
+        (("config", "\ud800.yaml"), says(r"'\ud800.yaml'", "command line", "UTF-8")),
+        (("rollout", "LAKE", "--model", ""), says("--model", "empty")),
         (("train", "LAKE", "--from-rollouts", ""), "--from-rollouts is empty"),
         (("train", "--replay", ""), "--replay is empty"),
         (("play", "frozen_lake", "--policy", ""), "--policy is empty"),
         (("compare", "LAKE", "--out", ""), "--out is empty"),
         (("eval", "LAKE", "--json", ""), "--json is empty"),
-        (("config", "--strict"), "config needs a config: turnwise config FILE [KEY=VALUE ...]"),
-        (("sft",), "sft needs a config: turnwise sft FILE [KEY=VALUE ...]"),
-        (("train",), "train needs a config: turnwise train FILE"),
+        (("config", "--strict"), says("config", "turnwise config FILE")),
+        (("sft",), says("sft", "turnwise sft FILE")),
+        (("train",), says("train", "turnwise train FILE")),
     ],
     ids=lambda value: (
         " ".join(value).encode("ascii", "backslashreplace").decode() if isinstance(value, tuple) else ""
@@ -65,7 +67,7 @@ def lake(tmp_path):
 )
 def test_an_option_that_cannot_be_is_one_sentence(words, message, lake, refused):
     said = refused(*(lake if word == "LAKE" else word for word in words))
-    assert message in said and said.startswith("error: ") and said.count("\n") == 1
+    assert re.search(message, said) and said.startswith("error: ") and said.count("\n") == 1
 
 
 def test_the_rank_that_a_launcher_puts_before_the_words_is_left_out(lake, monkeypatch, capsys):
@@ -112,9 +114,7 @@ def test_a_closed_stream_is_nobody_elses_file(tiny_model, tmp_path):
 def test_a_long_output_on_a_full_disk_is_named_and_has_nothing_to_continue(lake):
     with open("/dev/full", "w") as full:
         done = turnwise("config", lake, stdout=full)
-    assert (
-        done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
-    )
+    assert done.returncode == 2 and mentions(done.stderr, "output", "written", "No space left")
     assert "resume_from_checkpoint" not in done.stderr and "Traceback" not in done.stderr
 
 
@@ -122,9 +122,7 @@ def test_a_short_output_on_a_full_disk_is_said_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "rollout/score/mean": 1}\n')
     with open("/dev/full", "w") as full:
         done = turnwise("compare", tmp_path, stdout=full)
-    assert (
-        done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
-    )
+    assert done.returncode == 2 and mentions(done.stderr, "output", "written", "No space left")
     assert "status 120" not in done.stderr
 
 
@@ -132,9 +130,7 @@ def test_a_short_output_on_a_full_disk_is_said_too(tmp_path):
 def test_help_on_a_full_disk_is_an_error(words):
     with open("/dev/full", "w") as full:
         done = turnwise(*words, stdout=full)
-    assert (
-        done.returncode == 2 and "the output of this command can't be written: No space left" in done.stderr
-    )
+    assert done.returncode == 2 and mentions(done.stderr, "output", "written", "No space left")
 
 
 @pytest.mark.parametrize("locale", ["PYTHONIOENCODING=ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from messages import mentions, says
 
 from turnwise.cli.main import main
 from turnwise.config import load_config
@@ -67,86 +69,85 @@ def keep(group, other): ...
 ENV, OWN_ENV = "custom_envs.Lake.env_config", "custom_envs.Lake.env_type=own_parts:Env"
 QUICK = "{env_step_timeout_s: 0.2}"
 FILTERS = [
-    (["group_filter=own_parts:Env"], "group_filter: 'own_parts:Env': own_parts has no function 'Env'"),
-    (["group_filter=own_parts:keep"], "group_filter: 'own_parts:keep': missing a required argument: 'other'"),
+    (["group_filter=own_parts:Env"], says("group_filter", "'own_parts:Env'", "function 'Env'")),
+    (["group_filter=own_parts:keep"], says("group_filter", "'own_parts:keep'", "'other'")),
 ]
 ALGORITHMS = [
-    (["pg_variant=nowhere:loss"], "no module 'nowhere' on Python's path"),
+    (["pg_variant=nowhere:loss"], says("module 'nowhere'", "path")),
     (
         ["pg_variant=own_parts:los"],
-        "own_parts has no function 'los'; its functions are loss, keep. Did you mean 'loss'?",
+        says("own_parts", "'los'", "'loss'"),
     ),
-    (["pg_variant=own_parts:loss"], "missing a required argument: 'clip'; it is called as loss(inputs)"),
-    (["adv_estimator=own_parts:keep"], "adv_estimator: 'own_parts:keep': own_parts has no class 'keep'"),
+    (["pg_variant=own_parts:loss"], says("'clip'", "loss(inputs)")),
+    (["adv_estimator=own_parts:keep"], says("adv_estimator", "'own_parts:keep'", "class 'keep'")),
     (
         ["adv_estimator=own_parts:Unready"],
-        "adv_estimator: own_parts:Unready: making it raised KeyError: 'lambda'",
+        says("adv_estimator", "own_parts:Unready", "KeyError: 'lambda'"),
     ),
     (
         ["adv_estimator=own_parts:Estimator"],
-        "adv_estimator: own_parts:Estimator has no loss, value_loss, running, credit",
+        says("adv_estimator", "own_parts:Estimator", "loss, value_loss, running, credit"),
     ),
 ]
 ENVIRONMENTS = [
     (
         ["custom_envs.Lake.agent_name=own_parts:Agent"],
-        "agent_name: own_parts:Agent: its constructor is called with a factory of environments and the "
-        "settings: too many",
+        says("agent_name", "own_parts:Agent", "constructor"),
     ),
     (
         ["custom_envs.Lake.agent_name=tool_agent"],
-        "agent_name: tool_agent plays rows of data.train_files, and no environment",
+        says("agent_name", "tool_agent", "data.train_files"),
     ),
     (
         ["custom_envs.Lake.encode_special_tokens=false", "custom_envs.Lake.agent_name=own_parts:NoAgent"],
-        "agent_name: own_parts:NoAgent has no method `run`",
+        says("agent_name", "own_parts:NoAgent", "`run`"),
     ),
     ([f"{ENV}.size=-4"], "FrozenLake: got size -4"),
-    ([f"{ENV}.siz=4"], "got an unexpected keyword argument 'siz'"),
+    ([f"{ENV}.siz=4"], says("argument", "'siz'")),
     (
         [f"{ENV}.render_mode=rgb_array"],
-        "observations are pictures, and no model of this version reads pictures",
+        says("observations", "pictures"),
     ),
     (
         ["custom_envs.Lake.env_type=own_parts:NoEnv"],
-        "env_type: NoEnv isn't an environment, as it has no reset, step",
+        says("env_type", "NoEnv", "reset, step"),
     ),
-    (["custom_envs.Lake.env_type=own_parts:loss"], "own_parts has no class 'loss'"),
-    ([OWN_ENV], "env_config of 'own_parts:Env': missing a required argument: 'depth'"),
+    (["custom_envs.Lake.env_type=own_parts:loss"], says("own_parts", "class 'loss'")),
+    ([OWN_ENV], says("env_config", "'own_parts:Env'", "'depth'")),
     (
         [OWN_ENV, f"{ENV}.depth=-1"],
-        "env_config: making and closing an environment raised ValueError: depth is negative",
+        says("env_config", "ValueError", "depth is negative"),
     ),
-    ([OWN_ENV, f"{ENV}.depth=exit"], "env_config: making and closing an environment called sys.exit(0)"),
+    ([OWN_ENV, f"{ENV}.depth=exit"], says("env_config", "sys.exit(0)")),
     (
         [OWN_ENV, f"{ENV}.depth=hang", f"train_env_manager={QUICK}", f"val_env_manager={QUICK}"],
         "env_step_timeout_s",
     ),
 ]
 ADAPTERS = [
-    (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' isn't the name of a module; write a list: "),
+    (["actor_train.model_args.lora_target='.*proj'"], says("'.*proj'", "module", "list")),
     (
         ["actor_train.model_args.lora_target=[q_proj,lm_head]"],
-        "'lm_head' isn't a linear module that can get adapters",
+        says("'lm_head'", "linear module"),
     ),
     (
         ["actor_train.model_args.lora_target=[self_attn.q_pro]"],
-        "'self_attn.q_pro' isn't a linear module that can get adapters",
+        says("'self_attn.q_pro'", "linear module"),
     ),
 ]
 NAMES = [
-    (["pg_variant=os:path"], "pg_variant: 'os:path' names a module of Python itself"),
+    (["pg_variant=os:path"], says("pg_variant", "'os:path'", "Python itself")),
     (
         ["custom_envs.Lake.env_type=subprocess:call"],
-        "env_type: 'subprocess:call' names a module of Python itself",
+        says("env_type", "'subprocess:call'", "Python itself"),
     ),
-    (["group_filter=os:path"], "group_filter: 'os:path' names a module of Python itself"),
-    (["adv_estimator=os:path"], "adv_estimator: 'os:path' names a module of Python itself"),
+    (["group_filter=os:path"], says("group_filter", "'os:path'", "Python itself")),
+    (["adv_estimator=os:path"], says("adv_estimator", "'os:path'", "Python itself")),
 ]
 OPTIONS = [
     (
         ["actor_infer.strategy_args.strategy_config.kv_cache_byte=1"],
-        "embedded has no such option (it has: max_concurrency,",
+        says("embedded", "option", "max_concurrency"),
     ),
 ]
 BATCHES = [NAMES, *zip_longest(FILTERS, ALGORITHMS, ENVIRONMENTS), *zip_longest(ADAPTERS, OPTIONS)]
@@ -167,7 +168,7 @@ def both_refuse(refused, folder):
     def check(message, *words, verb="train", also=""):
         for name in ("config", verb):
             said = refused(name, *words)
-            assert message in said and also in said
+            assert re.search(message, said) and also in said
         assert not (folder / "runs").exists()
 
     return check
@@ -187,7 +188,7 @@ def test_what_train_refuses_config_refuses(number, config, tmp_path, refused):
     )
     said = [refused(verb, config, *words).splitlines() for verb in verbs]
     for overrides, message in faults:
-        line = next((line for line in said[0] if message in line), "")
+        line = next((line for line in said[0] if re.search(message, line)), "")
         assert any(f"override {override!r}: " in line for override in overrides), said[0]
     # A deadline's stack follows: of a call in the verb.
     assert len({tuple(lines[: 1 + len(faults)]) for lines in said}) == 1, said
@@ -196,40 +197,36 @@ def test_what_train_refuses_config_refuses(number, config, tmp_path, refused):
 
 LACKING = [
     {
-        "pretrain=nowhere": "pretrain: nowhere: no such model folder",
-        "output_dir=taken/runs": "output_dir: taken/runs/own can't be written (",
-        "logging_dir=taken": "logging_dir: taken can't be written",
-        "actor_train.model_args.attn_implementation=fa2": "fa2 needs the flash-attn package and a CUDA "
-        "device",
+        "pretrain=nowhere": says("pretrain", "nowhere", "model folder"),
+        "output_dir=taken/runs": says("output_dir", "taken/runs/own", "written"),
+        "logging_dir=taken": says("logging_dir", "taken", "written"),
+        "actor_train.model_args.attn_implementation=fa2": says("fa2", "flash-attn", "CUDA"),
     },
     {
-        "pretrain=org/none-such": "pretrain: org/none-such isn't on this machine, and HF_HUB_OFFLINE is set",
-        "output_dir=taken": "output_dir: taken/own can't be written (",
-        "checkpoint_config.output_dir=taken/x": "checkpoint_config.output_dir: taken/x can't be written (",
+        "pretrain=org/none-such": says("pretrain", "org/none-such", "HF_HUB_OFFLINE"),
+        "output_dir=taken": says("output_dir", "taken/own", "written"),
+        "checkpoint_config.output_dir=taken/x": says("checkpoint_config.output_dir", "taken/x", "written"),
         "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}": (
-            "vllm needs a library that isn't"
+            says("vllm", "library")
         ),
     },
     {
-        "pretrain=untold": "pretrain: untold: has no tokenizer (tokenizer.json); copy it from the model "
-        "that the weights",
-        "output_dir=/proc/runs": "output_dir: /proc/runs/own can't be written (/proc: No such file or "
-        "directory)",
-        "render_save_dir=taken/x": "render_save_dir: taken/x can't be written (",
+        "pretrain=untold": says("pretrain", "untold", "tokenizer.json"),
+        "output_dir=/proc/runs": says("output_dir", "/proc/runs/own", "No such file or directory"),
+        "render_save_dir=taken/x": says("render_save_dir", "taken/x", "written"),
         "eval_steps=1": "",
     },
     {
-        "pretrain=weightless": "pretrain: weightless: has no weights (model.safetensors); copy or fetch "
-        "them into this folder",
-        "reference.model_args.model_name_or_path=./x": "reference.model_args.model_name_or_path: x: no such",
+        "pretrain=weightless": says("pretrain", "weightless", "model.safetensors"),
+        "reference.model_args.model_name_or_path=./x": says("reference.model_args.model_name_or_path", "x"),
         "use_kl_loss=true": "",
     },
-    {"resume_from_checkpoint=nowhere": "resume_from_checkpoint nowhere: there is no checkpoint"},
-    {"cluster.name=launched": "no launcher started this process (torchrun, accelerate)"},
-    {"actor_train.device_mapping=[99]": "actor_train.device_mapping names device 99, and this machine has"},
-    {"actor_infer.device_mapping=[0,99]": "actor_infer.device_mapping names device 99, and this machine has"},
+    {"resume_from_checkpoint=nowhere": says("resume_from_checkpoint", "nowhere", "no checkpoint")},
+    {"cluster.name=launched": says("launcher", "torchrun, accelerate")},
+    {"actor_train.device_mapping=[99]": says("actor_train.device_mapping", "device 99")},
+    {"actor_infer.device_mapping=[0,99]": says("actor_infer.device_mapping", "device 99")},
     {
-        "reference.device_mapping=[99]": "reference.device_mapping names device 99, and this machine",
+        "reference.device_mapping=[99]": says("reference.device_mapping", "device 99"),
         "use_kl_loss=true": "",
     },
 ]
@@ -251,7 +248,7 @@ def test_what_train_refuses_on_this_machine_config_says(
     messages = [message for message in faults.values() if message]
     first = said.splitlines()[: len(messages)]
     for message in messages:
-        assert any(message in line for line in first) and message in of_train
+        assert any(re.search(message, line) for line in first) and re.search(message, of_train)
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "runs"} and not list(tmp_path.glob("runs/*/*"))
 
 
@@ -296,8 +293,8 @@ def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_pat
         main(["config", config, "~custom_envs", f"++{rows}", "++agent={function_tool_path: tools.py}"]) == 0
     )
     said = capsys.readouterr().out
-    assert "data.train_files: none.jsonl: there is no such file." in said
-    assert "agent.function_tool_path: tools.py: there is no such file." in said
+    assert mentions(said, "data.train_files", "none.jsonl")
+    assert mentions(said, "agent.function_tool_path", "tools.py")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +310,7 @@ def test_config_names_a_file_of_agents_that_is_not_where_the_rows_are(key, confi
     ]
     assert main(["config", *words]) == 0
     said = capsys.readouterr().out.partition("missing to run this config here:\n")[2]
-    assert f"agent.{key}: none: there is no such file." in said
+    assert mentions(said, f"agent.{key}", "none", "no such file")
     assert f"agent.{key}" in refused("train", *words)
 
 
@@ -362,24 +359,24 @@ PARSER = "++agent={{tool_config_path: tools.yaml, tool_parser: 'own_parts:{}'}}"
         (
             HERMES + NO_TOOLS,
             [],
-            "doesn't show the schema of a tool (its name 'c'): describe the tools in the system message",
+            says("schema", "'c'", "system message"),
         ),
         (
             HERMES + NO_TOOLS,
             [PARSER.format("NoEnv")],
-            "agent.tool_parser: own_parts:NoEnv has no method `parse`",
+            says("agent.tool_parser", "own_parts:NoEnv", "`parse`"),
         ),
-        (HERMES + NO_TOOLS, [PARSER.format("Env")], "tool_parser own_parts:Env: making it raised TypeError"),
+        (HERMES + NO_TOOLS, [PARSER.format("Env")], says("tool_parser", "own_parts:Env", "TypeError")),
         (
             "{{ messages[0].content }}",
             ["max_steps=1"],
-            "a context can't be extended with this chat template (it drops",
+            says("chat template", "context", "extended"),
         ),
-        (OWN_CALLS, [], "writes tool calls in none of the known forms"),
+        (OWN_CALLS, [], says("tool calls", "known forms")),
         (
             HERMES + NO_TOOLS,
             ["++template_kwargs={think: false}"],
-            "never reads 'think', so that it would change",
+            says("'think'", "never"),
         ),
     ],
 )
@@ -405,28 +402,28 @@ ROWS = [
     (
         {"agent_name": "nowhere:Agent"},
         [],
-        "rows.jsonl, line 2: the agent 'nowhere:Agent': no module 'nowhere'",
+        says("rows.jsonl, line 2", "nowhere:Agent", "'nowhere'"),
     ),
     (
         {"agent_name": "own_parts:loss"},
         [],
-        "rows.jsonl, line 2: the agent 'own_parts:loss': own_parts has no class 'loss'",
+        says("rows.jsonl, line 2", "own_parts:loss", "class 'loss'"),
     ),
     (
         {"agent_name": "own_parts:NoEnv"},
         [],
-        "rows.jsonl, line 2: the agent own_parts:NoEnv has no method `run`",
+        says("rows.jsonl, line 2", "own_parts:NoEnv", "`run`"),
     ),
-    ({"agent_name": "own_parts:Agent"}, [], "its constructor needs make_env, but is offered settings,"),
+    ({"agent_name": "own_parts:Agent"}, [], says("constructor", "make_env", "settings")),
     (
         {"agent_name": "mine"},
         ["++agent={agent_config_path: loops.yaml}"],
-        "line 2: agent.agent_config_path loops.yaml: most",
+        says("line 2", "agent.agent_config_path", "loops.yaml", "most"),
     ),
     (
         {},
         ["++data.max_prompt_length=3"],
-        "all 2 prompts have more than 3 tokens (data.max_prompt_length); raise that, or",
+        says("2 prompts", "3 tokens", "data.max_prompt_length"),
     ),
 ]
 
@@ -457,21 +454,19 @@ SEES_TRUTH = "{rubric: short, base_url: 'http://localhost:1/v1', model: m, shows
             "{tool_config_path: tools.yaml}",
             "exact_match",
             {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "6"}}}},
-            "the tool calc_gsm8k_reward: it needs the column "
-            "extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_tr",
+            says("calc_gsm8k_reward", "extra_info.tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth"),
         ),
         (
             "{interaction_config_path: users.yaml}",
             "exact_match",
             {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "6"}},
-            "the columns extra_info.interaction_kwargs don't fit the interaction 'gsm8k' (start_interaction: "
-            "missing a required argument: 'ground_truth')",
+            says("extra_info.interaction_kwargs", "'gsm8k'", "'ground_truth'"),
         ),
         (
             "{}",
             f"{{name: judge, args: {SEES_TRUTH}}}",
             {"ground_truth": "6"},
-            "data.reward judge: the row has no column gr",
+            says("data.reward judge", "column", "ground_truth"),
         ),
     ],
 )
@@ -496,7 +491,7 @@ def test_rows_without_a_truth_that_something_asks_for_are_refused(
         "the tiny model has no room for the tool's schema"
     )
     write_rows(whole, lacking)
-    both_refuse(f"rows.jsonl, line 2: {message}", *words)
+    both_refuse(says("rows.jsonl, line 2") + message, *words)
 
 
 def classifier(start, folder, num_labels):
@@ -518,10 +513,10 @@ def test_a_model_that_can_not_score_is_refused_by_config(config, tmp_path, tiny_
     for folder, message in (
         (
             tiny_model,
-            "has no score head, so it would give every response the same score; name a sequence classifier",
+            says("score head", "sequence classifier"),
         ),
-        ("labels2", "its score head has 2 labels; name a classifier with one label"),
-        ("refusing", "the chat template refuses the messages user → assistant: no dialogue"),
+        ("labels2", says("score head", "2 labels")),
+        ("refusing", says("chat template", "user → assistant", "no dialogue")),
     ):
         both_refuse(message, *words, f"reward_pretrain={folder}", also="reward_pretrain: ")
 
@@ -532,25 +527,26 @@ TWO_ROLES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system'
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ messages[0].content }}", "a context can't be extended with this chat template (it drops"),
+        ("{{ messages[0].content }}", says("chat template", "context", "extended")),
         (
             "{{ raise_exception('broken') }}",
-            "the chat template refuses the messages user → assistant → user: broken",
+            says("chat template", "user → assistant → user", "broken"),
         ),
-        ("{% for m in messages %}", "Unexpected end of template"),
+        ("{% for m in messages %}", says("end of template")),
         ("", "has no chat template"),
-        (TWO_ROLES, "agent_system_template: the chat template refuses the messages system → user: no system"),
+        (TWO_ROLES, says("agent_system_template", "system → user", "no system")),
     ],
 )
 def test_config_renders_the_template_for_environments_too(template, message, config, tiny_model, refused):
     with_template(tiny_model, template)
     words = [config, "pretrain=model", "actor_train.model_args.lora_rank=null"]
     said = refused("config", *words)
-    assert message in said and " problem.\n" in said
+    assert re.search(message, said) and " problem.\n" in said
     if template == TWO_ROLES:
         assert main(["config", *words, "++custom_envs.Lake.agent_system_template=''"]) == 0
-    if "raise_exception" in template:
-        assert message.rpartition(": ")[2] in refused("train", *words)
+    fault = re.search(r"raise_exception\('(.*?)'\)", template)
+    if fault:
+        assert fault[1] in refused("train", *words)
 
 
 @pytest.mark.parametrize(
@@ -559,7 +555,7 @@ def test_config_renders_the_template_for_environments_too(template, message, con
         (
             "{{ messages[0].content }}",
             [],
-            "pretrain: a context can't be extended with this chat template (it drops",
+            says("pretrain", "chat template", "extended"),
         ),
         (NO_TOOLS, ["++template_kwargs={think: false}"], "template_kwargs.think: the chat template"),
     ],
@@ -582,18 +578,18 @@ def test_a_judge_that_nobody_serves_is_found_before_anything_is_played(config, t
     judge = "{name: judge, args: {rubric: short, base_url: 'http://localhost:1/v1', model: m}}"
     data = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [REWARD]}"]
     for reward, more, message in (
-        (judge, [], "data.reward judge: http://localhost:1/v1/models doesn't answer"),
+        (judge, [], says("data.reward judge", "http://localhost:1/v1/models")),
         (
             "toy_rewards:length",
             ["++agent={interaction_config_path: users.yaml}"],
-            "the interaction ann: http://localhost:1/v1/mo",
+            says("interaction ann", "http://localhost:1/v1/models"),
         ),
     ):
         if more:
             write_rows({"prompt": "2 * 3?", "extra_info": {"interaction_kwargs": {"name": "ann"}}})
         words = [word.replace("REWARD", reward) for word in data] + more
         assert main(["config", *words]) == 0, "config asks no network"
-        assert message in refused("train", *words)
+        assert re.search(message, refused("train", *words))
         assert not list(tmp_path.glob("runs/*/*"))
 
 
@@ -617,23 +613,19 @@ def test_rows_are_read_before_a_run_has_a_folder(folder, tiny_model, refused, bo
     good = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     (folder / "good.jsonl").write_text(good)
     assert main(["config", "sft.yaml"]) == 0
-    assert "sft.yaml:5: val_files[0]: bad.jsonl: no such file" in refused("sft", "sft.yaml")
+    assert mentions(refused("sft", "sft.yaml"), "sft.yaml:5", "val_files[0]", "bad.jsonl")
     (folder / "bad.jsonl").write_text(good + '{"messages": [{"role": "user"}]}\n')
-    both_refuse(
-        "sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content", "sft.yaml", verb="sft"
-    )
+    both_refuse(says("sft.yaml:5", "val_files[0]", "bad.jsonl, line 2", "message 0"), "sft.yaml", verb="sft")
     monkeypatch.setenv("HOME", str(folder))
     of_home = ["sft.yaml", "train_files=['~/good.jsonl']", "val_files=['~/bad.jsonl']"]
-    both_refuse(f"val_files[0]: {folder}/bad.jsonl, line 2: message 0 has the content", *of_home, verb="sft")
+    both_refuse(says("val_files[0]", f"{folder}/bad.jsonl, line 2", "message 0"), *of_home, verb="sft")
 
 
 def test_rows_in_the_home_folder_are_read(config, folder, monkeypatch, both_refuse):
     monkeypatch.setenv("HOME", str(folder))
     write_rows({"text": "1"})
     data = "++data={train_files: ['~/rows.jsonl'], reward: [exact_match]}"
-    both_refuse(
-        "rows.jsonl, line 1: there is no column 'prompt'", config, "pretrain=nowhere", "~custom_envs", data
-    )
+    both_refuse(says("rows.jsonl, line 1", "'prompt'"), config, "pretrain=nowhere", "~custom_envs", data)
 
 
 BOMB = "[" * 99 + "]" * 99
@@ -642,13 +634,13 @@ BOMB = "[" * 99 + "]" * 99
 @pytest.mark.parametrize(
     ("verb", "value", "message"),
     [
-        ("check-env", BOMB, "more than 64 nested sections"),
-        ("play", "&a [*a]", "inside its own anchor"),
+        ("check-env", BOMB, says("64", "sections")),
+        ("play", "&a [*a]", says("anchor")),
     ],
 )
 def test_arguments_of_an_environment_are_bounded(verb, value, message, folder, refused):
     said = refused(verb, "frozen_lake", f"size={value}")
-    assert message in said and "size=" in said and said.count("\n") == 1
+    assert re.search(message, said) and "size=" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -657,7 +649,7 @@ def test_arguments_of_an_environment_are_bounded(verb, value, message, folder, r
 )
 def test_the_config_of_a_replay_is_bounded(text, message, tmp_path, refused):
     (tmp_path / "config.yaml").write_bytes(text)
-    assert message in refused("train", "--replay", tmp_path)
+    assert re.search(message, refused("train", "--replay", tmp_path))
 
 
 def test_files_on_hydras_search_path_are_bounded(tmp_path, tiny_model):
@@ -665,7 +657,7 @@ def test_files_on_hydras_search_path_are_bounded(tmp_path, tiny_model):
     (tmp_path / "other" / "shared.yaml").write_text(f"tracker_kwargs: {BOMB}\n")
     head = f"defaults: [shared, _self_]\nhydra: {{searchpath: ['file://{tmp_path}/other']}}\n"
     (tmp_path / "own.yaml").write_text(head + CONFIG.replace("MODEL", str(tiny_model)))
-    with pytest.raises(ConfigError, match="more than 64 nested sections"):
+    with pytest.raises(ConfigError, match=says("64", "sections")):
         load_config(tmp_path / "own.yaml")
     (tmp_path / "other" / "shared.yaml").write_text("seed: 7\n")
     assert load_config(tmp_path / "own.yaml")[0].seed == 7
@@ -674,13 +666,11 @@ def test_files_on_hydras_search_path_are_bounded(tmp_path, tiny_model):
 def test_texts_that_are_not_utf8_are_named_with_their_line(folder, refused):
     (folder / "text").write_bytes("Up\nFüße\n".encode("latin-1"))
     for words in (["make-model", "--out", "model", "--text"], ["check-env", "frozen_lake", "--actions-file"]):
-        assert "text, line 2 isn't UTF-8 (byte 0xfc); save the file as UTF-8" in refused(*words, "text")
+        assert mentions(refused(*words, "text"), "line 2", "UTF-8", "0xfc")
 
 
 def test_a_hub_name_plays(refused):
-    assert "hf download org/none-such --local-dir none-such" in refused(
-        "play", "frozen_lake", "--policy", "org/none-such"
-    )
+    assert mentions(refused("play", "frozen_lake", "--policy", "org/none-such"), "hf download org/none-such")
 
 
 @pytest.mark.parametrize(("name", "server"), [("embedded", EmbeddedServer), ("hf", HFServer)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from chat_messages import user
 from chat_server import ChatServer, answer
+from messages import mentions, says
 
 from turnwise.cli.main import main
 from turnwise.data.demonstrations import read_demonstrations, read_rows
@@ -114,7 +116,7 @@ def test_actions_with_commas_come_from_a_file_and_players_from_a_class(
         (["own_doors:Door"], "has no expert_action()"),
         (["own_doors:Door", "--policy", "random"], "--actions"),
         (["own_doors:Door", "--policy", "erring"], "has no expert_action()"),
-        (["frozen_lake", "--policy", "master"], "'master' isn't one of expert, random, erring"),
+        (["frozen_lake", "--policy", "master"], says("'master'", "expert, random, erring")),
         (["frozen_lake", "--policy", "own_doors:Nobody"], "no class 'Nobody'"),
         (["frozen_lake", "--policy", "own_doors:Statue"], "has no act()"),
         (["own_doors:Door", "--policy", "own_doors:Tired"], "gave up at once"),
@@ -124,14 +126,17 @@ def test_actions_with_commas_come_from_a_file_and_players_from_a_class(
         (["frozen_lake", "--policy", "erring", "--error-rate", "1.5"], "from 0 to 1"),
         (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1"], "--model-name"),
         (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m"], "127.0.0.1:9"),
-        (["frozen_lake", "--policy", "random", "--actions", "a", "--actions-file", "f"], "give one of them"),
+        (
+            ["frozen_lake", "--policy", "random", "--actions", "a", "--actions-file", "f"],
+            says("give", "one of them"),
+        ),
         (["frozen_lake", "--policy", "random", "--actions-file", "nowhere.txt"], "can't be read"),
     ],
 )
 def test_what_cannot_be_played_is_one_sentence_and_leaves_no_file(
     arguments: list[str], message: str, refused: Callable[..., str]
 ) -> None:
-    assert message in refused("demos", *arguments)
+    assert re.search(message, refused("demos", *arguments))
     assert not Path("demos.jsonl").exists()
 
 
@@ -194,8 +199,7 @@ def test_half_a_character_of_a_model_is_written_as_a_question_mark(sums: str) ->
     [
         (
             [],
-            "--policy expert chooses actions of an environment, and this config plays rows of "
-            "data.train_files",
+            says("--policy expert", "data.train_files"),
         ),
         (["--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m"], "127.0.0.1:9"),
         (
@@ -207,7 +211,7 @@ def test_half_a_character_of_a_model_is_written_as_a_question_mark(sums: str) ->
 def test_rows_need_a_model_that_answers(
     sums: str, arguments: list[str], message: str, refused: Callable[..., str]
 ) -> None:
-    assert message in refused("demos", sums, *arguments) and not Path("demos.jsonl").exists()
+    assert re.search(message, refused("demos", sums, *arguments)) and not Path("demos.jsonl").exists()
 
 
 def test_a_reward_that_breaks_ends_the_demonstrations_with_a_sentence(
@@ -222,4 +226,4 @@ def test_a_reward_that_breaks_ends_the_demonstrations_with_a_sentence(
             "--model-name",
             "m",
         ]
-        assert "data.reward broken_reward raised ValueError: no such sum" in refused("demos", *broken)
+        assert mentions(refused("demos", *broken), "data.reward broken_reward", "ValueError", "no such sum")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import mentions
 
 from turnwise.cli.main import main
 from turnwise.rollout.journal import read_journal
@@ -137,15 +138,12 @@ def test_the_start_names_an_environment_that_can_not_be_made(job, refused, way, 
 
 def test_a_reduction_that_there_is_not_is_refused(job, refused):
     said = refused("train", job("Median"))
-    assert (
-        "metric 'success' has reduction 'median'; allowed: mean, sum, max, min, last" in said
-        and len(said.splitlines()) < 4
-    )
+    assert mentions(said, "'success'", "'median'", "mean, sum, max, min, last") and len(said.splitlines()) < 4
 
 
 @pytest.mark.parametrize("value", [1e300, "huge", float("nan")])
 def test_a_reward_that_no_float32_holds_fails_its_episode(job, refused, value):
-    assert "it must be a finite number, at most 1e+30 in size" in refused("train", job(value=value))
+    assert mentions(refused("train", job(value=value)), "finite number", "1e+30")
 
 
 @pytest.mark.parametrize("at", ["__init__", "step"])

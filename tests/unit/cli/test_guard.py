@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from messages import mentions, says
 
 ENV = """
 import asyncio, atexit, ctypes, os, signal, sys, threading, time
@@ -79,29 +81,29 @@ def check(folder, at, way):
 @pytest.mark.parametrize(
     ("at", "way", "status", "said"),
     [
-        ("__init__", "_exit", 70, "ended with exit status 0 before it was done, in the constructor of"),
-        ("close", "crash", 128 + signal.SIGSEGV, "was ended by SIGSEGV, in close of"),
-        ("step", "late", 128 + signal.SIGABRT, "was ended by SIGABRT when all was done"),
-        ("step", "closerange", 1, "couldn't be written: its files were closed (os.closerange?), "),
+        ("__init__", "_exit", 70, says("exit status 0", "constructor")),
+        ("close", "crash", 128 + signal.SIGSEGV, says("SIGSEGV", "close")),
+        ("step", "late", 128 + signal.SIGABRT, says("SIGABRT", "all was done")),
+        ("step", "closerange", 1, says("written", "os.closerange")),
         (
             "reset",
             "alarm",
             128 + signal.SIGALRM,
-            "by SIGALRM, as a timer does (signal.alarm, signal.setitimer), in reset",
+            says("SIGALRM", "signal.alarm, signal.setitimer", "reset"),
         ),
-        pytest.param("step", "unnamed", 128 + 35, "was ended by signal 35, in step of", marks=ON_LINUX),
+        pytest.param("step", "unnamed", 128 + 35, says("signal 35", "step"), marks=ON_LINUX),
         (
             "step",
             "killed",
             128 + signal.SIGKILL,
-            "was ended by SIGKILL, as the system does when memory runs out, in step of",
+            says("SIGKILL", "memory", "step"),
         ),
     ],
 )
 def test_an_environment_that_ends_the_process_is_named(folder, at, way, status, said):
     done = check(folder, at, way)
     assert done.returncode == status
-    assert said in done.stderr and "Traceback" not in done.stderr
+    assert re.search(said, done.stderr) and "Traceback" not in done.stderr
 
 
 def test_a_module_that_ends_the_process_is_named(folder):
@@ -110,7 +112,7 @@ def test_a_module_that_ends_the_process_is_named(folder):
     assert done.returncode == 70 and "in importing other" in done.stderr
     (folder / "other.py").write_text("import sys\nsys.exit(0)\n")
     done = forked.run(["check-env", "other:Mine"], cwd=folder)
-    assert done.returncode == 2 and "importing other failed with SystemExit: 0" in done.stderr
+    assert done.returncode == 2 and mentions(done.stderr, "importing other", "SystemExit: 0")
 
 
 def test_the_published_launcher_is_guarded_as_the_command_is(folder, tiny_model):
@@ -122,7 +124,7 @@ def test_the_published_launcher_is_guarded_as_the_command_is(folder, tiny_model)
     done = subprocess.run(
         [sys.executable, launcher, "--config_name", "job"], capture_output=True, text=True, cwd=folder
     )
-    assert done.returncode == 70 and "ended with exit status 0 before it was done" in done.stderr
+    assert done.returncode == 70 and mentions(done.stderr, "exit status 0", "done")
 
 
 def test_a_closed_stdout_costs_no_result(folder):

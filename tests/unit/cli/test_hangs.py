@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import forked
 import pytest
+from messages import mentions, says
 
 STUCK_ENV = """
 import time
@@ -32,18 +35,16 @@ EmbeddedServer.generate = never
         (
             STUCK_ENV,
             [
-                "1 episode of this batch of",
-                "an episode of Letters waited 0.2 s for Mine.step; raise env_step_timeout_s if that may "
-                "take longer",
-                "in step: time.sleep(1)",
+                says("1 episode", "batch"),
+                says("Letters", "0.2 s", "Mine.step", "env_step_timeout_s"),
+                says("in step", "time.sleep(1)"),
             ],
         ),
         (
             SILENT_SERVER,
             [
-                "waited 2 s for inference replica 0 to answer; raise deadlines.request_s if that may take "
-                "longer",
-                "in never: await asyncio.Event().wait()",
+                says("2 s", "inference replica 0", "deadlines.request_s"),
+                says("in never", "asyncio.Event().wait()"),
             ],
         ),
     ],
@@ -56,7 +57,7 @@ def test_a_run_that_hangs_ends_with_one_screen(job, folder, parts, messages):
     done = forked.run(["train", job({"env_type": "my_parts:Mine"}, rollout_batch_size=4, **limits)])
     assert done.returncode == 2, done.stderr
     _, _, error = done.stderr.partition("error: ")
-    assert all(message in error for message in messages), done.stderr
+    assert all(re.search(message, error) for message in messages), done.stderr
     assert "Traceback" not in done.stderr and len(error.splitlines()) < 50, error
 
 
@@ -69,7 +70,4 @@ def test_demonstrations_of_an_environment_that_hangs_end_too(job, folder, method
     options = ["--policy", "random", "--actions", "a,b", "--episodes", "2", "--out", "demos.jsonl"]
     done = forked.run(["demos", config, *options], timeout=60)
     assert done.returncode == 2, done.stderr
-    assert (
-        f"error: an episode of Letters waited 0.2 s for Mine.{method}; raise env_step_timeout_s"
-        in done.stderr
-    )
+    assert mentions(done.stderr, "error: ", "Letters", f"Mine.{method}", "env_step_timeout_s")

@@ -17,6 +17,7 @@ import forked
 import pytest
 import yaml
 from chat_server import ChatServer, answer
+from messages import mentions, says
 from sglang_fake import SGLangFake
 from transformers import AutoModelForCausalLM
 
@@ -73,7 +74,7 @@ def test_a_person_at_a_pipe(played, lake):
     assert rows(said, "sees")[0] == "<|im_start|>system"
     assert rows(said, "says") == ["<answer>Right</answer><|im_end|>", "what?<|im_end|>"]
     assert rows(said, "does")[0].startswith("'Right' → reward 0, success 0, action_is_valid 1")
-    assert rows(said, "does")[1].startswith("nothing that action_pattern reads → reward 0")
+    assert mentions(rows(said, "does")[1], "action_pattern", "reward 0")
     assert rows(said, "left")[0].startswith("2 turns, ")
     assert rows(said, "score") == ["0 after 2 turns, left by you"]
     assert played(lake, lines="Right\n").count("left by you") == 1, "the end of input is an end"
@@ -118,7 +119,7 @@ def test_a_model_shows_its_log_probs(played, lake, tiny_model):
 
 def test_a_bare_environment_has_the_defaults_of_training_and_arguments(played):
     said = played("frozen_lake", "size=2", "is_slippery=false", "--policy", "scripted", "--max-steps", "4")
-    assert "note: there is no tokenizer here, so texts are shown" in said
+    assert mentions(said, "note", "tokenizer")
     assert "You act in an environment, one action each turn." in said
     assert rows(said, "score") == ["1 after 2 turns, finished by the environment"]
 
@@ -154,7 +155,7 @@ def test_a_model_behind_sglang_shows_its_log_probs(played, lake, tiny_model):
 def test_a_model_behind_a_url(played, lake):
     with ChatServer(answer("I go <answer>Right</answer>")) as server:
         said = played(lake, "--policy", f"openai:{server.base_url}", "--model-name", "small")
-    assert "there are no token ids to show" in said
+    assert mentions(said, "token ids")
     assert rows(said, "says") == ["I go <answer>Right</answer>"] * 3
     assert not rows(said, "ids") and not rows(said, "tokens") and not rows(said, "mask")
     contents = [content for _, _, content in server.asked]
@@ -230,31 +231,31 @@ class Terminal:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["frozen_lake", "--policy", "nowhere"], "one of human, random, scripted, openai:URL"),
-        (["frozen_lake", "--policy", "~nobody-here/model"], "one of human, random, scripted, openai:URL"),
+        (["frozen_lake", "--policy", "nowhere"], says("human, random, scripted, openai:URL")),
+        (["frozen_lake", "--policy", "~nobody-here/model"], says("human, random, scripted, openai:URL")),
         (["frozen_lake", "--policy", "openai:localhost"], "--model-name"),
-        (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], "must be like http://"),
+        (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], says("http://", "localhost")),
         (
             ["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "x"],
-            "is the server up",
+            says("server", "up"),
         ),
         (["frozen_lake", "--tokenizer", "nowhere"], "nowhere"),
         (
             ["frozen_lake", "--policy", "scripted", "--actions", "Up"],
-            "--actions names what the random player draws from",
+            says("--actions", "random player"),
         ),
         (
             ["frozen_lake", "--policy", "random", "--actions", " ,"],
-            "--actions is ' ,'; name at least one action",
+            says("--actions", "' ,'"),
         ),
         (
             ["frozen_lake", "--model-name", "x"],
-            "--model-name names a model behind openai:URL; with --policy human it has",
+            says("--model-name", "openai:URL", "--policy human"),
         ),
-        (["frozen_lake", "--policy", ".", "--tokenizer", "."], "a model has its own"),
+        (["frozen_lake", "--policy", ".", "--tokenizer", "."], says("model", "its own")),
         (
             ["frozen_lake", "--policy", "openai:http://a", "--model-name", "x", "--ids"],
-            "--ids shows token ids",
+            says("--ids", "token ids"),
         ),
         (
             ["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"],
@@ -277,7 +278,7 @@ class Terminal:
 def test_bad_input_is_a_sentence(lake, refused, monkeypatch, arguments, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Right\n"))
     said = refused("play", *arguments)
-    assert message in said and said.count("error: ") == 1
+    assert re.search(message, said) and said.count("error: ") == 1
 
 
 @pytest.fixture
@@ -391,15 +392,15 @@ def test_a_loop_of_the_users_own_plays_a_row(played, folder, products, tiny_mode
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seed", "2"], "no row 2; --seed takes 0 to 1"),
-        (["--policy", "random"], "plays rows of data.train_files"),
+        (["--seed", "2"], says("row 2", "--seed", "0 to 1")),
+        (["--policy", "random"], says("rows", "data.train_files")),
         (["--max-steps", "3"], "agent.max_assistant_turns"),
-        (["--tag", "Lake"], "has no environment 'Lake'"),
+        (["--tag", "Lake"], says("environment", "'Lake'")),
         (["--split", "val"], "data.val_files"),
     ],
 )
 def test_what_no_row_can_be_played_with(products, refused, arguments, message):
-    assert message in refused("play", products, *arguments)
+    assert re.search(message, refused("play", products, *arguments))
 
 
 def test_rows_beside_environments_are_the_tag_data(played, folder, products):

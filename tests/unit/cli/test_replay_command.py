@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from messages import says
 
 from turnwise.cli.main import main
 from turnwise.tracking.jsonl import read_metrics
@@ -67,15 +69,15 @@ def test_a_run_under_top_p_and_top_k_is_repeated_with_the_ids_that_were_kept(job
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--replay", "nowhere"], "isn't the folder of a run"),
-        (["train", "job.yaml", "--replay", "nowhere"], "job.yaml is another one"),
+        (["train", "--replay", "nowhere"], says("folder of a run")),
+        (["train", "job.yaml", "--replay", "nowhere"], says("job.yaml", "another")),
         (
             ["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"],
-            "actor_train could change it",
+            says("actor_train", "change"),
         ),
         (["train", "--replay", "nowhere", "seed=7"], "remove seed=7"),
-        (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], "remove one of them"),
+        (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], says("remove", "one of them")),
     ],
 )
 def test_bad_input_is_answered_in_a_sentence(job, refused, arguments, message):
-    assert message in refused(*arguments)
+    assert re.search(message, refused(*arguments))

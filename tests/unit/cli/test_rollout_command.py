@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
+from messages import mentions, says
 from small_runs import LETTERS
 
 from turnwise.cli.main import main
@@ -101,9 +103,9 @@ def test_ctrl_c_keeps_what_was_played(job, counting_env, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rollout", "job.yaml", "--out", "nowhere/x.jsonl"], "there is no folder nowhere"),
+        (["rollout", "job.yaml", "--out", "nowhere/x.jsonl"], says("folder", "nowhere")),
         (["rollout", "job.yaml", "--out", "job.yaml"], "already exists"),
-        (["rollout", "job.yaml", "--out", "x" * 300], "can't be written (File name too long)"),
+        (["rollout", "job.yaml", "--out", "x" * 300], says("written", "File name too long")),
         (["rollout", "job.yaml", "--model", "nowhere"], "no such model folder"),
         (["rollout", "job.yaml", "group_filter=own:keep"], "no module 'own'"),
         (["rollout", "job.yaml", "actor_infer.strategy_args.strategy_name=vllm"], "vllm"),
@@ -117,7 +119,7 @@ def test_bad_input_is_answered_in_a_sentence(job, refused, arguments, message):
     job()
     Path("empty.jsonl").touch()
     before = {*os.listdir("."), "runs"}
-    assert message in refused(*arguments)
+    assert re.search(message, refused(*arguments))
     assert set(os.listdir(".")) <= before
 
 
@@ -126,13 +128,13 @@ def test_training_takes_the_file_and_a_cut_one_as_far_as_it_goes(job, capsys):
     assert main(["rollout", config, "--batches", "2"]) == 0
     assert main(["train", config, "--from-rollouts", "rollouts.jsonl"]) == 0
     out = capsys.readouterr().out
-    assert "read from rollouts.jsonl, which has 4 groups" in out and "checkpoint-2" in out
+    assert mentions(out, "rollouts.jsonl", "4 groups") and "checkpoint-2" in out
     with open("rollouts.jsonl", "r+", encoding="utf-8") as file:
         file.truncate(os.path.getsize("rollouts.jsonl") - 100)
     capsys.readouterr()
     assert main(["train", config, "--from-rollouts", "rollouts.jsonl"]) == 0
     said = capsys.readouterr().err
-    assert "1 of 16 lines can't be read" in said and "train/Letters/3 (3 of 4 trajectories)" in said
+    assert mentions(said, "1 of 16 lines") and "train/Letters/3 (3 of 4 trajectories)" in said
     assert "training ends before its 2 steps" in said
 
 
@@ -160,9 +162,9 @@ def test_a_replay_goes_through_the_loop_and_stops_at_the_first_difference(job, c
     where, said = complaint(another_id)
     assert f"{where}turn 1, position 3: expected [" in said and ", got [" in said
     where, said = complaint(lambda turns: turns[0].update(reward=turns[0]["reward"] + 2.0))
-    assert f"{where}turn 1, reward: expected" in said
+    assert f"{where}turn 1, reward" in said
     where, said = complaint(lambda turns: turns.append(turns[-1]))
-    assert ", the loop ended before it, and the record continues" in said and where in said
+    assert mentions(said, "loop ended", "record continues") and where in said
 
 
 def test_a_replay_reads_the_ids_that_top_p_and_top_k_kept(job, capsys):
@@ -177,7 +179,4 @@ def test_a_replay_reads_the_ids_that_top_p_and_top_k_kept(job, capsys):
     del records[2]["turns"][0]["kept_ids"][0]
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, records)))
     assert main(["rollout", config, "--replay", "changed.jsonl"]) != 0
-    assert (
-        "kept_ids: each sampled token needs a list that is empty or holds the token"
-        in capsys.readouterr().err
-    )
+    assert mentions(capsys.readouterr().err, "kept_ids", "sampled token")

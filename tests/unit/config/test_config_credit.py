@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from messages import mentions
 from small_configs import notes_of, values_of
 
 from turnwise.config import parse_config
@@ -15,13 +16,7 @@ from turnwise.errors import ConfigError
 @pytest.mark.parametrize("estimator", ["gigpo", "step_reinforce", "agentic_reinforce", "gae"])
 def test_a_ratio_of_the_whole_episode_averages_the_credit_of_its_turns(variant: str, estimator: str) -> None:
     (note,) = notes_of(adv_estimator=estimator, pg_variant=variant)
-    assert note.startswith(
-        f"pg_variant: {variant} gives all tokens of a sequence the mean of their advantages"
-    )
-    assert (
-        f"the credit that {estimator} gives single turns is averaged away" in note
-        and "ratio_type: segment" in note
-    )
+    assert mentions(note, "pg_variant", variant, estimator, "ratio_type: segment")
     with pytest.raises(ConfigError, match="averaged away"):
         parse_config(values_of(adv_estimator=estimator, pg_variant=variant), strict=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from messages import mentions, says
 from small_configs import config_of
 
 from turnwise.cli.main import main
@@ -94,7 +95,7 @@ def test_an_override_below_an_interpolated_section_changes_only_its_key(main_fil
 def test_deleted_keys_and_lists_and_sweeps(main_file: Path) -> None:
     assert load_config(main_file, ["~actor_train"])[0].actor_train.training_args.learning_rate == 1e-6
     assert load_config(main_file, ["+track_with=[stdout,wandb]"])[0].track_with == ["stdout", "wandb"]
-    with pytest.raises(ConfigError, match="a run takes one"):
+    with pytest.raises(ConfigError, match=says("seed=1,2", "key=[1,2]")):
         load_config(main_file, ["seed=1,2"])
 
 
@@ -113,9 +114,7 @@ def test_an_interpolated_key_is_found_where_it_was_written(main_file: Path) -> N
     shared.write_text(SHARED)
     with pytest.raises(ConfigError) as caught:
         load_config(main_file)
-    assert f"{shared}:9: custom_envs.Lake.max_stepz: unknown key. Did you mean 'max_steps'?" in str(
-        caught.value
-    )
+    assert mentions(str(caught.value), f"{shared}:9", "custom_envs.Lake.max_stepz", "'max_steps'")
 
 
 def test_interpolation_in_a_circle_has_a_place(tmp_path: Path) -> None:
@@ -128,20 +127,20 @@ def test_interpolation_in_a_circle_has_a_place(tmp_path: Path) -> None:
     ("text", "overrides", "message"),
     [
         ("a: [", [], "can't be read"),
-        ("a: ${b}", [], "can't be read.*'b' not found"),
+        ("a: ${b}", [], says("x.yaml", "'b'", "not found")),
         ("defaults: [nowhere]", [], "can't be read.*nowhere"),
-        ("a: 1", ["a=[1"], "override 'a=\\[1' can't be read.*quote a value"),
+        ("a: 1", ["a=[1"], says("'a=[1'", "quote")),
         ("a: 1\na: 2", [], "can't be read.*duplicate"),
     ],
 )
 def test_files_that_hydra_refuses(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:
     (tmp_path / "x.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=f"(?s){message}"):
+    with pytest.raises(ConfigError, match=message):
         load_config(tmp_path / "x.yaml", overrides)
 
 
 def test_a_missing_file_names_its_neighbour(main_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Did you mean 'main.yaml'"):
+    with pytest.raises(ConfigError, match=says("Did you mean", "'main.yaml'")):
         load_config(main_file.with_name("mian.yaml"))
 
 
@@ -195,18 +194,18 @@ def print_config(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 def test_the_command_prints_yaml_and_table(main_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, _, table = print_config(capsys, main_file).partition("# what this applies")
     assert yaml.safe_load(text)["actor_train"]["training_args"]["learning_rate"] == 1e-5
-    assert "64 trajectories in 8 groups of 8, from Lake" in table
-    assert "8 × 8 samples; 1600 optimiser steps in all" in table
+    assert mentions(table, "64 trajectories", "8 groups of 8", "Lake")
+    assert mentions(table, "8 × 8 samples", "1600")
     content = json.loads(print_config(capsys, main_file, "--json"))
     assert content["config"] == yaml.safe_load(text)
-    assert content["applied"]["KL"] == "none, so no reference model"
+    assert mentions(content["applied"]["KL"], "none", "reference")
 
 
 def test_the_command_says_each_warning_once(main_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_file.write_text(MAIN + "gamma: 0.9\nsystem_envs: {A: b}\n")
     assert len([note for note in load_config(main_file)[1] if "other defaults" not in note]) == 2
     text = print_config(capsys, main_file)
-    assert text.count("gamma: has no effect") == text.count("system_envs: has no effect") == 1
+    assert text.count("gamma: has") == text.count("system_envs: has") == 1
     content = json.loads(print_config(capsys, main_file, "--json"))
     notes = [note for note in content["notes"] if "other defaults" not in note]
     assert (len(content["warnings"]), len(notes)) == (1, 1)
@@ -239,10 +238,8 @@ def memory_of_a_llama(main_file: Path, folder: Path, *overrides: str) -> dict[st
 def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -> None:
     rows = memory_of_a_llama(main_file, tmp_path)
     assert "9.00 M parameters, context 100" in rows["model"]
-    assert rows["memory"].startswith(
-        "144.0 MB weights, gradients, optimiser, at most 51.2 MB keys and values of 64 contexts"
-    )
-    assert ", on a CPU about 36.0 MB weights packed for its kernels (estimated" in rows["memory"]
+    assert mentions(rows["memory"], "144.0 MB weights", "51.2 MB keys and values", "64 contexts")
+    assert mentions(rows["memory"], "36.0 MB", "CPU")
     assert "sampler" not in rows["memory"]
 
 
@@ -275,10 +272,7 @@ def test_memory_has_every_copy_of_the_weights(main_file: Path, tmp_path: Path, o
 def test_memory_of_the_cache_is_at_most_its_bound(main_file: Path, tmp_path: Path) -> None:
     bound = "actor_infer.strategy_args.strategy_config.kv_cache_bytes=20000000"
     memory = memory_of_a_llama(main_file, tmp_path, bound)["memory"]
-    assert (
-        "at most 20.0 MB keys and values of 64 contexts (kv_cache_bytes; all of them would be 51.2 MB)"
-        in memory
-    )
+    assert mentions(memory, "20.0 MB keys and values", "kv_cache_bytes", "51.2 MB")
     unbounded = memory_of_a_llama(main_file, tmp_path, "actor_infer.strategy_args.strategy_name=hf")["memory"]
     assert "at most 51.2 MB" in unbounded and "kv_cache_bytes" not in unbounded
 
@@ -304,24 +298,23 @@ def test_an_episode_of_a_row_may_sample_as_many_responses_as_its_agent_takes(key
     [
         (
             {"actor_train.training_args.per_device_train_batch_size": 64},
-            "up to 1 batch ahead; at new weights responses are finished; groups are trained on as they end; "
-            "stale tokens are trained on as they are",
+            says("1 batch", "as they end"),
         ),
         (
             {"async_generation_ratio": 2, "stream_training": False},
-            "groups are trained on when the batch is complete",
+            says("2 batches", "when the batch is complete"),
         ),
-        ({"async_generation_ratio": 2}, "up to 2 batches ahead"),
-        ({"train_infer_correction.is_weight": {}}, "stale tokens are corrected by train_infer_correction"),
-        ({"train_infer_correction.is_weight.enabled": False}, "stale tokens are trained on as they are"),
-        ({"use_rollout_log_probs": True}, "ratios are to the policies that sampled"),
+        ({"async_generation_ratio": 2}, says("2 batches")),
+        ({"train_infer_correction.is_weight": {}}, says("corrected", "train_infer_correction")),
+        ({"train_infer_correction.is_weight.enabled": False}, says("train_infer_correction", "as they are")),
+        ({"use_rollout_log_probs": True}, says("ratios", "policies")),
     ],
     ids=["as it is", "as a whole", "two ahead", "corrected", "switched off", "spanned"],
 )
 def test_an_asynchronous_run_says_what_becomes_of_stale_samples(changes, row):
     rows = dict(describe(config_of(**{"async_generation_ratio": 1} | changes)).rows)
-    assert row in rows["asynchronous"]
-    assert "in the trainer's process" in rows["actor_train"]
+    assert re.search(row, rows["asynchronous"])
+    assert mentions(rows["actor_train"], "trainer's process")
     assert "asynchronous" not in dict(describe(config_of()).rows)
 
 

@@ -8,6 +8,7 @@ import re
 import forked
 import pytest
 import yaml
+from messages import mentions, says
 
 from turnwise.cli.main import main
 from turnwise.config import load_any_config, load_config, parse_config
@@ -31,26 +32,26 @@ def config_command(*arguments):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BOMB, r"own.yaml:6: more than 100,000 values once its anchors are expanded"),
-        (REFERENCES, r"own.yaml: a5 has over 100,000 values once its \$\{...\} are resolved"),
-        ("pretrain: m\na: &a {b: *a}\n", r"own.yaml:2: the alias \*a stands inside its own anchor"),
-        ("pretrain: m\na: " + "[" * 5000, "own.yaml:2: more than 64 nested sections"),
-        ("\n".join(" " * level + "a:" for level in range(500)), "own.yaml:65: more than 64 nested sections"),
-        ("pretrain: m\nexp_name: é\n".encode("latin-1"), r"own.yaml:2 isn't UTF-8 \(byte 0xe9\)"),
-        (LAKE.encode("utf-16"), r"own.yaml:1 isn't UTF-8 \(byte 0xff\)"),
-        (b"pretrain: m\nexp_name: \0\n", "own.yaml:2 can't be read: unacceptable character #x0000"),
+        (BOMB, says("own.yaml:6", "100,000", "anchors")),
+        (REFERENCES, says("own.yaml", "a5", "100,000")),
+        ("pretrain: m\na: &a {b: *a}\n", says("own.yaml:2", "*a", "anchor")),
+        ("pretrain: m\na: " + "[" * 5000, says("own.yaml:2", "64")),
+        ("\n".join(" " * level + "a:" for level in range(500)), says("own.yaml:65", "64")),
+        ("pretrain: m\nexp_name: é\n".encode("latin-1"), says("own.yaml:2", "UTF-8", "0xe9")),
+        (LAKE.encode("utf-16"), says("own.yaml:1", "UTF-8", "0xff")),
+        (b"pretrain: m\nexp_name: \0\n", says("own.yaml:2", "#x0000")),
         (b"\x7fELF\x02\x01\x01" + bytes(range(256)), "own.yaml:2 isn't UTF-8|own.yaml:1 can't be read"),
-        (f"{LAKE}exp_name: {'x' * 2**20}\n", "own.yaml has more than 1,048,576 bytes"),
-        ("a:\n\tb: 1\n", "own.yaml:2 can't be read: found character"),
-        (f"{LAKE}seed: {'1' * 6000}\n", "own.yaml can't be read: Exceeds the limit"),
-        (f"{LAKE}output_dir: !!set {{a, b}}\n", "own.yaml can't be read: .*not a supported primitive type"),
-        (f"{LAKE}null: 3\n", "own.yaml can't be read: .*Incompatible key type"),
-        (f'{LAKE}output_dir: "a\\0b"\n', r"own.yaml:4: output_dir: 'a\\x00b' holds a NUL"),
-        (f'{LAKE}output_dir: "\\ud800"\n', "own.yaml:4 can't be read: found invalid Unicode"),
+        (f"{LAKE}exp_name: {'x' * 2**20}\n", says("own.yaml", "1,048,576 bytes")),
+        ("a:\n\tb: 1\n", says("own.yaml:2", "character")),
+        (f"{LAKE}seed: {'1' * 6000}\n", says("own.yaml", "limit")),
+        (f"{LAKE}output_dir: !!set {{a, b}}\n", says("own.yaml", "supported primitive type")),
+        (f"{LAKE}null: 3\n", says("own.yaml", "key type")),
+        (f'{LAKE}output_dir: "a\\0b"\n', says("own.yaml:4", "output_dir", "'a\\x00b'", "NUL")),
+        (f'{LAKE}output_dir: "\\ud800"\n', says("own.yaml:4", "Unicode")),
         (f"defaults: [own, "
-        f"_self_]\n{LAKE}", "own.yaml can't be read: its defaults or references lead back to themselves"),
-        ("- a\n- b\n", "own.yaml holds a list at its top level; a config is a mapping of keys"),
-        ("3\n", "own.yaml can't be read: .*; a config is a mapping of keys"),
+        f"_self_]\n{LAKE}", says("own.yaml", "defaults", "references")),
+        ("- a\n- b\n", says("own.yaml", "list", "mapping")),
+        ("3\n", says("own.yaml", "mapping")),
     ],
     ids=[
         "bomb", "references", "recursive", "deep", "deep blocks", "latin-1", "utf-16", "nul byte", "binary",
@@ -83,7 +84,7 @@ def test_files_of_the_defaults_list_and_those_that_overrides_choose_are_bounded_
         file.write_text(BOMB)
     (tmp_path / "own.yaml").write_text(f"defaults: {defaults}\n{LAKE}")
     done = config_command(tmp_path / "own.yaml", *overrides)
-    assert done.returncode == 2 and "big.yaml:6: more than 100,000 values" in done.stderr
+    assert done.returncode == 2 and mentions(done.stderr, "big.yaml:6", "100,000")
 
 
 def test_anchors_and_references_of_an_ordinary_file_stay(tmp_path):
@@ -100,28 +101,28 @@ def test_anchors_and_references_of_an_ordinary_file_stay(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("=3", "override '=3' names no key"),
-        ("=", "override '=' names no key"),
-        ("seed", "override 'seed' names no key"),
-        ("a..b=1", "override 'a..b=1' names no key"),
-        (".seed=1", "override '.seed=1' names no key"),
-        ("+=x", "override '\\+=x' names no key"),
-        ("~", "override '~' names no key"),
-        ("custom_envs={}", "adds nothing to the section that is there; '~custom_envs' removes it"),
-        ("custom_envs.Lake={}", "adds nothing to the section that is there"),
+        ("=3", says("override '=3'", "key=value")),
+        ("=", says("override '='", "key=value")),
+        ("seed", says("override 'seed'", "key=value")),
+        ("a..b=1", says("override 'a..b=1'", "key=value")),
+        (".seed=1", says("override '.seed=1'", "key=value")),
+        ("+=x", says("override '+=x'", "key=value")),
+        ("~", says("override '~'", "key=value")),
+        ("custom_envs={}", says("custom_envs={}", "'~custom_envs'")),
+        ("custom_envs.Lake={}", says("custom_envs.Lake={}", "'~custom_envs.Lake'")),
         ("pretrain=", "pretrain: is empty"),
         ("custom_envs.Lake.env_type=", "env_type: is empty"),
         (
             "custom_envs.Lake.env_type=:",
-            "env_type: ':' isn't in this version's registry, nor your own module:Class",
+            says("env_type", "':'", "module:Class"),
         ),
-        ("custom_envs.Lake.env_type='a b:C'", "env_type: 'a b:C' isn't in this version's registry"),
-        ("custom_envs.Lake.agent_name='::'", "agent_name: '::' isn't one of"),
-        ("pg_variant=':'", "pg_variant: ':' isn't one of"),
-        ("adv_estimator='a:'", "adv_estimator: 'a:' isn't one of"),
+        ("custom_envs.Lake.env_type='a b:C'", says("env_type", "'a b:C'", "registry")),
+        ("custom_envs.Lake.agent_name='::'", says("agent_name", "'::'", "module:Class")),
+        ("pg_variant=':'", says("pg_variant", "':'", "ppo")),
+        ("adv_estimator='a:'", says("adv_estimator", "'a:'", "module:Class")),
         (
             "group_filter=':b'",
-            "group_filter: ':b' isn't one of non_zero_variance, or your own as module:function",
+            says("group_filter", "':b'", "module:function"),
         ),
         ("output_dir=", "output_dir: is empty"),
         ("output_dir=\ud800", r"override 'output_dir=\\ud800' can't be read"),
@@ -149,7 +150,7 @@ def test_an_override_takes_letters_of_any_alphabet(tmp_path):
 def test_no_files_are_nothing_to_train_on(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("pretrain: model\ntrain_files: []\n")
-    with pytest.raises(ConfigError, match=r"own.yaml:2: train_files: \[\] leaves nothing to train on"):
+    with pytest.raises(ConfigError, match=says("own.yaml:2", "train_files", "[]")):
         load_any_config(file)
 
 
@@ -176,13 +177,13 @@ def test_a_fault_has_its_line_with_libyaml_and_without(monkeypatch, loader, text
 
 @pytest.mark.parametrize("values", [{"output_dir": "\ud800"}, {"\ud800": 1}], ids=["value", "key"])
 def test_half_a_surrogate_pair_in_python_is_a_config_error(values):
-    with pytest.raises(ConfigError, match="holds a NUL or half a surrogate pair"):
+    with pytest.raises(ConfigError, match=says("NUL", "surrogate")):
         parse_config({"pretrain": "model", **values})
 
 
 def test_a_folder_and_a_setting_are_no_config(tmp_path):
     (tmp_path / "own.yaml").mkdir()
-    with pytest.raises(ConfigError, match=r"own.yaml is a folder; name a config file in it"):
+    with pytest.raises(ConfigError, match=says("own.yaml", "folder", "config file")):
         load_config(tmp_path / "own.yaml")
-    with pytest.raises(ConfigError, match="KEY=VALUE comes after FILE"):
+    with pytest.raises(ConfigError, match=says("KEY=VALUE", "FILE")):
         load_config("seed=3")

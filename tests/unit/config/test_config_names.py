@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from messages import mentions
 from small_configs import config_of
 
 from turnwise.config import SFTConfig, parse_config
@@ -22,8 +23,8 @@ def refusal(**keys: Any) -> str:
     [
         ("beta", "kl_loss_coef", "use_kl_loss: true"),
         ("gradient_checkpointing", "actor_train.model_args.disable_gradient_checkpointing", "the opposite"),
-        ("trainer.total_epochs", "data.num_epochs", "an environment has no epochs"),
-        ("trainer.val_before_train", "eval_steps", "before its first step"),
+        ("trainer.total_epochs", "data.num_epochs", "epochs"),
+        ("trainer.val_before_train", "eval_steps", "first step"),
         ("max_tool_calling_iterations", "agent.max_assistant_turns", "plus 1"),
         ("actor_rollout_ref.actor.fsdp_config", "strategy_config", "verl's"),
         ("num_return_sequences_in_group", "train_env_manager.group_size", "the same number"),
@@ -38,9 +39,7 @@ def refusal(**keys: Any) -> str:
 def test_a_key_of_another_system_is_answered_with_ours(key: str, ours: str, how: str) -> None:
     """docs/coming_from.md has them all (`unit/docs/test_coming_from.py`)."""
     said = refusal(**{key: 1})
-    assert (
-        f"{key}: unknown key. Did you mean '" in said and ours in said and how in said and "1 problem" in said
-    )
+    assert mentions(said, f"{key}: ", ours, how) and "1 problem" in said
 
 
 def test_every_key_below_an_unknown_section_is_answered() -> None:
@@ -49,9 +48,7 @@ def test_every_key_below_an_unknown_section_is_answered() -> None:
 
 
 def test_what_has_no_counterpart_says_why() -> None:
-    assert "log_completions: unknown key. It has no counterpart here: rollouts.jsonl" in refusal(
-        log_completions=True
-    )
+    assert mentions(refusal(log_completions=True), "log_completions", "no counterpart", "rollouts.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_what_has_no_counterpart_says_why() -> None:
     ],
 )
 def test_a_published_key_is_never_answered_without_a_reason(key: str) -> None:
-    assert "It has no counterpart here: " in refusal(**{key: 1})
+    assert mentions(refusal(**{key: 1}), key.partition(".")[0], "no counterpart")
 
 
 @pytest.mark.parametrize(
@@ -126,4 +123,4 @@ def test_an_estimator_that_compares_states_is_refused_for_rows_without_them() ->
 def test_a_hint_for_fine_tuning_names_a_key_that_fine_tuning_has(key, ours):
     with pytest.raises(ConfigError) as refused:
         parse_config({"pretrain": "m", "train_files": "rows.jsonl", key: 3}, SFTConfig)
-    assert ours in str(refused.value) and "Did you mean 'actor_train" not in str(refused.value)
+    assert ours in str(refused.value) and "'actor_train" not in str(refused.value)

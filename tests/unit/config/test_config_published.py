@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from messages import says
 from settings.leaves import value_at
 from small_configs import config_of, notes_of, values_of
 
@@ -132,74 +134,73 @@ def test_an_environment_of_ones_own_keeps_its_arguments() -> None:
     "name", ["VLTrajEnvManager", "AgentNativeStepEnvManager", "StepConcatEnvManager", "ProxyEnvManager"]
 )
 def test_managers_that_this_version_lacks_are_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"env_manager_cls: {name}: .* aren't in this version"):
+    with pytest.raises(ConfigError, match=says("custom_envs.Lake.env_manager_cls", name)):
         config_of(**{"custom_envs.Lake.env_manager_cls": f"roll.pipeline.agentic.x.{name}"})
 
 
 @pytest.mark.parametrize(
-    ("keys", "sentence"),
+    ("keys", "pattern"),
     [
-        ({"router_args.router_name": "EnvAffinityRouter"}, "a conversation always stays on its replica"),
+        ({"router_args.router_name": "EnvAffinityRouter"}, says("router_args", "replica")),
         (
             {"actor_train.worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"},
-            "the loss from pg_variant",
+            says("worker_cls", "pg_variant"),
         ),
-        ({"actor_train.infer_batch_size": 2}, "use_dynamic_batching_in_infer"),
-        ({"actor_train.data_args.template": "qwen2_5"}, "the chat template is the tokenizer's own"),
-        ({"num_nodes": 2}, "devices follow from each role's device_mapping"),
-        ({"think_action_pattern": "x"}, "a variable of the published files"),
+        (
+            {"actor_train.infer_batch_size": 2},
+            says("actor_train.infer_batch_size", "use_dynamic_batching_in_infer"),
+        ),
+        ({"actor_train.data_args.template": "qwen2_5"}, says("data_args", "tokenizer")),
+        ({"num_nodes": 2}, says("num_nodes", "device_mapping")),
+        ({"think_action_pattern": "x"}, says("think_action_pattern", "variable")),
     ],
 )
-def test_idle_keys_are_dropped_with_a_sentence(keys: dict[str, Any], sentence: str) -> None:
+def test_idle_keys_are_dropped_with_a_sentence(keys: dict[str, Any], pattern: str) -> None:
     note, *others = notes_of(**keys)
-    assert (
-        "nothing to do here" in note
-        and sentence in note
-        and all("other defaults" in other for other in others)
-    )
+    assert re.search(pattern, note) and all("other defaults" in other for other in others)
     parse_config(values_of(**keys), strict=True)
 
 
 @pytest.mark.parametrize(
-    ("keys", "sentence"),
+    ("keys", "pattern"),
     [
-        ({"system_envs.A": "1"}, "set environment variables in the shell"),
-        ({"train_env_manager.format_penalty": -0.15}, "it belongs to custom_envs.<tag>.env_config"),
-        ({"rollout_dump_dir": "/x"}, "rollouts.jsonl"),
-        ({"batch_adjust_mode": "copy"}, "never copied"),
-        ({"checkpoint_config.async_upload": True}, "written to the file system"),
-        ({"custom_envs.Lake.max_env_step_concurrent": 4}, "use_thread_lock"),
+        ({"system_envs.A": "1"}, says("system_envs", "shell")),
+        ({"train_env_manager.format_penalty": -0.15}, says("train_env_manager.format_penalty", "env_config")),
+        ({"rollout_dump_dir": "/x"}, says("rollout_dump_dir", "rollouts.jsonl")),
+        ({"batch_adjust_mode": "copy"}, says("batch_adjust_mode", "copied")),
+        ({"checkpoint_config.async_upload": True}, says("checkpoint_config.async_upload", "file system")),
+        ({"custom_envs.Lake.max_env_step_concurrent": 4}, says("max_env_step_concurrent", "use_thread_lock")),
     ],
 )
-def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, Any], sentence: str) -> None:
+def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, Any], pattern: str) -> None:
     note, *others = notes_of(**keys)
-    assert sentence in note and all("other defaults" in other for other in others)
-    with pytest.raises(ConfigError, match=f"(?s){sentence}"):
+    assert re.search(pattern, note) and all("other defaults" in other for other in others)
+    with pytest.raises(ConfigError, match=pattern):
         parse_config(values_of(**keys), strict=True)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"actor_train.worker_cls": "my.workers.Mine"}, "workers follow from strategy_name"),
+        ({"actor_train.worker_cls": "my.workers.Mine"}, says("actor_train.worker_cls", "strategy_name")),
         ({"train_env_manager.llm_proxy.proxy_type": "openai"}, "turnwise play"),
-        ({"use_opd": True}, "distillation isn't part of turnwise"),
-        ({"cluster.address": "ray://head:10001"}, "cluster.address: .*ray job submit"),
-        ({"actor_infer.generating_args.num_beams": 4}, "never searched for with beams"),
-        ({"custom_envs.Lake.env_manager_cls": "my.ProxyManager"}, "write an agent loop"),
-        ({"pg_variant": "tis", "actor_train.pg_variant": "topr"}, "keep one of them"),
+        ({"use_opd": True}, says("use_opd", "distillation")),
+        ({"cluster.address": "ray://head:10001"}, says("cluster.address", "ray job submit")),
+        ({"actor_infer.generating_args.num_beams": 4}, says("generating_args.num_beams", "beams")),
+        ({"custom_envs.Lake.env_manager_cls": "my.ProxyManager"}, says("env_manager_cls", "agent loop")),
+        ({"pg_variant": "tis", "actor_train.pg_variant": "topr"}, says("pg_variant", "tis", "topr")),
         (
             {"rollout_batch_size": 128, "train_env_manager.max_traj_per_env": 1},
-            "64 environments × 1 = 64 trajectories are less",
+            says("max_traj_per_env", "64", "rollout_batch_size"),
         ),
         ({"kl_penalty": "full"}, "kl_penalty"),
         (
             {"train_infer_correction.filters": [{"diff_enabled": True, "diff_low": -0.2, "diff_high": 0.2}]},
-            r"filters\[0\].diff_enabled: a filter that bounds exp\(old\)",
+            says("filters[0].diff_enabled", "exp(old)"),
         ),
         (
             {"train_infer_correction.is_weight.upper_bound": None},
-            "upper_bound: null leaves the weights without",
+            says("is_weight.upper_bound", "null"),
         ),
     ],
 )
@@ -215,11 +216,11 @@ FILTER = {"agg_type": "sequence", "ratio_low": 0.9, "ratio_high": 1.1}
     ("keys", "is_enabled", "said"),
     [
         ({"ratio_enabled": True, "diff_enabled": False}, True, []),
-        ({"ratio_enabled": True, "diff_low": -0.1}, True, ["diff_low: has no effect: diff_enabled is false"]),
+        ({"ratio_enabled": True, "diff_low": -0.1}, True, [says("diff_low", "diff_enabled")]),
         (
             {"ratio_enabled": False},
             False,
-            ["filters[0].ratio_enabled is read as", "agg_type", "ratio_low", "ratio_high"],
+            [says("filters[0].ratio_enabled"), "agg_type", "ratio_low", "ratio_high"],
         ),
     ],
 )
@@ -235,7 +236,9 @@ def test_a_published_filter_of_ratios_is_ours(
         1.1,
         is_enabled,
     )
-    assert len(notes) == len(said) and all(part in note for part, note in zip(said, notes, strict=True))
+    assert len(notes) == len(said) and all(
+        re.search(part, note) for part, note in zip(said, notes, strict=True)
+    )
 
 
 def test_harmless_values_are_dropped_silently() -> None:
@@ -258,7 +261,7 @@ def test_the_second_systems_overrides() -> None:
     )
     assert config.agent.interaction_config_path == "users.yaml"
     assert config_of(rollout_name="hf").actor_infer.strategy_args.strategy_name == "hf"
-    message = "multi_turn.max_parallel_calls: unknown key. Did you mean 'agent.max_parallel_calls'"
+    message = says("multi_turn.max_parallel_calls", "'agent.max_parallel_calls'")
     with pytest.raises(ConfigError, match=message):
         config_of(**{"actor_rollout_ref.rollout.multi_turn.max_parallel_calls": 2})
     with pytest.raises(ConfigError, match=r"actor_rollout_ref.rollout.mode: unknown key"):

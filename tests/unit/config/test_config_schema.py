@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from messages import says
 from small_configs import MINIMAL, SFT, config_of, values_of
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
@@ -197,7 +198,7 @@ def test_sft_needs_little() -> None:
     config, _ = parse_config(SFT, SFTConfig)
     assert config.train_files == ["demos.jsonl"]
     assert config.training_args.learning_rate == 1e-5
-    with pytest.raises(ConfigError, match="train_files: this key has no default"):
+    with pytest.raises(ConfigError, match=says("train_files", "set it")):
         parse_config({"pretrain": "models/none"}, SFTConfig)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_configs
+from messages import mentions, says
 from settings.leaves import leaves
 from small_configs import SFT, values_of
 
@@ -26,33 +28,33 @@ def notes_of(**values: Any) -> list[str]:
     [
         (
             {"use_kl_loss": True, "kl_loss_coef": 1000.0},
-            "kl_loss_coef: 1000 is far from the usual 0.001 to 0.1: the KL outweighs",
+            says("kl_loss_coef", "1000", "0.001 to 0.1", "outweighs"),
         ),
-        ({"entropy_loss_coef": -0.5}, "entropy_loss_coef: -0.5 is far from"),
-        ({"add_token_level_kl": True, "init_kl_coef": 50.0}, "init_kl_coef: 50 is far from"),
+        ({"entropy_loss_coef": -0.5}, says("entropy_loss_coef", "-0.5")),
+        ({"add_token_level_kl": True, "init_kl_coef": 50.0}, says("init_kl_coef", "50")),
         (
             {"actor_train.training_args.learning_rate": 10.0},
-            "actor_train.training_args.learning_rate: 10 is far from",
+            says("actor_train.training_args.learning_rate", "10"),
         ),
         (
             {"actor_train.training_args.learning_rate": 1e-12},
-            "1e-12 is far from the usual 1e-6 to 1e-4, and up to 3e-3",
+            says("1e-12", "1e-6 to 1e-4", "3e-3"),
         ),
         (
             {"adv_estimator": "gae", "critic.training_args.learning_rate": 1.0},
-            "critic.training_args.learning_rate: 1 is far from",
+            says("critic.training_args.learning_rate", "1"),
         ),
         (
             {"train_env_manager.generating_args.temperature": 50.0},
             "train_env_manager.generating_args.temperature: 50",
         ),
-        ({"ppo_epochs": 500}, "ppo_epochs: 500 is far from the usual 1 to 4"),
-        ({"max_grad_norm": 1e-9}, "max_grad_norm: 1e-09 is far from the usual 0.1 to 10: hardly anything"),
+        ({"ppo_epochs": 500}, says("ppo_epochs", "500", "1 to 4")),
+        ({"max_grad_norm": 1e-9}, says("max_grad_norm", "1e-09", "0.1 to 10")),
     ],
 )
 def test_a_value_far_from_any_that_trains_is_one_sentence(values: dict[str, Any], expected: str) -> None:
     (note,) = notes_of(**values)
-    assert expected in note and note.count(". ") == 0
+    assert re.search(expected, note) and note.count(". ") == 0
 
 
 def test_what_has_no_effect_or_is_usual_or_off_is_left_alone() -> None:
@@ -141,6 +143,6 @@ def test_fine_tuning_and_the_commands_say_so(tmp_path: Path, capsys: pytest.Capt
     )
     words = [str(tmp_path / "own.yaml"), "use_kl_loss=true", "kl_loss_coef=1000"]
     assert main(["config", *words, "--strict"]) == 0
-    assert "note: kl_loss_coef: 1000 is far from" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "kl_loss_coef", "1000", "note")
     assert main(["train", *words]) == 2, "there is no such model"
-    assert "kl_loss_coef: 1000 is far from" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "kl_loss_coef", "1000")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from messages import says
 
 from turnwise.cli.env_target import parse_arguments
 from turnwise.cli.tool_command import _parameters
@@ -105,6 +106,6 @@ def test_a_text_that_looks_like_a_number_is_written_so_that_a_config_reads_a_tex
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"own\.yaml.*key a stands here twice"):
+    with pytest.raises(ConfigError, match=says("own.yaml", "key a", "twice")):
         load_yaml("a: 1\na: 2", "own.yaml")
     assert load_yaml("x: &x {a: 1}\ny: {<<: *x, a: 2}", "own.yaml")["y"] == {"a": 2}

@@ -7,6 +7,7 @@ import threading
 from importlib.util import find_spec
 
 import pytest
+from messages import mentions
 
 from turnwise.config import AgenticConfig
 from turnwise.config.show.describe import describe
@@ -89,7 +90,7 @@ def config(**data) -> AgenticConfig:
 
 
 def test_the_checker_stands_in_the_table_of_the_run_and_its_package_is_asked_for_first(monkeypatch):
-    assert "accuracy; answers compared by text" in dict(describe(config(reward="accuracy")).rows)["rewards"]
+    assert mentions(dict(describe(config(reward="accuracy")).rows)["rewards"], "accuracy", "text")
     assert "compared" not in dict(describe(config(reward="gsm8k")).rows)["rewards"]
     monkeypatch.setattr(
         "turnwise.config.checks.missing._is_installed", lambda module: module != "math_verify"
@@ -99,7 +100,7 @@ def test_the_checker_stands_in_the_table_of_the_run_and_its_package_is_asked_for
         {"reward": [{"name": "step", "args": {"checker": "math_verify"}}]},
     ):
         table = describe(config(**data))
-        assert dict(table.rows)["rewards"].endswith("answers compared by math_verify")
+        assert mentions(dict(table.rows)["rewards"], "answers", "math_verify")
         assert any("[math]" in line and "math_verify" in line for line in table.missing)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from messages import says
 
 from turnwise.data.demonstrations import read_demonstrations, read_rows
 from turnwise.errors import DataError
@@ -31,37 +32,37 @@ def written(*messages):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"messages": [{"role": "user"', "isn't JSON (Expecting"),
-        (b"[" * 100_000, "isn't JSON (maximum recursion depth"),
-        (b"[1, 2]", "is [1, 2]; a line is a JSON object"),
-        (b'{"text": "hello"}', "has no `messages`; a row is"),
-        (b'{"messages": []}', "has `messages` '[]'; a row is"),
-        (b'{"messages": "hello"}', "has `messages` 'hello'; a row is"),
-        (written("hello", ANSWER), "message 0 is 'hello'; it must be an object"),
-        (written({"role": "user"}, ANSWER), "message 0 has the content 'None'; it must be a string"),
+        (b'{"messages": [{"role": "user"', says("JSON", "Expecting")),
+        (b"[" * 100_000, says("JSON", "recursion")),
+        (b"[1, 2]", says("[1, 2]", "JSON object")),
+        (b'{"text": "hello"}', says("`messages`", "row")),
+        (b'{"messages": []}', says("`messages`", "'[]'")),
+        (b'{"messages": "hello"}', says("`messages`", "'hello'")),
+        (written("hello", ANSWER), says("message 0", "'hello'", "object")),
+        (written({"role": "user"}, ANSWER), says("message 0", "'None'", "string")),
         (
             written({"role": "user", "content": 7}, ANSWER),
-            "message 0 has the content '7'; it must be a string",
+            says("message 0", "'7'", "string"),
         ),
-        (written({"role": "user", "content": ["a"]}, ANSWER), "message 0 has the content"),
+        (written({"role": "user", "content": ["a"]}, ANSWER), says("message 0", "content")),
         (
             written({"role": "user", "content": [TEXT, {"type": "image", "image": "a.png"}]}, ANSWER),
-            "message 0 has a picture",
+            says("message 0", "picture"),
         ),
         (
             written(ANSWER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
-            "message 1 has a picture",
+            says("message 1", "picture"),
         ),
         (
             written({"role": "bot", "content": "a"}, ANSWER),
-            "message 0 has the role 'bot'; allowed are system, user",
+            says("message 0", "'bot'", "system, user"),
         ),
-        (written({"content": "a"}, ANSWER), "message 0 has the role 'None'"),
-        (written({"role": [], "content": "a"}, ANSWER), "message 0 has the role '[]'"),
-        ('{"messages": "Füße"}'.encode("latin-1"), "isn't UTF-8 (byte 0xfc); save the file as UTF-8"),
+        (written({"content": "a"}, ANSWER), says("message 0", "role", "'None'")),
+        (written({"role": [], "content": "a"}, ANSWER), says("message 0", "role", "'[]'")),
+        ('{"messages": "Füße"}'.encode("latin-1"), says("UTF-8", "0xfc")),
         (b"\x7fELF\x00\xff", "isn't UTF-8"),
-        (b'{"messages": "\\ud800"}', "holds '\\ud800', half a character"),
-        (b'{"messages": [{"\\uDFFF": 1}]}', "holds '\\udfff', half a character"),
+        (b'{"messages": "\\ud800"}', says("holds", r"'\ud800'")),
+        (b'{"messages": [{"\\uDFFF": 1}]}', says("holds", r"'\udfff'")),
     ],
 )
 def test_a_broken_row_is_named(tmp_path, line, message):
@@ -69,7 +70,7 @@ def test_a_broken_row_is_named(tmp_path, line, message):
     path.write_bytes(json.dumps(ROW).encode() + b"\n" + line + b"\n")
     with pytest.raises(DataError) as caught:
         read_demonstrations([path])
-    assert str(caught.value).startswith(f"{path}, line 2") and message in str(caught.value)
+    assert str(caught.value).startswith(f"{path}, line 2") and re.search(message, str(caught.value))
 
 
 def test_a_byte_order_mark_and_whole_pairs_are_text(tmp_path):
@@ -82,7 +83,7 @@ def test_a_byte_order_mark_and_whole_pairs_are_text(tmp_path):
 def test_missing_and_empty_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_demonstrations([tmp_path / "none.jsonl"])
-    with pytest.raises(DataError, match="is a folder; name a JSONL file in it"):
+    with pytest.raises(DataError, match=says("folder", "JSONL")):
         read_demonstrations([tmp_path])
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="is empty"):
@@ -108,11 +109,11 @@ def test_rows_may_hold_tools_and_calls(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"tools": "add"}, "has `tools` 'add', which must be a list of schemas"),
-        ({"tools": [{"name": "add"}]}, "has `tools`"),
-        ({"calls": [{"function": {}}]}, "message 1 has the tool_calls"),
-        ({"calls": [{"function": {"name": "add", "arguments": "[1]"}}]}, "message 1 has the tool_calls"),
-        ({"calls": [{"function": {"name": "add", "arguments": "{"}}]}, "message 1 has the tool_calls"),
+        ({"tools": "add"}, says("`tools`", "'add'")),
+        ({"tools": [{"name": "add"}]}, says("has", "`tools`")),
+        ({"calls": [{"function": {}}]}, says("message 1", "tool_calls")),
+        ({"calls": [{"function": {"name": "add", "arguments": "[1]"}}]}, says("message 1", "tool_calls")),
+        ({"calls": [{"function": {"name": "add", "arguments": "{"}}]}, says("message 1", "tool_calls")),
     ],
 )
 def test_tools_and_calls_of_another_form_are_named(tmp_path, row, said):
@@ -120,5 +121,5 @@ def test_tools_and_calls_of_another_form_are_named(tmp_path, row, said):
     (tmp_path / "rows.jsonl").write_text(
         json.dumps({"messages": [{"role": "user", "content": "?"}, answer], **row}) + "\n"
     )
-    with pytest.raises(DataError, match=re.escape(said)):
+    with pytest.raises(DataError, match=said):
         list(read_rows([tmp_path / "rows.jsonl"]))

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from messages import says
 from scored_groups import TASK, group, of, scored
 
 from turnwise.data.forms import as_task
@@ -117,7 +118,7 @@ def test_verls_functions_are_called_once_per_completion():
     metrics = played.trajectories[1].metrics
     assert metrics["reward/compute_score/length"] == 4.0 and "reward/compute_score/pred" not in metrics
     row = TableRow("line 1", {"data_source": "a", "reward_model": {"style": "rule"}})
-    with pytest.raises(DataError, match="needs the column 'ground_truth'"):
+    with pytest.raises(DataError, match=says("column", "'ground_truth'")):
         of(compute_score).check([row])
 
 
@@ -374,7 +375,7 @@ _ALL = (accuracy, length_penalty, step, combined, exact_match, gsm8k)
 def test_a_truth_that_is_no_number_or_text_is_refused_with_row_and_column(function, truth):
     column = "answer" if function is exact_match else "ground_truth"
     rows = [TableRow("rows.jsonl, line 1", {column: "4"}), TableRow("rows.jsonl, line 2", {column: truth})]
-    with pytest.raises(DataError, match=f"line 2: data.reward {function.__name__}.*{column}"):
+    with pytest.raises(DataError, match=says("line 2", f"data.reward {function.__name__}", column)):
         of(function).check(rows)
 
 
@@ -406,7 +407,7 @@ def test_a_required_column_of_nan_is_a_missing_one():
     def score(completions, truth):
         return [0.0]
 
-    with pytest.raises(DataError, match=r"line 7: data.reward score needs the column 'truth'"):
+    with pytest.raises(DataError, match=says("line 7", "data.reward score", "'truth'")):
         of(score).check([TableRow("line 7", {"truth": float("nan")})])
 
 

@@ -4,10 +4,12 @@ break."""
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 
 import pytest
 import toy_rewards
+from messages import says
 from scored_groups import group, of, scored, trajectory
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
@@ -107,23 +109,25 @@ def test_messages_of_an_environment_have_its_templates_and_the_system_message_on
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (toy_rewards.raising, "data.reward raising raised ValueError: no such judge"),
+        (toy_rewards.raising, says("data.reward raising", "ValueError", "no such judge")),
         (toy_rewards.leaving, "sys.exit"),
         (
             toy_rewards.too_few,
-            "data.reward too_few returned 1 values; return one finite number for each of the 2 completions",
+            says("data.reward too_few", "1 values", "2 completions"),
         ),
-        (toy_rewards.not_finite, "data.reward not_finite returned nan; return one finite number"),
+        (toy_rewards.not_finite, says("data.reward not_finite", "nan")),
         (lambda completions: "no list", "returned a str"),
         (lambda completions: [None, 1.0], "each returned None"),
-        (lambda completions: [10**400, 1], "returned [1000"),
+        (lambda completions: [10**400, 1], r"returned \[1000"),
     ],
 )
 def test_a_broken_reward_fails_its_group_with_a_sentence(function, said: str) -> None:
     played = group("abc", "a")
     failed = scored(played, (of(function), 1.0))
     assert failed == played.trajectories
-    assert all(t.status == "failed" and said in str(t.error) and not t.outcome_rewards for t in failed)
+    assert all(
+        t.status == "failed" and re.search(said, str(t.error)) and not t.outcome_rewards for t in failed
+    )
 
 
 def test_one_that_hangs_is_ended_by_its_deadline() -> None:
@@ -162,24 +166,20 @@ def test_a_column_that_an_argument_of_the_same_name_would_hide_is_refused() -> N
         return [0.0] * len(completions)
 
     row = TableRow("rows.jsonl, line 3", {"prompt": "?", "messages": ["mine"], "extra": {"answer": "4"}})
-    with pytest.raises(
-        DataError, match=r"line 3: data.reward judged gets `messages` from the run.*; rename the column"
-    ):
+    with pytest.raises(DataError, match=says("line 3", "data.reward judged", "`messages`")):
         of(judged).check([row])
     FunctionReward("judged", judged, str, "messages").check([row])  # the prompt itself
     of(taking_all).check([row])
-    with pytest.raises(
-        DataError, match=r"gets `answer` from its args in the config, .* the column 'extra.answer'"
-    ):
+    with pytest.raises(DataError, match=says("`answer`", "args", "'extra.answer'")):
         of(taking_all, answer="fixed").check([row])
-    with pytest.raises(DataError, match="gets `completions` from the run"):
+    with pytest.raises(DataError, match=says("`completions`", "run")):
         of(taking_all).check([TableRow("line 1", {"completions": "mine"})])
 
 
 def test_what_cannot_be_called_so_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has no parameter `completions`"):
+    with pytest.raises(ConfigError, match=says("parameter", "`completions`")):
         of(lambda texts: [])
-    with pytest.raises(ConfigError, match=r"args.weight isn't a parameter; it has completions, power"):
+    with pytest.raises(ConfigError, match=says("args.weight", "completions, power")):
         of(toy_rewards.length, weight=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from messages import says
 
 from turnwise.data.tables import ParameterColumns, TableRow, arguments_of, read_tables
 from turnwise.errors import DataError
@@ -44,16 +46,16 @@ def test_every_form_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("empty.jsonl", b"", "empty.jsonl has no rows"),
-        ("missing.jsonl", None, "missing.jsonl: no such file"),
-        ("missing.parquet", None, "missing.parquet: no such file"),
-        ("broken.parquet", b"nothing of the kind", "broken.parquet isn't a readable Parquet file"),
-        ("list.jsonl", b"[1]\n", "list.jsonl, line 1 is [1]; a line is a JSON object"),
-        ("rows.csv", b"a,b\n", "rows.csv has no rows"),
+        ("empty.jsonl", b"", says("empty.jsonl", "no rows")),
+        ("missing.jsonl", None, says("missing.jsonl", "no such file")),
+        ("missing.parquet", None, says("missing.parquet", "no such file")),
+        ("broken.parquet", b"nothing of the kind", says("broken.parquet", "Parquet")),
+        ("list.jsonl", b"[1]\n", says("list.jsonl", "line 1", "[1]")),
+        ("rows.csv", b"a,b\n", says("rows.csv", "no rows")),
         (
             "rows.xls",
             b"a,b\n",
-            "rows.xls: has another form; rows are read from .jsonl, .json, .csv and .parquet",
+            says("rows.xls", ".jsonl, .json, .csv"),
         ),
     ],
 )
@@ -62,7 +64,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes 
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_tables([str(tmp_path / name)], "data.train_files")
-    assert said in str(caught.value)
+    assert re.search(said, str(caught.value))
 
 
 def test_a_long_load_says_how_far_it_is(
@@ -81,10 +83,10 @@ def test_a_long_load_says_how_far_it_is(
 def test_a_folder_that_holds_several_splits_names_them(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match=r"several splits; name one of them: .*saved/train"):
+    with pytest.raises(DataError, match=says("splits", "saved/train")):
         read_tables([str(tmp_path / "saved")], "data.train_files")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="the datasets library can't load this folder"):
+    with pytest.raises(DataError, match=says("datasets", "folder")):
         read_tables([str(tmp_path / "folder")], "data.train_files")
 
 
@@ -98,9 +100,7 @@ def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
         raise ConnectionError(f"Couldn't reach '{names[0]}' on the Hub\nand more")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(
-        DataError, match=r"gsm8k: the hub doesn't give its split test \(Couldn't reach .*hf download"
-    ):
+    with pytest.raises(DataError, match=says("gsm8k", "split test", "hf download")):
         read_tables(["openai/gsm8k:main:test"], "data.val_files")
     assert columns(read_tables(["openai/gsm8k"], "data.train_files")) == ROWS
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "train")]
@@ -119,31 +119,31 @@ def test_any_fault_of_the_hub_is_said(monkeypatch: pytest.MonkeyPatch, fault: Ex
         raise fault
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(DataError, match=f"the hub doesn't give its split train \\({said}"):
+    with pytest.raises(DataError, match=says("split train") + f".*{said}"):
         read_tables(["owner/name"], "data.train_files")
 
 
 def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     table = pyarrow.Table.from_pylist([{"prompt": "x", "picture": b"\x00\x01"}])
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match="row 1: column 'picture' is a bytes, which JSON can't hold"):
+    with pytest.raises(DataError, match=says("row 1", "'picture'", "bytes")):
         read_tables([str(tmp_path / "rows.parquet")], "data.train_files")
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (iter(ROWS), "is a list_iterator; rows are a list of mappings"),
-        ([{("a", 1): "x"}], r"row 1: the column name \('a', 1\) is of type tuple; it must be a string"),
+        (iter(ROWS), says("list_iterator", "mappings")),
+        ([{("a", 1): "x"}], says("row 1", "('a', 1)", "tuple")),
         (
             [{"prompt": "x", "extra": {1: "x", "a": "y"}}],
-            "row 1: column 'extra' is a dict, which JSON can't hold",
+            says("row 1", "'extra'", "dict"),
         ),
         (
             [{"prompt": [{"content": "\ud800"}]}],
-            r"row 1: column 'prompt' holds '\\ud800', half a character, which no tokenizer",
+            says("row 1", "'prompt'", r"'\ud800'"),
         ),
-        ([{"\udfff": "x"}], r"row 1: column '\\udfff' holds '\\udfff', half a character"),
+        ([{"\udfff": "x"}], says("row 1", r"column '\udfff'")),
     ],
 )
 def test_rows_that_json_cannot_hold_or_that_can_be_read_only_once_are_refused(
@@ -177,9 +177,7 @@ def everything(completions: list[str], **columns: list[object]) -> list[float]:
 def test_a_missing_column_is_named_with_its_row() -> None:
     wanted = ParameterColumns.by(function, ["completions"])
     wanted.check([TableRow("rows.jsonl, line 1", {"answer": "4"})], "data.reward function")
-    with pytest.raises(
-        DataError, match=r"line 2: data.reward function needs the column 'answer'.*Did you mean 'answers'"
-    ):
+    with pytest.raises(DataError, match=says("line 2", "data.reward function", "'answers'")):
         wanted.check([TableRow("rows.jsonl, line 2", {"answers": "4"})], "data.reward function")
 
 
@@ -193,9 +191,7 @@ def test_a_row_without_a_column_is_refused_from_every_form_of_file(tmp_path: Pat
     for name in ("rows.jsonl", "rows.parquet"):
         first, second = read_tables([str(tmp_path / name)], "data.train_files")
         wanted.check([first], "data.reward function")
-        with pytest.raises(
-            DataError, match=r"2: data.reward function needs the column 'answer', and the row has .* \(null"
-        ):
+        with pytest.raises(DataError, match=says("data.reward function", "'answer'", "null")):
             wanted.check([second], "data.reward function")
         assert wanted.choose(first.columns) == {"answer": "4", "level": 1}
         assert "level" not in wanted.choose(second.columns), (
@@ -205,9 +201,7 @@ def test_a_row_without_a_column_is_refused_from_every_form_of_file(tmp_path: Pat
 
 def test_a_clash_of_names_is_an_error_for_whom_it_reaches() -> None:
     row = TableRow("line 1", {"answer": "4", "extra": {"level": 1}, "info": {"level": 2}})
-    with pytest.raises(
-        DataError, match=r"gets the column 'level', and the row has it twice: extra.level and info.level"
-    ):
+    with pytest.raises(DataError, match=says("'level'", "extra.level", "info.level")):
         ParameterColumns.by(function, ["completions"]).check([row], "data.reward function")
     wanted = ParameterColumns.by(everything, ["completions"])
     wanted.check([row], "data.reward everything")

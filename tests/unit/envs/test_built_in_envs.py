@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from messages import says
 
 from turnwise.envs.registry import make_env
 from turnwise.errors import EnvironmentFault
@@ -36,8 +37,8 @@ def test_a_step_before_reset_says_so(env_type: str, env_config: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"split": "test"}, "split 'test'; allowed are 'train', 'val', None"),
-        ({"format_penalty": 0.1}, "would reward invalid actions; it must be 0 or less"),
+        ({"split": "test"}, says("split", "'test'", "'train'", "'val'")),
+        ({"format_penalty": 0.1}, says("reward", "actions", "0", "format_penalty")),
     ],
 )
 def test_arguments_that_all_have_are_checked(

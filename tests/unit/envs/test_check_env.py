@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from messages import says
 from odd_envs import CutEnv, NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv
 from toy_envs import BanditEnv, IdentityEnv, LettersEnv
 
@@ -189,31 +190,31 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
 @pytest.mark.parametrize(
     ("make", "check", "message"),
     [
-        (lambda split: NaNEnv(), "step", "turn 1: the reward is nan .* finite number"),
-        (lambda split: WrongTupleEnv(), "step", "got a tuple of 4; step returns"),
-        (lambda split: RaisingEnv(), "step", "step raises RuntimeError: the toy is broken"),
+        (lambda split: NaNEnv(), "step", says("turn 1", "reward", "nan")),
+        (lambda split: WrongTupleEnv(), "step", says("tuple of 4", "step")),
+        (lambda split: RaisingEnv(), "step", says("step", "RuntimeError", "broken")),
         (lambda split: NoMetricsEnv(), "metric_reductions", "has no metric_reductions"),
         (
             sound(metric_reductions={"sucess": "last"}),
             "step",
-            "'success' isn't declared.*Did you mean 'sucess'",
+            says("'success'", "'sucess'", "ChangedEnv"),
         ),
         (
             sound(metric_reductions={"success": "median"}),
             "metric_reductions",
-            "'success' has reduction 'median'; allowed: mean, sum",
+            says("'success'", "'median'", "ChangedEnv"),
         ),
-        (sound(state_key=lambda _: [1]), "state_key", r"state_key\(\) gave \[1\]; it must be hashable"),
-        (ForgetfulEnv, "same seed", "another episode in a new environment, at the start: text"),
+        (sound(state_key=lambda _: [1]), "state_key", says("state_key", "1", "ChangedEnv")),
+        (ForgetfulEnv, "same seed", says("text", "'b 16'", "'b 80'")),
         (
             instructing(lambda: f"Today's number is {next(COUNTER)}."),
             "same seed",
-            "another episode in a new environment, at the start: prompt .*number",
+            says("another episode", "prompt", "number"),
         ),
-        (GlobalRandomEnv, "siblings", "siblings disturb each other, at turn .: reward"),
-        (CrowdedEnv, "siblings", "siblings start differently, at the start: text"),
-        (StrictEnv, "no action", r"step raises KeyError: '' \(action ''\)"),
-        (OnceClosedEnv, "close", "close raises RuntimeError: closed already"),
+        (GlobalRandomEnv, "siblings", says("siblings", "reward", "turn")),
+        (CrowdedEnv, "siblings", says("siblings", "start", "text")),
+        (StrictEnv, "no action", says("step", "KeyError")),
+        (OnceClosedEnv, "close", says("close", "RuntimeError")),
         (
             sound(__init__=lambda self, split: SoundEnv.__init__(self, num_turns=1)),
             "train/val",
@@ -222,32 +223,32 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
         (
             TextActionsEnv,
             "actions",
-            "TextActionsEnv.actions is 'abcd'; a random player needs a sequence of str",
+            says("TextActionsEnv.actions", "'abcd'", "sequence"),
         ),
         (
             sound(expert_action=raising(IndexError("no plan"))),
             "expert_action",
-            "expert_action raises IndexError: no plan",
+            says("expert_action", "IndexError"),
         ),
-        (sound(expert_action=lambda _: 1), "expert_action", r"expert_action\(\) gave 1; an action is a str"),
-        (lambda split: CloselessEnv(), "metric_reductions", "isn't an environment, as it has no step, close"),
-        (ListMetricsEnv, "metric_reductions", "metric_reductions is a list of 1; it must be a dict"),
+        (sound(expert_action=lambda _: 1), "expert_action", says("expert_action", "1", "str")),
+        (lambda split: CloselessEnv(), "metric_reductions", says("CloselessEnv", "step, close")),
+        (ListMetricsEnv, "metric_reductions", says("metric_reductions", "list of 1", "dict")),
         (
             sound(_marked=lambda *_: Observation(5)),
             "reset",
-            "the observation's text is a int; it must be a str",
+            says("reset", "text", "int", "str"),
         ),
         (
             sound(_marked=lambda *_: Observation("", (Media("image", np.zeros((4, 4), np.uint8)),))),
             "reset",
-            r"media hold an array of uint8 \[4, 4\]; each must be .* \[H, W, 3\]",
+            says("uint8 [4, 4]", "[H, W, 3]"),
         ),
         (
             sound(_marked=lambda self, text: f"caf\ud800 {text}"),
             "reset",
             r"text has '\\ud800' at character 3, half of a character",
         ),
-        (instructing(lambda: None), "reset", r"info\['env_instruction'\] is a NoneType; it must be a str"),
+        (instructing(lambda: None), "reset", says("'env_instruction'", "NoneType", "str")),
         (
             sound(_marked=lambda *_: f"{'word ' * 50}{next(COUNTER)}"),
             "same seed",
@@ -274,22 +275,22 @@ def test_a_defect_is_an_error_that_names_it(make: Any, check: str, message: str)
         (
             sound(_marked=lambda self, text: text),
             "state_key",
-            "of turns look the same but are in different states",
+            says("turns", "look the same", "states"),
         ),
-        (sound(state_key=lambda self: self._turn), "state_key", "of turns share a key and look different"),
+        (sound(state_key=lambda self: self._turn), "state_key", says("turns", "share a key")),
         (
             sound(_marked=lambda self, text: "word " * 15 + SoundEnv._marked(self, text)),
             "observations",
             "an episode at most 8. of 60",
         ),
         (sound(_marked=lambda *_: ""), "observations", "are empty"),
-        (ConstantEnv, "rewards", "not 0 in 0.0% of steps, 0% of episodes"),
+        (ConstantEnv, "rewards", says("0.0% of steps", "0% of episodes")),
         (sound(expert_action=lambda _: "no letter"), "scripted play", r"success 0.00 \(0 of 8\)"),
         (sound(render=lambda _: np.zeros((4, 4), np.float32)), "render", r"returns float32 \[4, 4\]"),
         (
             sound(render=raising(RuntimeError("no display"))),
             "render",
-            "render raises RuntimeError: no display",
+            says("render", "RuntimeError"),
         ),
     ],
 )

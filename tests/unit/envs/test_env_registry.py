@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import says
 from toy_envs import BanditEnv
 
 from turnwise.envs import registry
@@ -40,9 +41,9 @@ def test_a_registered_name_is_imported_only_when_used() -> None:
 @pytest.mark.parametrize(
     ("env_type", "message"),
     [
-        ("FrozenLake", "Did you mean 'frozen_lake'"),
-        ("frozenlake", "Did you mean 'frozen_lake'"),
-        (f"{TOYS}:Bandit", "Did you mean 'BanditEnv'"),
+        ("FrozenLake", says("'frozen_lake'", "FrozenLake")),
+        ("frozenlake", says("'frozen_lake'", "frozenlake")),
+        (f"{TOYS}:Bandit", says("'BanditEnv'", "toy_envs:Bandit")),
         (f"{TOYS}:", "module:Class"),
         ("turnwise.testing.no_toys:Bandit", "no module 'turnwise.testing.no_toys'"),
     ],
@@ -71,7 +72,7 @@ def test_the_split_is_passed_where_it_is_taken_and_the_config_may_override_it() 
 
 
 def test_a_wrong_argument_names_the_allowed_ones() -> None:
-    with pytest.raises(EnvironmentFault, match=r"is_slipery.*is_slippery.*Did you mean 'is_slippery'"):
+    with pytest.raises(EnvironmentFault, match=says("is_slipery", "'is_slippery'")):
         registry.make_env("frozen_lake", {"is_slipery": False}, "train")
 
 
@@ -114,7 +115,7 @@ def test_a_class_that_names_its_arguments_passes_no_others_on() -> None:
     registry.register("registry_test_plain", f"{__name__}:PlainLakeEnv")
     assert not registry.takes_split("registry_test_plain")
     assert isinstance(registry.make_env("registry_test_plain", {"size": 5}, "val"), FrozenLakeEnv)
-    with pytest.raises(EnvironmentFault, match=r"siz.*PlainLakeEnv takes size\. Did you mean 'size'"):
+    with pytest.raises(EnvironmentFault, match=says("siz", "PlainLakeEnv", "'size'")):
         registry.make_env("registry_test_plain", {"siz": 5}, "val")
 
 

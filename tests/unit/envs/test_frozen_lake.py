@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymFrozenLake
+from messages import says
 
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.frozen_lake.map import random_map
@@ -193,16 +194,16 @@ def test_the_rules_say_slippery_only_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"observation": "gird"}, "allowed are 'grid', 'coordinates', 'both'"),
-        ({"render_mode": "human"}, "allowed are 'text', 'rgb_array'"),
+        ({"observation": "gird"}, says("'grid'", "'coordinates'", "'both'", "gird")),
+        ({"render_mode": "human"}, says("'text'", "'rgb_array'", "human", "render_mode")),
         ({"grid_vocab": {"P": "player"}}, "six symbols"),
         ({"grid_vocab": "P_OGX√"}, "six symbols"),
-        ({"action_lookup": ["Left", "Down", "Right", "Up"]}, "must map each of 0, 1, 2, 3 to a word"),
-        ({"size": "big"}, "size 'big'; it must be at least 1, a whole number"),
-        ({"size": 1}, "size must be at least 2"),
-        ({"p": "0.8"}, "p '0.8'; it must be a number"),
-        ({"is_slippery": "false"}, "is_slippery 'false'; it must be true or false"),
-        ({"map_rows": "SFFG"}, "map_rows 'SFFG' must be a list of strings"),
+        ({"action_lookup": ["Left", "Down", "Right", "Up"]}, says("0, 1, 2, 3", "word")),
+        ({"size": "big"}, says("size", "'big'", "at least 1")),
+        ({"size": 1}, says("size", "at least 2")),
+        ({"p": "0.8"}, says("p", "'0.8'", "number")),
+        ({"is_slippery": "false"}, says("is_slippery", "'false'", "true or false")),
+        ({"map_rows": "SFFG"}, says("map_rows", "'SFFG'", "list")),
         ({"action_lookup": {0: "A", 1: "a", 2: "B", 3: "C"}}, "its own word"),
     ],
 )

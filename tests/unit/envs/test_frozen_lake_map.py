@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from hypothesis import given, strategies as st
+from messages import says
 
 from turnwise.envs.frozen_lake.map import (
     best_blind_path,
@@ -66,7 +67,7 @@ def test_a_lake_without_enough_maps_for_a_split_says_what_to_change() -> None:
 
 @pytest.mark.parametrize(("size", "p"), [(1, 0.8), (4, 0.0), (4, 1.2)])
 def test_sizes_and_probabilities_out_of_range_are_refused(size: int, p: float) -> None:
-    with pytest.raises(EnvironmentFault, match="size must be at least 2 and p in"):
+    with pytest.raises(EnvironmentFault, match=says("size", "at least 2", "p")):
         random_map(0, size, p)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from messages import says
 
 from turnwise.envs.hold_out import in_split
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, RandomPlayer
@@ -222,23 +223,23 @@ def test_the_rules_explain_what_is_shown() -> None:
     [
         (
             {"observation": "gird"},
-            "Sokoban: got observation 'gird'; allowed are 'grid', 'coordinates', 'both'",
+            says("observation", "'gird'", "'grid'", "'coordinates'", "'both'"),
         ),
-        ({"render_mode": "human"}, "allowed are 'text', 'rgb_array'"),
-        ({"dim_room": [6, 6, 6]}, r"dim_room \[6, 6, 6\] must be two whole numbers"),
-        ({"dim_room": 6}, "dim_room 6 must be two whole numbers"),
+        ({"render_mode": "human"}, says("'text'", "'rgb_array'", "human", "render_mode")),
+        ({"dim_room": [6, 6, 6]}, says("dim_room", "[6, 6, 6]")),
+        ({"dim_room": 6}, says("dim_room", "6", "two whole numbers")),
         ({"dim_room": [6.0, 6]}, "two whole numbers"),
-        ({"dim_room": [2, 6]}, r"dim_room \[2, 6\].*sides must be at least 3"),
-        ({"num_boxes": 0}, "num_boxes 0; it must be at least 1"),
-        ({"num_boxes": "two"}, "num_boxes 'two'; it must be at least 1, a whole number"),
-        ({"search_depth": 1.5}, "search_depth 1.5; it must be at least 1, a whole number"),
-        ({"grid_lookup": "#_O√XPS"}, "must map each of 0, 1, 2, 3, 4, 5, 6 to a word"),
+        ({"dim_room": [2, 6]}, says("dim_room", "[2, 6]", "at least 3")),
+        ({"num_boxes": 0}, says("num_boxes", "0", "at least 1")),
+        ({"num_boxes": "two"}, says("num_boxes", "'two'", "whole")),
+        ({"search_depth": 1.5}, says("search_depth", "1.5", "whole")),
+        ({"grid_lookup": "#_O√XPS"}, says("0, 1, 2, 3, 4, 5, 6", "word")),
         ({"grid_vocab": 5}, "grid_vocab 5 must say"),
-        ({"grid_lookup": {0: "#", 1: "_"}}, "grid_lookup .* each of 0, 1, 2, 3, 4, 5, 6 its own word"),
-        ({"grid_vocab": {"#": "wall"}}, "what each symbol of grid_lookup means: # _ O √ X P S"),
+        ({"grid_lookup": {0: "#", 1: "_"}}, says("grid_lookup", "0, 1, 2, 3, 4, 5, 6")),
+        ({"grid_vocab": {"#": "wall"}}, says("grid_lookup", "# _ O √ X P S")),
         (
             {"action_lookup": {0: "A", 1: "B", 2: "C", 3: "D"}},
-            "action_lookup .* each of 1, 2, 3, 4 its own word",
+            says("action_lookup", "1, 2, 3, 4"),
         ),
         ({"action_lookup": {1: "A", 2: "a", 3: "C", 4: "D"}}, "its own word"),
     ],

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from messages import says
 
 from turnwise.envs.hold_out import in_split
 from turnwise.envs.sokoban.env import SokobanEnv
@@ -222,16 +223,16 @@ def test_letters_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "rows of equal length"),
-        (["####", "#@.$#", "####"], "rows of equal length"),
+        ([], says("room_rows", "equal length")),
+        (["####", "#@.$#", "####"], says("room_rows", "equal length")),
         (["#####", "#@$x#", "#####"], "of the letters '# .*\\$@\\+'"),
         (["#####", "#@$. ", "#####"], "walls .* all around"),
-        (["#####", "# $.#", "#####"], "0 players, 1 boxes and 1 targets"),
-        (["######", "#@$$.#", "######"], "1 players, 2 boxes and 1 targets"),
+        (["#####", "# $.#", "#####"], says("0 players", "1 boxes", "1 targets")),
+        (["######", "#@$$.#", "######"], says("1 players", "2 boxes", "1 targets")),
         (["#####", "#@  #", "#####"], "at least one"),
         (["#####", "#@ *#", "#####"], "solved already"),
-        ("#####", "must be a list of strings"),
-        ([5, 6], "must be a list of strings"),
+        ("#####", says("room_rows", "list of strings")),
+        ([5, 6], says("room_rows", "list of strings")),
     ],
 )
 def test_what_is_no_room_is_refused(rows: Any, message: str) -> None:
@@ -242,8 +243,8 @@ def test_what_is_no_room_is_refused(rows: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dim_room": (3, 3)}, "no 3×3 room with 1 boxes .* raise dim_room"),
-        ({"dim_room": (4, 4), "num_boxes": 3}, "no 4×4 room with 3 boxes"),
+        ({"dim_room": (3, 3)}, says("3×3", "1 boxes", "raise dim_room")),
+        ({"dim_room": (4, 4), "num_boxes": 3}, says("4×4", "3 boxes")),
     ],
 )
 def test_arguments_that_yield_no_room_are_refused(arguments: dict[str, object], message: str) -> None:

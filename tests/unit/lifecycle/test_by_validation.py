@@ -7,6 +7,7 @@ import math
 from functools import partial
 
 import pytest
+from messages import mentions, says
 from small_runs import LETTERS, assert_same_weights, built, folder_of_run as run, small_config
 
 from turnwise.assemble.saved import evaluate_model
@@ -65,10 +66,7 @@ def test_a_run_whose_validations_are_no_numbers_ends_early(tmp_path, make_config
     for step in range(2):
         metrics = [Metric("val/score/mean", math.nan)]
         assert by_validation.see(step, metrics, checkpoints) == metrics
-    assert (
-        checkpoints.has_ended
-        and "val/score/mean was never a number: the run ends after 1 of 9 steps" in caplog.text
-    )
+    assert checkpoints.has_ended and mentions(caplog.text, "val/score/mean", "never", "1 of 9")
 
 
 class FakeCheckpoints:
@@ -104,8 +102,7 @@ def test_a_run_ends_early_with_its_checkpoint_and_goes_on_to_nothing_more(make_c
     assert [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2]
     assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["checkpoint-2"]
     assert (
-        "val/score/mean was best after 0 steps" in (said := capfd.readouterr().err)
-        and "after 2 of 4 steps" in said
+        mentions(said := capfd.readouterr().err, "val/score/mean", "0 steps") and "after 2 of 4 steps" in said
     )
     again = run(make_config(early_stopping=stopping, save_steps=0, resume_from_checkpoint=True))
     assert again.path == folder.path and [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2]
@@ -166,16 +163,14 @@ def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config
         next(steps)
         before = {file.name: file.read_bytes() for file in folder.best.iterdir()}
         monkeypatch.setattr("turnwise.training.transformers_model.write_weights", fail)
-        with pytest.raises(CheckpointError, match=r"best can't be written: .*No space left"):
+        with pytest.raises(CheckpointError, match=says("best", "No space left")):
             pipeline.checkpoints.save_model(folder.best, {BEST_FILE: "{}"})
     assert {file.name: file.read_bytes() for file in folder.best.iterdir()} == before
     assert not any(folder.best.parent.glob("best.*"))
 
 
 def test_a_metric_that_nothing_measures_is_named_with_those_there_are(make_config):
-    with pytest.raises(
-        ConfigError, match=r"'val/score/men' .* which measure .*Did you mean 'val/score/mean'"
-    ):
+    with pytest.raises(ConfigError, match=says("'val/score/men'", "'val/score/mean'")):
         run(make_config(early_stopping={"metric": "val/score/men"}))
 
 
@@ -184,17 +179,16 @@ def test_a_metric_that_nothing_measures_is_named_with_those_there_are(make_confi
     [
         (
             {"save_best": {}, "eval_steps": 0},
-            "save_best: metric, mode say what the validations decide, and eval_steps is 0",
+            says("save_best", "metric, mode", "eval_steps is 0"),
         ),
         (
             {"early_stopping": {}, "eval_steps": 0},
-            "early_stopping: metric, mode, patience, min_delta say what the validations decide, and "
-            "eval_steps is 0",
+            says("early_stopping", "metric, mode, patience, min_delta", "eval_steps is 0"),
         ),
-        ({"save_best": {"metric": "score/mean"}}, "save_best.metric: 'score/mean' isn't a validation metric"),
+        ({"save_best": {"metric": "score/mean"}}, says("save_best.metric", "'score/mean'")),
         (
             {"save_best": {}, "actor_train": {"model_update_frequency": 2}},
-            "save_best: validations every eval_steps 1 play older weights",
+            says("save_best", "eval_steps 1", "older weights"),
         ),
     ],
 )

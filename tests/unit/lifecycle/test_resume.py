@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from disturbed import interrupted
+from messages import mentions, says
 from small_runs import assert_same_weights, broken_model, measured, played, sft_config, small_config, training
 
 from turnwise.assemble.agentic import build_agentic
@@ -126,7 +127,7 @@ def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, stopped, 
 def test_where_no_checkpoint_is_whole_nothing_starts_anew(make_config, stopped):
     for checkpoint in all_checkpoints(stopped.path / "checkpoints"):
         (checkpoint / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint is complete"):
+    with pytest.raises(CheckpointError, match=says("no checkpoint", "complete")):
         open_run(make_config(resume_from_checkpoint=True))
 
 
@@ -192,8 +193,8 @@ def test_checkpoints_in_a_folder_of_their_own_are_found_again(make_config, whole
 
 def test_without_a_checkpoint_true_starts_anew_and_a_path_is_refused(make_config, tmp_path, caplog):
     assert measured(run(make_config(resume_from_checkpoint=True, max_steps=1)).folder)[0]["step"] == 0
-    assert "has no checkpoint yet; this run starts from the beginning" in caplog.text
-    with pytest.raises(CheckpointError, match="there is no checkpoint; give a folder checkpoint-N"):
+    assert mentions(caplog.text, "no checkpoint", "from the beginning")
+    with pytest.raises(CheckpointError, match=says("no checkpoint", "checkpoint-N")):
         run(make_config(resume_from_checkpoint=str(tmp_path / "nowhere")))
 
 
@@ -223,7 +224,7 @@ def test_changed_settings_are_listed_and_incompatible_ones_refused(make_config, 
 
 def test_a_run_that_still_goes_on_is_refused(make_config, stopped):
     busy = RunFolder.reopen(stopped.path)
-    with pytest.raises(CheckpointError, match="is in use by process"):
+    with pytest.raises(CheckpointError, match=says("in use", "process")):
         open_run(make_config(resume_from_checkpoint=True))
     busy.close()
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 
 import pytest
+from messages import says
 from small_configs import config_of
 from small_runs import training
 
@@ -158,8 +159,8 @@ class Counting(GRPO):
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("WithPlain", r"WithPlain has a loss, Plain, without the methods divisor and whole .*; remove it"),
-        ("Counting", "Counting keeps running statistics; remove it"),
+        ("WithPlain", says("WithPlain", "Plain", "divisor", "whole")),
+        ("Counting", says("Counting", "running statistics")),
         ("GRPO", None),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import mentions, says
 from peft import PeftModel
 from safetensors.torch import load_file
 from small_runs import assert_same_weights, measured, run_small, sft_config, small_config, training
@@ -233,7 +234,7 @@ def test_what_an_adapter_cannot_be_continued_with_is_refused(
     model.save_pretrained(tmp_path / "other")
     for file in tiny_model.glob("*token*"):
         (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ModelError, match="trained on another base model; set pretrain"):
+    with pytest.raises(ModelError, match=says("another base model", "set pretrain")):
         build(resume_from_checkpoint=checkpoint, pretrain=str(tmp_path / "other"))
 
 
@@ -301,9 +302,7 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
     theirs = AutoModelForTokenClassification.from_pretrained(tiny_model, num_labels=1)
     theirs = PeftModel.from_pretrained(theirs, last).merge_and_unload()
     torch.testing.assert_close(theirs.state_dict(), load_value_model(last).state_dict(), rtol=0, atol=1e-6)
-    with pytest.raises(
-        ModelError, match="is the adapter of a critic, which has a value head and writes no text"
-    ):
+    with pytest.raises(ModelError, match=says("critic", "value head")):
         load_model(last)
     keys["critic"]["model_args"]["freeze_module_prefix"] = ["score"]
     assert rows(build(**keys, reward_pretrain=str(last), max_steps=1))["its adapters"].endswith("v_proj"), (
@@ -317,7 +316,7 @@ def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):
         tiny_model, tmp_path, exp_name="sft", num_epochs=4, model_args=lora, **training(3e-2, 8)
     )
     pipeline = build_sft(examine(config), start_run(config))
-    assert rows(pipeline)["adapters"].startswith("LoRA of rank 8, alpha 16, dropout 0.1, in 14 modules")
+    assert mentions(rows(pipeline)["adapters"], "rank 8", "alpha 16", "14 modules")
     finished(pipeline)
     losses = [row["sft/loss"] for row in read_metrics(pipeline.folder.metrics)]
     assert losses[-1] < losses[0] - 1
@@ -340,21 +339,19 @@ def test_a_server_without_the_adapter_is_named(build):
             return []
 
     pipeline.weight_transfer = OnlyTold()
-    with pytest.raises(ParityError, match=r"Cause: adapter not loaded\. .*it must load the adapter, or be"):
+    with pytest.raises(ParityError, match=says("adapter", "not loaded")):
         pipeline.model_update(0)
 
 
 def test_names_that_are_not_in_the_model_are_refused_at_the_start(build):
-    with pytest.raises(ConfigError, match=r"lora_target: 'q_prj'.*Did you mean 'q_proj'"):
+    with pytest.raises(ConfigError, match=says("lora_target", "'q_prj'", "'q_proj'")):
         build({"lora_target": ["q_prj"]})
     with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'model.layer.0'"):
         build({"freeze_module_prefix": ["model.layer.0"]})
-    with pytest.raises(ConfigError, match="freeze_module_prefix: model freeze every parameter"):
+    with pytest.raises(ConfigError, match=says("freeze_module_prefix", "every parameter")):
         build(actor_train={"model_args": {"freeze_module_prefix": ["model"]}, **TRAINING})
     with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'nothing'"):
         build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["nothing"]}})
     for lora in ({}, {"lora_rank": 2}):
-        with pytest.raises(
-            ConfigError, match="freeze_module_prefix: score freeze the value head, which is 0 everywhere"
-        ):
+        with pytest.raises(ConfigError, match=says("freeze_module_prefix", "score", "value head")):
             build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["score"], **lora}})

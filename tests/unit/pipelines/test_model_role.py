@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from messages import says
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import NotAvailableError
@@ -302,7 +303,7 @@ class TestUpdate:
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(
             NotAvailableError,
-            match="PreparedLoss must see all samples of a step at once; set stream_training",
+            match=says("PreparedLoss", "stream_training"),
         ):
             updating(PreparedLoss(None))[0].train_on(samples(2), is_last=False)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from messages import mentions
 from toy_model import toy_model
 
 from turnwise.batching.pack import pack
@@ -237,14 +238,14 @@ def test_a_copy_in_bf16(loop):
     model = make_model()
     run = Run(loop, EmbeddedServer(copy.deepcopy(model).to(torch.bfloat16), max_length=MAX_LENGTH), model)
     message = run.complaint()
-    assert cause(message).startswith("dtype, bf16 of the server")
+    assert mentions(cause(message), "dtype", "bf16", "server")
     assert "actor_infer.model_args.dtype" in message and "parity_max_logprob_diff" in message
 
 
 def test_a_trainer_in_bf16(loop):
     model = make_model()
     run = Run(loop, model=model, score=scorer(model, dtype=torch.bfloat16), trainer_dtype="bf16")
-    assert cause(run.complaint()).startswith("dtype, bf16 of the trainer")
+    assert mentions(cause(run.complaint()), "dtype", "bf16", "trainer")
 
 
 @pytest.mark.parametrize("kind", [KeepsOldPrefixes, Sessions])
@@ -261,7 +262,7 @@ def test_weights_that_never_leave_the_trainer(loop):
     run = Run(loop, EmbeddedServer(make_model(), max_length=MAX_LENGTH))
     run.check(0)
     run.update(1)
-    assert cause(run.complaint(1)).startswith("weights not transferred since version 0")
+    assert mentions(cause(run.complaint(1)), "weights", "version 0")
 
 
 @pytest.fixture(scope="module")
@@ -281,10 +282,7 @@ def test_a_resumed_run_whose_server_starts_over(loop, folders):
     )
     run.update(4)
     message = cause(run.complaint(4))
-    assert (
-        message.startswith("weights not transferred, still those of pretrain")
-        and str(folders / "right") in message
-    )
+    assert mentions(message, "weights", "pretrain") and str(folders / "right") in message
 
 
 def test_a_server_of_the_wrong_folder(loop, folders):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from messages import mentions, says
 from small_runs import LETTERS, assert_same_weights, played, run_small as run, small_config, training
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
@@ -129,9 +130,7 @@ def test_a_run_goes_on_with_the_same_rows_only(make_config, tmp_path: Path) -> N
     checkpoint = str(run(make_config(max_steps=1)).checkpoints.newest)
     file = tmp_path / "train.jsonl"
     file.write_text(file.read_text().replace("seven", "eleven"))
-    with pytest.raises(
-        CheckpointError, match=r"the rows of data.train_files, or how they are chosen and ordered"
-    ):
+    with pytest.raises(CheckpointError, match=says("data.train_files", "ordered")):
         run(make_config(max_steps=2, resume_from_checkpoint=checkpoint))
 
 
@@ -302,7 +301,7 @@ def test_a_fault_of_a_tool_file_is_said_once_although_rows_need_it_too(make_conf
     [problem] = object_problems(
         examine(make_config(agent={"tool_config_path": str(tmp_path / "tools.yaml")}))
     )
-    assert problem.key == "agent.tool_config_path" and "Did you mean 'calculator'?" in problem.message
+    assert problem.key == "agent.tool_config_path" and mentions(problem.message, "'calculator'")
 
 
 def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.LogCaptureFixture) -> None:
@@ -312,7 +311,7 @@ def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.
     assert (
         f"{7 - len(left)} of 7 rows are left out, since their prompts have more than 12 tokens" in caplog.text
     )
-    with pytest.raises(DataError, match=r"all 7 prompts have more than 2 tokens \(data.max_prompt_length\)"):
+    with pytest.raises(DataError, match=says("7 prompts", "2 tokens", "data.max_prompt_length")):
         run(make_config({"max_prompt_length": 2}))
 
 
@@ -327,13 +326,13 @@ def test_recorded_rows_are_trained_on_again(make_config) -> None:
 def test_a_command_for_what_is_not_there_says_so(make_config, tmp_path: Path, capsys) -> None:
     (tmp_path / "rows.yaml").write_text(dump_yaml(make_config()))
     assert main(["eval", str(tmp_path / "rows.yaml")]) == 2
-    assert "data.val_files is unset, so there are no tasks of val to play" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "data.val_files", "unset", "val")
     assert main(["check-env", str(tmp_path / "rows.yaml")]) == 2
-    assert "has no custom_envs: its tasks are rows of data" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "custom_envs", "rows of data")
 
 
 def test_a_reward_that_breaks_on_every_group_ends_the_run_with_its_error(make_config) -> None:
-    with pytest.raises(RolloutError, match=r"data.reward raising raised ValueError: no such judge"):
+    with pytest.raises(RolloutError, match=says("data.reward raising", "ValueError", "no such judge")):
         run(make_config({"reward": "toy_rewards:raising"}))
 
 
@@ -357,7 +356,10 @@ def test_a_validation_without_scores_ends_with_the_error_of_its_reward(
     (tmp_path / "job.yaml").write_text(dump_yaml(make_config(data, eval_steps=2, val_batch_size=128)))
     assert main([verb, str(tmp_path / "job.yaml")]) == 2
     said = capsys.readouterr()
-    assert "ValueError: the judge is away" in said.err and "Fix data.reward failing_in_validation" in said.err
+    assert (
+        mentions(said.err, "ValueError", "judge is away")
+        and "Fix data.reward failing_in_validation" in said.err
+    )
     assert "success" not in said.out and ("3 trajectories from" in said.out or verb == "eval")
     logs = list((tmp_path / "runs").rglob("*.log"))
     assert len(logs) == (verb == "train")

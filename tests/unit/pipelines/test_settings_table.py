@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from messages import mentions
 from settings.answers import BASE
 from small_runs import sft_config, training, write_demonstrations
 
@@ -84,14 +85,11 @@ def test_the_attention_kernel_is_the_model_s(built, name, said) -> None:
 
 
 def test_the_server_says_whose_parameters_it_reads(built) -> None:
-    assert "fp32, the trainer's own parameters" in rows(built())["actor_infer"]
-    assert (
-        "bf16, a copy of the parameters"
-        in rows(built(actor_infer={"model_args": {"dtype": "bf16"}}))["actor_infer"]
-    )
+    assert mentions(rows(built())["actor_infer"], "fp32", "trainer's own")
+    assert mentions(rows(built(actor_infer={"model_args": {"dtype": "bf16"}}))["actor_infer"], "bf16", "copy")
     options = {"strategy_config": {"kv_cache_bytes": 2**20, "max_concurrency": 3}}
     said = rows(built(actor_infer={"strategy_args": options}))["actor_infer"]
-    assert "at most 3 requests at once, cache of at most 1.0 MB" in said
+    assert mentions(said, "3 requests", "1.0 MB")
     assert (
         "transformers generate"
         in rows(built(actor_infer={"strategy_args": {"strategy_name": "hf"}}))["actor_infer"]
@@ -109,8 +107,8 @@ def test_steps_follow_from_the_plan(built) -> None:
         built(ppo_epochs=3, actor_train={"training_args": arguments, "use_dynamic_batching_in_train": True})
     )
     assert said["optimiser steps"].startswith("12 × 1 sample in 3 passes")
-    assert said["optimiser"].startswith("AdamW at 0.5, linear, warm-up 6 of 12 optimiser steps")
-    assert said["micro-batches"].startswith("up to 4096 tokens; forward passes up to 1 samples")
+    assert mentions(said["optimiser"], "AdamW", "0.5", "linear", "6 of 12")
+    assert mentions(said["micro-batches"], "4096 tokens", "1 samples")
 
 
 def test_a_role_that_is_not_there_has_no_row(built) -> None:

@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from chat_server import ChatServer
+from messages import mentions, says
 from safetensors.torch import save_file
 
 from turnwise import RLTrainingTool
@@ -93,75 +94,75 @@ def test_the_run_s_config_accepts_what_the_tool_asks_for(word_model):
 GRPO = {"model_name": "M", "dataset": ROWS, "algorithm": "grpo"}
 STEP = GRPO | {"reward_type": "step"}
 REFUSED = [
-    ({"action": "trian"}, "config", "Did you mean 'train'"),
-    ({"action": ["train"]}, "config", r"action \['train'\] isn't one of"),
-    ({"model_name": "M", "preset": ["quick"]}, "config", r"preset \['quick'\] isn't one of"),
+    ({"action": "trian"}, "config", says("'train'", "trian")),
+    ({"action": ["train"]}, "config", says("action", "['train']")),
+    ({"model_name": "M", "preset": ["quick"]}, "config", says("preset", "['quick']")),
     (
         GRPO | {"reward_type": ["step", "format"], "reward_config": {"step": 5}},
         "config",
-        "reward_config.step: several rewards have a dict each",
+        says("reward_config.step", "dict"),
     ),
     ({"action": "train"}, "config", "model_name: is needed"),
     (
         {"model_nam": "x", "model_name": "M"},
         "config",
-        "model_nam: unknown parameter. Did you mean 'model_name'",
+        says("model_nam", "'model_name'"),
     ),
     ({"model_name": "models/none"}, "not_available", "models/none"),
-    ({"model_name": "M", "dataset": "gsm9k"}, "config", "'gsm9k' isn't one of .* Did you mean 'gsm8k'"),
+    ({"model_name": "M", "dataset": "gsm9k"}, "config", says("'gsm9k'", "'gsm8k'")),
     ({"model_name": "M", "dataset": "none.jsonl"}, "data", "none.jsonl"),
     ({"model_name": "M", "dataset": []}, "data", "has no rows"),
     (
         {"model_name": "M", "dataset": ROWS, "split": "test"},
         "config",
-        "split: rows given in Python have none",
+        says("split", "Python"),
     ),
-    ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", "row 1 has the columns text"),
+    ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", says("row 1", "columns text")),
     (GRPO | {"num_generations": 1}, "config", "num_generations is 1"),
     (
         {"model_name": "M", "dataset": ROWS, "lora_target_modules": ["q_prj"]},
         "config",
-        "Did you mean 'q_proj'",
+        says("'q_proj'", "q_prj"),
     ),
     ({"model_name": "M", "dataset": ROWS, "batch_size": 0}, "config", "batch_size: "),
-    (GRPO | {"reward_type": "acuracy"}, "config", "Did you mean 'accuracy'"),
-    (STEP | {"reward_config": {"step_bonu": 1}}, "config", "Did you mean 'step_bonus'"),
+    (GRPO | {"reward_type": "acuracy"}, "config", says("'accuracy'", "acuracy")),
+    (STEP | {"reward_config": {"step_bonu": 1}}, "config", says("'step_bonus'", "step_bonu")),
     (GRPO | {"reward_type": []}, "config", "reward_type is empty"),
     (
         STEP | {"reward_config": {"step_bonus": "1"}},
         "config",
-        "reward step: can't compute with step_bonus='1'",
+        says("reward step", "step_bonus='1'"),
     ),
     (
         {"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"},
         "data",
-        "no column ground_truth or answer",
+        says("column", "ground_truth or answer"),
     ),
     (
         {"model_name": "M", "dataset": [*ROWS, {"question": "a", "answer": None}]},
         "data",
-        "row 5: answer is null",
+        says("row 5", "answer is null"),
     ),
     (
         {"model_name": "M", "dataset": [{"messages": "hello"}]},
         "data",
-        "row 1: has 'hello' for its messages; a prompt is",
+        says("row 1", "'hello'", "messages"),
     ),
     (
         {"model_name": "M", "dataset": [*ROWS, {"prompt": 5, "completion": "7"}]},
         "data",
-        "row 5: message 0 has the content '5'",
+        says("row 5", "message 0", "'5'"),
     ),
     (
         {"model_name": "M", "dataset": [{"prompt": 5}], "algorithm": "grpo"},
         "data",
-        "row 1: has '5' for its messages",
+        says("row 1", "'5'", "messages"),
     ),
-    ({"model_name": "M", "output_dir": "kept"}, "config", "output_dir kept is a file"),
+    ({"model_name": "M", "output_dir": "kept"}, "config", says("output_dir kept", "file")),
     ({"model_name": "M", "resume": True, "overwrite": True}, "config", "contradict"),
     ({"model_name": "M", "resume_from_checkpoint": True}, "config", "calls it resume"),
-    ({"model_name": "M", "preset": "tiny"}, "config", "quick, small, medium, full"),
-    ({"action": "evaluate", "model_path": "M", "use_lora": True}, "config", "holds no LoRA adapter"),
+    ({"model_name": "M", "preset": "tiny"}, "config", says("preset", "quick, small, medium, full")),
+    ({"action": "evaluate", "model_path": "M", "use_lora": True}, "config", says("LoRA adapter")),
     (
         {"action": "evaluate", "model_path": "M", "dataset": [{"prompt": "a"}]},
         "data",
@@ -186,7 +187,7 @@ def test_what_is_refused_is_an_error_with_code_and_message(word_model, tmp_path,
     ("action", "words", "absent"),
     [
         ("train", "free some space.*resume=true", "resume_from_checkpoint"),
-        ("pipeline", "free some space.*the same command", "resume"),
+        ("pipeline", says("free some space", "same command"), "resume"),
         ("evaluate", "free some space", "resume"),
     ],
 )
@@ -200,11 +201,10 @@ def test_advice_on_a_full_disk_is_in_the_words_of_the_action(action, words, abse
         error_answer(error, action),
         *([error_answer(of_training, action)] if action != "evaluate" else []),
     ]:
-        assert "out/x can't be written" in answer["message"] and absent not in answer["message"]
+        assert mentions(answer["message"], "out/x", "written") and absent not in answer["message"]
         assert re.search(words, answer["message"]) and "max_ckpt_to_keep" not in answer["message"]
-    assert (
-        "allow it, or name another place"
-        in error_answer(PermissionError(errno.EACCES, "no", "out/x"), action)["hint"]
+    assert mentions(
+        error_answer(PermissionError(errno.EACCES, "no", "out/x"), action)["hint"], "allow", "another place"
     )
 
 
@@ -267,7 +267,7 @@ def test_a_judge_needs_its_arguments():
     answer = tool.run_dict({**judge, "rubric": "It is short."})
     assert answer["status"] == "success" and answer["max_score"] == 10
     assert json.loads(tool.run({**judge, "rubric": "a"}))["rubric"]
-    assert "Did you mean 'max_score'" in tool.run_dict({**judge, "max_scor": 5})["message"]
+    assert mentions(tool.run_dict({**judge, "max_scor": 5})["message"], "'max_score'")
 
 
 def test_an_adapter_without_its_base_is_refused(tmp_path):
@@ -449,7 +449,7 @@ def test_gsm8k_by_name_is_never_the_generated_problems(monkeypatch):
     assert (
         answer["status"] == "error"
         and answer["code"] == "data"
-        and "hub doesn't give its split train" in answer["message"]
+        and mentions(answer["message"], "hub", "split train")
     )
 
 

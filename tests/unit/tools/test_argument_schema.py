@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from messages import says
 
 from turnwise.errors import ConfigError
 from turnwise.tools.argument_schema import ArgumentSchema
@@ -130,7 +131,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"properties": {"x": {"type": "dict"}}}, r"properties\.x\.type is 'dict'.*object"),
         (
             {"properties": {"x": {"type": ["STRING", "null"]}}},
-            r"properties\.x\.type is \['STRING', 'null'\].*string",
+            says("properties.x.type", "'STRING'", "string"),
         ),
         ({"properties": {"x": {"required": True}}}, r"properties\.x\.required"),
     ],

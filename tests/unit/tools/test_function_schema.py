@@ -11,6 +11,7 @@ from typing import Any, Literal, Optional
 import numpy as np
 import pydantic
 import pytest
+from messages import says
 from toy_tools import called
 
 from turnwise.errors import ConfigError
@@ -169,13 +170,13 @@ def yielding(a: int):
     ("function", "words"),
     [
         (described(yielding, "a"), "yields"),
-        (Unnamed(), r"\*words.*write the parameters out"),
-        (Box.grown, r"grown is a method without its object.*Box\(…\)\.grown"),
-        (of_type(np.ndarray), "JSON has no values for a.*pydantic model"),
-        (of_type(Tree), "the type of a holds itself"),
+        (Unnamed(), says("*words", "parameters")),
+        (Box.grown, says("grown", "Box(…).grown")),
+        (of_type(np.ndarray), says("JSON", "a", "pydantic")),
+        (of_type(Tree), says("type of a", "itself")),
         (of_type("Nowhere"), "Nowhere.*type hints"),
         (lambda a: a, "Args:"),
-        (len, "the tool len.*type hint"),
+        (len, says("len", "type hint")),
     ],
 )
 def test_what_is_no_tool_is_refused_by_name(function, words):

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from messages import says
 from toy_tools import called
 
 from turnwise.config.read.agent_files import ToolEntry
@@ -124,7 +125,7 @@ def test_messages_that_are_not_quite_in_the_form_are_read(stdio, caplog):
 
 
 def test_a_call_has_a_deadline_and_others_go_on(config):
-    with pytest.raises(ToolFault, match="timeout_s of the tool"):
+    with pytest.raises(ToolFault, match=says("timeout_s", "slow")):
         answer(config, "slow", timeout_s=0.3)
     assert answer(config, "add", a=1, b=2) == ("3", False)
 
@@ -145,7 +146,7 @@ def test_an_error_of_one_call_leaves_the_others_their_connection(config):
 
     async def main():
         waiting = asyncio.create_task(wait.execute(None, {}))
-        with pytest.raises(EnvironmentFault, match="failed in a call of refuse: the quota is used up"):
+        with pytest.raises(EnvironmentFault, match=says("refuse", "quota")):
             await refuse.execute(None, {})
         return await waiting
 
@@ -153,7 +154,7 @@ def test_an_error_of_one_call_leaves_the_others_their_connection(config):
 
 
 def test_a_server_that_ended_fails_the_call_and_is_started_again(stdio):
-    with pytest.raises(Exception, match="failed in a call of end: Connection closed"):
+    with pytest.raises(Exception, match=says("end", "Connection closed")):
         answer(stdio, "end")
     assert answer(stdio, "add", a=1, b=2) == ("3", False)
 
@@ -161,10 +162,10 @@ def test_a_server_that_ended_fails_the_call_and_is_started_again(stdio):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"url": "http://127.0.0.1:1/mcp"}, "http://127.0.0.1:1/mcp can't be reached: ConnectError"),
+        ({"url": "http://127.0.0.1:1/mcp"}, says("http://127.0.0.1:1/mcp", "ConnectError")),
         ({"url": "localhost"}, "missing an 'http://'"),
-        ({"command": ["/no/such/program"]}, "/no/such/program can't be reached: FileNotFoundError"),
-        ({"command": ["true"]}, "the MCP server true can't be reached: MCPError: Connection closed"),
+        ({"command": ["/no/such/program"]}, says("/no/such/program", "FileNotFoundError")),
+        ({"command": ["true"]}, says("MCP server true", "MCPError")),
     ],
 )
 def test_a_server_that_cannot_be_reached_is_refused(config, message):
@@ -176,22 +177,20 @@ def test_a_server_that_cannot_be_reached_is_refused(config, message):
 def test_a_server_that_says_nothing_is_refused(monkeypatch):
     pytest.importorskip("mcp")
     monkeypatch.setattr(mcp_server, "CONNECT_S", 0.5)
-    with pytest.raises(
-        NotAvailableError, match=r"the MCP server sleep 1000 didn't name its tools within 0\.5 s"
-    ):
+    with pytest.raises(NotAvailableError, match=says("sleep 1000", "0.5 s")):
         McpServer({"command": ["sleep", "1000"]}, None)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "config has command, a list of words, or url; give one of them"),
-        ({"command": ["a"], "url": "b"}, "give one of them"),
-        ({"command": "python a.py"}, "config.command is 'python a.py'; it must be a list of strings"),
-        ({"command": ["a", 1]}, "it must be a list of strings"),
-        ({"url": 5}, "config.url is 5; it must be a string"),
-        ({"url": "a", "env": {"A": 1}}, "config.env is .* it must be a dict of strings"),
-        ({"uri": "a"}, "config has no key 'uri'; it has command, .* Did you mean 'url'"),
+        ({}, says("command", "url")),
+        ({"command": ["a"], "url": "b"}, says("command", "url")),
+        ({"command": "python a.py"}, says("config.command", "'python a.py'", "list")),
+        ({"command": ["a", 1]}, says("config.command", "list")),
+        ({"url": 5}, says("config.url", "5", "string")),
+        ({"url": "a", "env": {"A": 1}}, says("config.env", "dict")),
+        ({"uri": "a"}, says("'uri'", "'url'")),
     ],
 )
 def test_a_wrong_config_is_refused(config, message):
@@ -200,7 +199,7 @@ def test_a_wrong_config_is_refused(config, message):
 
 
 def test_a_tool_that_the_server_lacks_is_refused(stdio):
-    with pytest.raises(ConfigError, match=r"names 'adds'; the server has add, .* Did you mean 'add'"):
+    with pytest.raises(ConfigError, match=says("'adds'", "'add'")):
         McpServer(stdio | {"tools": ["adds"]}, None)
     with pytest.raises(ConfigError, match="remove tool_schema"):
         McpServer(stdio, {"type": "function"})
@@ -208,5 +207,5 @@ def test_a_tool_that_the_server_lacks_is_refused(stdio):
 
 def test_without_its_library_it_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(NotAvailableError, match=r"isn't installed; pip install -e '\.\[tools\]'"):
+    with pytest.raises(NotAvailableError, match=says("pip install -e '.[tools]'")):
         McpServer({"url": "http://127.0.0.1:2/mcp"}, None)

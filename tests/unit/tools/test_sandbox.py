@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from messages import says
 from toy_tools import LACKS_SANDBOX
 
 import turnwise
@@ -353,9 +354,9 @@ def test_what_cannot_be_isolated_is_refused(launcher, message, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"timeout_s": 0}, "timeout_s is 0; it must be a number, above 0"),
+        ({"timeout_s": 0}, says("timeout_s", "0", "above 0")),
         ({"timeout_s": float("inf")}, "timeout_s is inf"),
-        ({"memory_mb": 63}, "memory_mb is 63; it must be a whole number, at least 64"),
+        ({"memory_mb": 63}, says("memory_mb", "63", "64")),
         ({"threads": True}, "threads is True"),
     ],
 )
