@@ -20,9 +20,13 @@ class ServerCall(NamedTuple):
 
 
 def serve(connection: Any, stacks: Any) -> None:
+    """Answers the messages of a connection, see `answer_all`."""
+    answer_all(begin(connection, stacks))
+
+
+def answer_all(wire: Wire) -> None:
     """Answers commands one by one until a server is made, then calls of the server until the other end is
     closed."""
-    wire = begin(connection, stacks)
     child = Child(wire)
     while not child.workers:
         try:

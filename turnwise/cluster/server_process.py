@@ -15,26 +15,25 @@ from turnwise.errors import ServerError
 from turnwise.protocols import MemoryKind, Suspension, WeightSource
 from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, Media, SamplingParams
 
-SERVER_CHILD = "turnwise.cluster.server_child:serve"
-"""The function that a server's process runs."""
+SERVERS = "turnwise.cluster.server_child"
+"""The module that a server's process runs, see `hosts`."""
 
 
 class ServerProcess:
-    """A `protocols.InferenceServer` in another process, where its calls run concurrently. `begin` makes the
-    server. If the process ends, all callers that wait for it get a ConnectionError."""
+    """A `protocols.InferenceServer` in another process, which runs `SERVERS`. Calls run concurrently there.
+    `begin` makes the server. If the process ends, all callers that wait for it get a ConnectionError."""
 
-    def __init__(self, name: str, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch) -> None:
-        self.name = name
+    def __init__(self, process: WorkerProcess, run_async: RunAsync, watchdog: Watchdog) -> None:
+        self.name = process.name
+        self.process = process
         self._run_async = run_async
         self._watchdog = watchdog
-        self.process = WorkerProcess.fork(name, SERVER_CHILD, stopwatch)
-        self._thread = DaemonThread(name)
+        self._thread = DaemonThread(self.name)
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._info: ServerInfo | None = None
