@@ -27,7 +27,7 @@ from turnwise.runtime.machine import Machine
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
-SETTINGS = RaySettings(start_s=600.0)
+SETTINGS = RaySettings(os.environ.get("RAY_ADDRESS", ""), start_s=600.0)
 SIZE = 4
 
 
