@@ -67,15 +67,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
         keys = small(scratch, str(made.folder))
-        forked = trained(scratch, "process", keys)
-        acted = trained(scratch, "ray", {**keys, "cluster.name": "ray"})
+        forks = {**keys, "cluster.name": "process"}
+        actors = {**keys, "cluster.name": "ray"}
+        forked = trained(scratch, "process", forks)
+        acted = trained(scratch, "ray", actors)
         steps = measured(forked)
         assert len(steps) == STEPS and all(step["actor_train/grad_norm"] > 0 for step in steps)
         assert measured(acted) == measured(forked), differences(forked, acted)
         assert weights(acted) == weights(forked)
         episodes = ("--from-rollouts", str(forked / "rollouts.jsonl"))
-        forked = trained(scratch, "process_again", keys, *episodes)
-        acted = trained(scratch, "ray_again", {**keys, "cluster.name": "ray"}, *episodes)
+        forked = trained(scratch, "process_again", forks, *episodes)
+        acted = trained(scratch, "ray_again", actors, *episodes)
         assert measured(acted) == measured(forked), differences(forked, acted)
         print(f"ray: {STEPS} steps of two ranks, played and from episodes, as in two forked processes")
 

@@ -95,8 +95,9 @@ class RayHosts:
         wire = ActorWire(actor)
         full_name = f"{name} on {part.node.name}"
         self._wires.setdefault(index, {})[full_name] = wire
+        logger.info("%s is process %d", full_name, facts.process.number)
         life = ActorLife(actor, wire, part.agent, facts)
-        return WorkerProcess(full_name, life, Channel(wire, self._stopwatch))
+        return WorkerProcess(full_name, life, Channel(wire, self._stopwatch, full_name))
 
     def _reserve(self) -> None:
         """Reserves the devices of each node, and starts the node's agent, which holds its accelerators."""

@@ -12,12 +12,14 @@ from typing import Any
 
 import ray
 
-from turnwise.cluster.ray_settings import RayLines, RaySettings
+from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings
 from turnwise.errors import NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 
 logger = logging.getLogger(__name__)
 
+_RAY_LOGGER = logging.getLogger("ray")
+_RECORDS = RayRecords()
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals whose handlers `ray.init` replaces: with Ray's own a run ends with nothing saved."""
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_")
@@ -44,6 +46,8 @@ def leave_ray() -> None:
     """Leaves Ray, and ends it if this process has started it."""
     if isinstance(sys.stdout, RayLines):
         sys.stdout = sys.stdout.stream
+    _RAY_LOGGER.removeHandler(_RECORDS)
+    _RAY_LOGGER.propagate = True
     with _handlers_kept():
         ray.shutdown()
 
@@ -72,6 +76,8 @@ def _join(settings: RaySettings, num_slots: int) -> None:
                 raise NotAvailableError(f"{_failure(settings)}: {reason}") from error
             logger.warning("ray: %s (start %d of %d)", reason, attempt, num_attempts)
     sys.stdout = RayLines(sys.stdout)
+    _RAY_LOGGER.addHandler(_RECORDS)
+    _RAY_LOGGER.propagate = False
 
 
 def _failure(settings: RaySettings) -> str:

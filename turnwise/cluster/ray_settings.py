@@ -48,6 +48,13 @@ class RayLines(io.TextIOBase):
         self.stream.flush()
 
 
+class RayRecords(logging.Handler):
+    """Passes the records of Ray's logger to ours, prefixed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.log(record.levelno, "ray: %s", record.getMessage())
+
+
 def fate_text(cause: str) -> str:
     """Ray's text about the end of an actor, without its advice.
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -172,8 +173,7 @@ def test_the_state_of_a_process_is_known():
         assert key.number == os.getpid() and key.state() == "runs"
         later = ProcessKey(child.pid, "0")
         assert later.state() == "ended", "the number belongs to another process"
-        started = [line for line in _states(child.pid)][0]
-        key = ProcessKey(child.pid, started)
+        key = ProcessKey(child.pid, _start_of(child.pid))
         assert key.state() == "runs"
         child.send_signal(signal.SIGSTOP)
         _wait_for(lambda: key.state() == "stopped")
@@ -184,8 +184,8 @@ def test_the_state_of_a_process_is_known():
     assert key.state() == "ended"
 
 
-def _states(number):
-    yield open(f"/proc/{number}/stat").read().rpartition(")")[2].split()[19]
+def _start_of(number):
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def _wait_for(condition):
