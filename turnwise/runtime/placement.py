@@ -213,7 +213,8 @@ class Placement:
 
     def table(self) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served
-        roles. The last line says which processes there are.
+        roles. With several nodes, each device is also shown as its node and its number there. The last line
+        says which processes there are.
 
         >>> trainer, server = RolePlacement(((0,),), (0,)), RolePlacement(((2, 3),), (0,), Layout(tp=2))
         >>> print(Placement("local", roles={"actor_train": trainer}, served={"actor_infer": server}).table())
@@ -225,9 +226,14 @@ class Placement:
         """
         columns = [_column("rank", placed) for placed in self.roles.values()]
         columns += [_column("replica", placed) for placed in self.served.values()]
-        rows = [["device", *self._all]]
+        has_nodes = len(self.machine.nodes) > 1
+        places = ["node:device"] if has_nodes else []
+        rows = [["device", *places, *self._all]]
         for device in sorted(set(chain.from_iterable(columns))):
             cells = [column.get(device, "-") for column in columns]
+            if has_nodes:
+                index, number = self.machine.locate(device)
+                cells.insert(0, f"{self.machine.nodes[index].name or f'node {index}'}:{number}")
             rows.append([str(device), *cells])
         return f"{_aligned(rows)}\n({self._processes()})"
 
