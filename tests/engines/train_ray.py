@@ -20,6 +20,10 @@ TEXT = (
 STEPS = 4
 TIMED = ("time/", "system/", "weights/")
 """Metrics that depend on the clock, or on the copies that were made."""
+SAMPLED = ("rollout/log_prob/", "actor/train_infer_", "actor/log_prob_change", "parity/")
+"""Metrics of the sampler's log-probs. An actor's server decodes together what has arrived, so their last bits
+depend on the clock; nothing that is trained does."""
+SAMPLER_ERROR = 1e-6
 
 
 def small(scratch: str, folder: str) -> dict[str, object]:
@@ -73,21 +77,30 @@ def main() -> None:
         acted = trained(scratch, "ray", actors)
         steps = measured(forked)
         assert len(steps) == STEPS and all(step["actor_train/grad_norm"] > 0 for step in steps)
-        assert measured(acted) == measured(forked), differences(forked, acted)
+        assert not differences(forked, acted, SAMPLED), differences(forked, acted, SAMPLED)
         assert weights(acted) == weights(forked)
         episodes = ("--from-rollouts", str(forked / "rollouts.jsonl"))
         forked = trained(scratch, "process_again", forks, *episodes)
         acted = trained(scratch, "ray_again", actors, *episodes)
-        assert measured(acted) == measured(forked), differences(forked, acted)
+        assert not differences(forked, acted), differences(forked, acted)
         print(f"ray: {STEPS} steps of two ranks, played and from episodes, as in two forked processes")
 
 
-def differences(one: Path, other: Path) -> list[tuple[int, str, object, object]]:
-    found = []
+def differences(
+    one: Path, other: Path, rounded: tuple[str, ...] = ()
+) -> list[tuple[int, str, float | None, float | None]]:
+    """Where two runs differ: `(step, metric, value, other value)`. Metrics whose names begin like one of
+    `rounded` may differ by `SAMPLER_ERROR`."""
+    found: list[tuple[int, str, float | None, float | None]] = []
     for step, (left, right) in enumerate(zip(measured(one), measured(other), strict=True)):
         for name in left.keys() | right.keys():
-            if left.get(name) != right.get(name):
-                found.append((step, name, left.get(name), right.get(name)))
+            mine = left.get(name)
+            theirs = right.get(name)
+            if mine == theirs:
+                continue
+            is_close = None not in (mine, theirs) and abs(mine - theirs) <= SAMPLER_ERROR
+            if not (is_close and name.startswith(rounded)):
+                found.append((step, name, mine, theirs))
     return found
 
 
