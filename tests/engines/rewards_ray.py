@@ -65,8 +65,10 @@ def main() -> None:
                     with torch.no_grad():
                         expected = judge(torch.tensor([ids])).logits.flatten()[-1].item()
                     assert abs(score - expected) <= TOLERANCE, (score, expected)
-                config.reward.model_args.model_name_or_path = str(policy)
-                chat = build_judge(config, placement, runner, hosts)
+                judging = {"name": "judge", "args": {"rubric": "It is short."}}
+                data = {"train_files": str(rows), "reward": [judging]}
+                with_judge, _ = parse_config(values | {"reward_pretrain": str(policy), "data": data})
+                chat = build_judge(with_judge, placement, runner, hosts)
                 sampling = SamplingParams(max_new_tokens=4)
                 answer = runner.run(chat.complete([{"role": "user", "content": "one"}], sampling))
                 assert answer.finish_reason in ("stop", "length")

@@ -77,7 +77,7 @@ def main() -> None:
         acted = trained(scratch, "ray", actors)
         steps = measured(forked)
         assert len(steps) == STEPS and all(step["actor_train/grad_norm"] > 0 for step in steps)
-        assert not differences(forked, acted, SAMPLED), differences(forked, acted, SAMPLED)
+        assert not differences(forked, acted), differences(forked, acted)
         assert weights(acted) == weights(forked)
         episodes = ("--from-rollouts", str(forked / "rollouts.jsonl"))
         forked = trained(scratch, "process_again", forks, *episodes)
@@ -86,11 +86,9 @@ def main() -> None:
         print(f"ray: {STEPS} steps of two ranks, played and from episodes, as in two forked processes")
 
 
-def differences(
-    one: Path, other: Path, rounded: tuple[str, ...] = ()
-) -> list[tuple[int, str, float | None, float | None]]:
-    """Where two runs differ: `(step, metric, value, other value)`. Metrics whose names begin like one of
-    `rounded` may differ by `SAMPLER_ERROR`."""
+def differences(one: Path, other: Path) -> list[tuple[int, str, float | None, float | None]]:
+    """Where two runs differ: `(step, metric, value, other value)`. Metrics of `SAMPLED` may differ by
+    `SAMPLER_ERROR`."""
     found: list[tuple[int, str, float | None, float | None]] = []
     for step, (left, right) in enumerate(zip(measured(one), measured(other), strict=True)):
         for name in left.keys() | right.keys():
@@ -99,7 +97,7 @@ def differences(
             if mine == theirs:
                 continue
             is_close = None not in (mine, theirs) and abs(mine - theirs) <= SAMPLER_ERROR
-            if not (is_close and name.startswith(rounded)):
+            if not (is_close and name.startswith(SAMPLED)):
                 found.append((step, name, mine, theirs))
     return found
 
