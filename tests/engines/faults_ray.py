@@ -1,6 +1,6 @@
 """An asynchronous run under Ray, with two ranks and two replicas in actors, meets one fault of each kind:
-SIGTERM (it is saved, and goes on without training anything twice), a dead rank, and a dead driver (an empty
-machine)."""
+SIGTERM (it is saved, and goes on without training anything twice), a dead rank, a dead driver (an empty machine), and a
+frozen node."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from turnwise.models.make import make_model
 
 START_S = 300.0
 EMPTY_S = 10.0
+NODE_S = 10
 STEPS = 6
 RATIO = 1
 """`async_generation_ratio`: the bound of staleness in versions."""
@@ -152,7 +153,21 @@ def a_dead_driver(scratch: str, model: str) -> str:
     return f"a dead driver: machine empty {seconds:.1f} s later"
 
 
-FAULTS = (saved_and_continued, a_dead_rank, a_dead_driver)
+def a_frozen_node(scratch: str, model: str) -> str:
+    """All processes of a node stop, its agent too, as where its machine is frozen."""
+    run = Run(scratch, model, "max_steps=1000", f"deadlines.node_s={NODE_S}")
+    run.wait_for_step(1)
+    for number in run.actors():
+        os.kill(number, signal.SIGSTOP)
+    started = time.monotonic()
+    assert run.ended() not in (0, 130)
+    seconds = time.monotonic() - started
+    assert "deadlines.node_s" in run.text(), run.text()
+    wait_for(lambda: not run.actors(), EMPTY_S)
+    return f"a frozen node: the run ended {seconds:.1f} s later (deadlines.node_s: {NODE_S})"
+
+
+FAULTS = (saved_and_continued, a_dead_rank, a_dead_driver, a_frozen_node)
 
 
 def main() -> None:

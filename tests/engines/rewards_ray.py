@@ -57,9 +57,9 @@ def main() -> None:
             hosts = open_hosts(config, placement, runner.watchdog, runner.stopwatch)
             try:
                 answers = ["two", "one one", "Say it"]
-                scores = build_reward_model(config, placement, runner, hosts)
-                given = runner.run(scores(group_of(answers))).scores
-                for answer, score in zip(answers, given, strict=True):
+                reward = build_reward_model(config, placement, runner, hosts)
+                scores = runner.run(reward(group_of(answers))).scores
+                for answer, score in zip(answers, scores, strict=True):
                     messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": answer}]
                     ids = tokenizer.apply_chat_template(messages, return_dict=False)
                     with torch.no_grad():

@@ -89,7 +89,7 @@ def main() -> None:
 def differences(one: Path, other: Path) -> list[tuple[int, str, float | None, float | None]]:
     """Where two runs differ: `(step, metric, value, other value)`. Metrics of `SAMPLED` may differ by
     `SAMPLER_ERROR`."""
-    found: list[tuple[int, str, float | None, float | None]] = []
+    differing: list[tuple[int, str, float | None, float | None]] = []
     for step, (left, right) in enumerate(zip(measured(one), measured(other), strict=True)):
         for name in left.keys() | right.keys():
             mine = left.get(name)
@@ -98,8 +98,8 @@ def differences(one: Path, other: Path) -> list[tuple[int, str, float | None, fl
                 continue
             is_close = None not in (mine, theirs) and abs(mine - theirs) <= SAMPLER_ERROR
             if not (is_close and name.startswith(SAMPLED)):
-                found.append((step, name, mine, theirs))
-    return found
+                differing.append((step, name, mine, theirs))
+    return differing
 
 
 if __name__ == "__main__":
