@@ -1,6 +1,6 @@
 """An asynchronous run under Ray, with two ranks and two replicas in actors, meets one fault of each kind:
-SIGTERM (it is saved, and goes on without training anything twice), a dead rank, a dead driver (an empty machine), and a
-frozen node."""
+SIGTERM (it is saved, and goes on without training anything twice), a dead rank, a dead driver (an empty
+machine), and a frozen node."""
 
 from __future__ import annotations
 
