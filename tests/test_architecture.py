@@ -60,7 +60,7 @@ READS_CONFIG = {"examine", "lifecycle", "pipelines", "assemble", "play", "cli", 
 """Every other room is told its real parameters."""
 
 HEAVY: dict[str, str] = {
-    "ray": "cluster/ray_cluster.py",
+    "ray": "cluster/ray_",
     "vllm": "inference/",
     "sglang": "inference/",
     **{spec.extra: "training/" for spec in STRATEGIES.values() if spec.extra and spec.kind != "sampling"},
@@ -99,7 +99,7 @@ BROAD_EXCEPT = {
     "cluster/fork_server.py",
     "cluster/messages.py",
     "cluster/process.py",
-    "cluster/ray_cluster.py",
+    "cluster/ray_session.py",
     "cluster/server_child.py",
     "data/reward_calls.py",
     "data/math_verify_process.py",

@@ -16,7 +16,9 @@ import pytest
 import ray
 import torch
 
-from turnwise.cluster.ray_cluster import RayCluster, join_ray
+from turnwise.cluster.ray_cluster import RayCluster
+from turnwise.cluster.ray_hosts import RayHosts
+from turnwise.cluster.ray_session import join_ray
 from turnwise.cluster.ray_settings import RaySettings
 from turnwise.errors import WorkerError
 from turnwise.protocols import Cluster
@@ -25,7 +27,7 @@ from turnwise.runtime.machine import Machine
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
-SETTINGS = RaySettings(start_s=600.0)
+SETTINGS = RaySettings(os.environ.get("RAY_ADDRESS", ""), start_s=600.0)
 SIZE = 4
 
 
@@ -36,14 +38,18 @@ def cluster() -> Iterator[Cluster]:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
     nodes = [replace(raylet, num_devices=SIZE // 2, name=name) for name in ("first", "second")]
     with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
+        placement = contract.placement_of("ray", SIZE, Machine(tuple(nodes)))
+        stopwatch = Stopwatch()
+        hosts = RayHosts(placement, SETTINGS, runner.watchdog, stopwatch)
         made = RayCluster(
             runner.run,
             runner.watchdog,
-            Stopwatch(),
+            stopwatch,
             contract.THREADS,
             torch.set_num_threads,
-            placement=contract.placement_of("ray", SIZE, Machine(tuple(nodes))),
-            ray_settings=SETTINGS,
+            placement=placement,
+            hosts=hosts,
+            on_end=hosts.close,
         )
         yield made
         made.shutdown()

@@ -19,7 +19,12 @@ PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
 SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"] + [
     ("vllm", "train_vllm.py")
 ]
-SCRIPTS += [("ray", "contract_ray.py"), ("ray", "train_ray.py")]
+SCRIPTS += [
+    ("ray", "contract_ray.py"),
+    ("ray", "train_ray.py"),
+    ("ray", "faults_ray.py"),
+    ("ray", "rewards_ray.py"),
+]
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
 else:

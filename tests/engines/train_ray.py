@@ -20,6 +20,10 @@ TEXT = (
 STEPS = 4
 TIMED = ("time/", "system/", "weights/")
 """Metrics that depend on the clock, or on the copies that were made."""
+SAMPLED = ("rollout/log_prob/", "actor/train_infer_", "actor/log_prob_change", "parity/")
+"""Metrics of the sampler's log-probs. An actor's server decodes together what has arrived, so their last bits
+depend on the clock; nothing that is trained does."""
+SAMPLER_ERROR = 1e-6
 
 
 def small(scratch: str, folder: str) -> dict[str, object]:
@@ -67,26 +71,35 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
         keys = small(scratch, str(made.folder))
-        forked = trained(scratch, "process", keys)
-        acted = trained(scratch, "ray", {**keys, "cluster.name": "ray"})
+        forks = {**keys, "cluster.name": "process"}
+        actors = {**keys, "cluster.name": "ray"}
+        forked = trained(scratch, "process", forks)
+        acted = trained(scratch, "ray", actors)
         steps = measured(forked)
         assert len(steps) == STEPS and all(step["actor_train/grad_norm"] > 0 for step in steps)
-        assert measured(acted) == measured(forked), differences(forked, acted)
+        assert not differences(forked, acted), differences(forked, acted)
         assert weights(acted) == weights(forked)
         episodes = ("--from-rollouts", str(forked / "rollouts.jsonl"))
-        forked = trained(scratch, "process_again", keys, *episodes)
-        acted = trained(scratch, "ray_again", {**keys, "cluster.name": "ray"}, *episodes)
-        assert measured(acted) == measured(forked), differences(forked, acted)
+        forked = trained(scratch, "process_again", forks, *episodes)
+        acted = trained(scratch, "ray_again", actors, *episodes)
+        assert not differences(forked, acted), differences(forked, acted)
         print(f"ray: {STEPS} steps of two ranks, played and from episodes, as in two forked processes")
 
 
-def differences(one: Path, other: Path) -> list[tuple[int, str, object, object]]:
-    found = []
+def differences(one: Path, other: Path) -> list[tuple[int, str, float | None, float | None]]:
+    """Where two runs differ: `(step, metric, value, other value)`. Metrics of `SAMPLED` may differ by
+    `SAMPLER_ERROR`."""
+    differing: list[tuple[int, str, float | None, float | None]] = []
     for step, (left, right) in enumerate(zip(measured(one), measured(other), strict=True)):
         for name in left.keys() | right.keys():
-            if left.get(name) != right.get(name):
-                found.append((step, name, left.get(name), right.get(name)))
-    return found
+            mine = left.get(name)
+            theirs = right.get(name)
+            if mine == theirs:
+                continue
+            is_close = None not in (mine, theirs) and abs(mine - theirs) <= SAMPLER_ERROR
+            if not (is_close and name.startswith(SAMPLED)):
+                differing.append((step, name, mine, theirs))
+    return differing
 
 
 if __name__ == "__main__":

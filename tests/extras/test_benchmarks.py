@@ -27,6 +27,7 @@ ARGUMENTS = {
     "algorithms": "frozen_lake --sft-model MODEL --work WORK --picture PICTURE",
     "async": "MODEL",
     "balance": "",
+    "cluster": "",
     "credit": "",
     "display": "RUN",
     "end_to_end": "--sft-model MODEL",
@@ -56,6 +57,8 @@ ARGUMENTS = {
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
 TRL."""
+LIBRARIES = {"cluster": "ray"}
+"""The library of a benchmark that a development environment needn't have."""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,8 @@ def test_a_benchmark_runs_at_toy_size(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} isn't installed: {name}.py needs it")
     words = {**places, "WORK": str(tmp_path / "work"), "PICTURE": str(tmp_path / "picture.png")}
     arguments = [words.get(word, word) for word in str(ARGUMENTS[name]).split()]
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from turnwise.assemble.cluster import begin_schedule_log, build_cluster, build_s
 from turnwise.assemble.health import build_health
 from turnwise.assemble.parity import build_parity_gate
 from turnwise.assemble.placement import FreeForTransfer, place_here, prepare_run, share_devices
+from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rollouts import (
     RolloutContext,
     ServedPolicy,
@@ -87,11 +88,13 @@ def build_agentic(
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         tasks = None if rollouts else _tasks(examined, policy.template)
-        cluster = build_cluster(config, placement, policy.event_loop)
+        hosts = open_hosts(config, placement, policy.event_loop.watchdog, stopwatch)
+        on_error.callback(hosts.close)
+        cluster = build_cluster(config, placement, policy.event_loop, hosts)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
         roles = _roles(config, folder, policy, cluster, algorithm)
-        served = serve(examined, placement, policy, algorithm.needs, cluster.neighbours)
+        served = serve(examined, placement, policy, hosts, algorithm.needs, cluster.neighbours)
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
         require_abilities(config, served.servers.info())
         if schedule_log is not None:

@@ -10,6 +10,7 @@ import torch
 from turnwise.assemble.placement import cpu_threads, set_torch_threads
 from turnwise.assemble.ray import make_ray_cluster
 from turnwise.assemble.run import seed_process
+from turnwise.cluster.hosts import Hosts
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.messages import unsendable_part
@@ -27,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 def build_cluster(
-    config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner
+    config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner, hosts: Hosts
 ) -> Cluster:
     """The cluster that the placement asks for: this process alone, new processes, those that a launcher has
-    started, or actors of Ray."""
+    started, or actors of Ray. It closes `hosts` at its end."""
     watchdog = event_loop.watchdog
     stopwatch = event_loop.stopwatch
     deadline_s = None
@@ -57,7 +58,7 @@ def build_cluster(
         placement,
     )
     if placement.cluster == "ray":
-        return make_ray_cluster(config, *arguments)
+        return make_ray_cluster(*arguments, hosts=hosts, on_end=hosts.close)
     kind = LaunchedCluster if placement.cluster == "launched" else ProcessCluster
     return kind(*arguments)
 

@@ -34,17 +34,22 @@ def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placeme
 
 
 def placed_rewards(config: AgenticConfig) -> Placement:
-    """The placement of the reward role's model where nothing is trained or served. A config without such a
-    model may name devices that this machine lacks."""
+    """The placement of the reward role's model where nothing is trained or served: always in this process. A
+    config without such a model may name devices that this machine lacks."""
     if not config.needs_reward_role:
         return Placement("local")
-    return place_here(config)
+    machine = find_machine()
+    if ray_reason(config, machine):
+        return Placement("local", machine)
+    return place(config, machine)
 
 
 def prepare_run(placement: Placement) -> None:
-    """Starts the fork server now if training or servers will need it. It then imports libraries while this
+    """Starts the fork server now if training or servers will fork. It then imports libraries while this
     process does."""
     modules: list[str] = []
+    if placement.cluster == "ray":
+        return
     if placement.cluster == "process" or placement.num_servers > 1:
         modules.append("turnwise.assemble.strategies")
     if placement.num_servers > 1:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from turnwise.assemble.reward_model import build_judge, build_reward_model
 from turnwise.chat.template import ChatTemplate
+from turnwise.cluster.hosts import Hosts
 from turnwise.data.reward_functions import FunctionReward
 from turnwise.data.rewards import DecodeCompletion, RewardManager, WeightedReward
 from turnwise.examine.examined import Examined
@@ -17,10 +18,15 @@ from turnwise.types import Trajectory
 
 
 def build_reward_manager(
-    examined: Examined, placement: Placement, template: ChatTemplate | None, event_loop: WatchedRunner
+    examined: Examined,
+    placement: Placement,
+    template: ChatTemplate | None,
+    event_loop: WatchedRunner,
+    hosts: Hosts | None = None,
 ) -> RewardManager | None:
     """A manager that scores by `data.reward`; None if that is unset. `template` is None if episodes have no
-    tokens."""
+    tokens. `hosts` starts the process of the reward role's model; without it, or where Ray isn't used, the
+    model is in this process."""
     config = examined.config
     if not config.data.reward:
         return None
@@ -28,11 +34,11 @@ def build_reward_manager(
     if template is not None:
         rewards = [_decoding(weighted, response_reader(template)) for weighted in rewards]
     if any(judge.chat is None for judge in judges_of(rewards)):
-        chat = build_judge(config, placement, event_loop)
+        chat = build_judge(config, placement, event_loop, hosts)
         rewards = [_served(weighted, chat) for weighted in rewards]
     for position, entry in enumerate(config.data.reward):
         if entry.name == "reward_model":
-            model = build_reward_model(config, placement, event_loop)
+            model = build_reward_model(config, placement, event_loop, hosts)
             rewards.insert(position, WeightedReward(entry.name, entry.weight, model))
     return RewardManager(rewards, config.data.reward_timeout_s, event_loop.watchdog)
 

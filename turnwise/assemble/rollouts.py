@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.assemble.agents import build_agent, build_row_agent
 from turnwise.assemble.env_workers import remote_tags, start_env_workers
 from turnwise.assemble.placement import place_here
+from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.servers import build_servers
 from turnwise.assemble.tasks import build_tasks, say_shared_prompts
@@ -21,6 +22,7 @@ from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.cluster.env_pool import EnvPool, prepare_workers
+from turnwise.cluster.hosts import Hosts
 from turnwise.config import AgenticConfig
 from turnwise.data.rewards import RewardManager
 from turnwise.envs.registry import takes_split
@@ -71,6 +73,8 @@ class ServedPolicy(RolloutContext):
     servers: LLMServerManager
     score: RewardManager | None
     """Scores episodes of all splits by `data.reward`; None if no reward is set."""
+    hosts: Hosts
+    """Who has started the processes of servers and of the reward role."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs `main`, empties the servers' KV caches, and returns the result. No other requests may run
@@ -82,8 +86,10 @@ class ServedPolicy(RolloutContext):
         return result
 
     def close(self) -> None:
-        self.event_loop.run(self.servers.close())
-        self.event_loop.close()
+        with ExitStack() as endings:  # in reverse order
+            endings.callback(self.event_loop.close)
+            endings.callback(self.hosts.close)
+            endings.callback(lambda: self.event_loop.run(self.servers.close()))
 
 
 def open_rollout_context(
@@ -107,13 +113,14 @@ def serve(
     examined: Examined,
     placement: Placement,
     policy: RolloutContext,
+    hosts: Hosts,
     needs: frozenset[str] = frozenset(),
     neighbours: Mapping[str, Any] | None = None,
 ) -> ServedPolicy:
-    """The policy with its inference servers. `needs` is `Algorithm.needs`. `neighbours` are this process's
-    workers by role. A server in this process reads the trainer's own parameters if the trainer runs here too,
-    both have the same dtype, `model_update_frequency` is 1 and there is no adapter. Otherwise the server
-    loads a copy in the dtype of actor_infer."""
+    """The policy with its inference servers, in this process or in those that `hosts` starts. `needs` is
+    `Algorithm.needs`. `neighbours` are this process's workers by role. A server in this process reads the
+    trainer's own parameters if the trainer runs here too, both have the same dtype, `model_update_frequency`
+    is 1 and there is no adapter. Otherwise the server loads a copy in the dtype of actor_infer."""
     config = examined.config
     num_train_episodes = scheduler_settings(config, "train", needs).num_concurrent_episodes
     num_val_episodes = scheduler_settings(config, "val").num_concurrent_episodes
@@ -133,12 +140,13 @@ def serve(
         policy.schedule_log,
         max_concurrency=max_concurrency,
         neighbours=neighbours,
+        hosts=hosts,
     )
     manager = LLMServerManager(
         servers, request_s=config.deadlines.request_s, watchdog=policy.event_loop.watchdog
     )
-    score = build_reward_manager(examined, placement, policy.template, policy.event_loop)
-    return ServedPolicy(**vars(policy), servers=manager, score=score)
+    score = build_reward_manager(examined, placement, policy.template, policy.event_loop, hosts)
+    return ServedPolicy(**vars(policy), servers=manager, score=score, hosts=hosts)
 
 
 def open_served_policy(
@@ -149,7 +157,12 @@ def open_served_policy(
     policy = open_rollout_context(examined, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        served = serve(examined, place_here(examined.config), policy, needs)
+        # Nothing is trained, so no process is for that.
+        placement = replace(place_here(examined.config), devices=(), roles={})
+        event_loop = policy.event_loop
+        hosts = open_hosts(examined.config, placement, event_loop.watchdog, event_loop.stopwatch)
+        on_error.callback(hosts.close)
+        served = serve(examined, placement, policy, hosts, needs)
         on_error.pop_all()
     return served
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -12,10 +12,12 @@ import torch
 
 from turnwise.assemble.placement import cpu_threads, set_torch_threads
 from turnwise.assemble.run import seed_process
+from turnwise.cluster.hosts import Hosts
 from turnwise.cluster.messages import SetUp
-from turnwise.cluster.server_process import ServerProcess
+from turnwise.cluster.process import WorkerProcess
+from turnwise.cluster.server_process import SERVERS, ServerProcess
 from turnwise.config import AgenticConfig
-from turnwise.errors import ConfigError, NotAvailableError, ServerError
+from turnwise.errors import ConfigError, NotAvailableError, ServerError, counted
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.protocols import InferenceServer
 from turnwise.runtime.entry_points import load_class
@@ -63,9 +65,10 @@ def build_servers(
     schedule_log: ScheduleLog,
     max_concurrency: int,
     neighbours: Mapping[str, Any],
+    hosts: Hosts,
 ) -> list[InferenceServer]:
-    """Starts a server per replica. A single server runs in this process, and may read a neighbour's model
-    (see `serve`)."""
+    """Starts a server per replica, in processes that `hosts` starts. Where the placement has a server in this
+    process, it may read a neighbour's model (see `serve`)."""
     strategy = config.actor_infer.strategy_args
     entry = STRATEGIES[strategy.strategy_name].entry
     server_class: Any = load_class(entry, "actor_infer.strategy_args.strategy_name", ConfigError)
@@ -73,9 +76,11 @@ def build_servers(
     is_embedded = issubclass(server_class, EmbeddedServer)
     if is_embedded:
         options = {"max_concurrency": max_concurrency, **options}
-    if placement.num_servers > 1:
+    if placement.serves_apart:
         factory = partial(server_class.for_policy, policy=policy, **options)
-        return list(_processes(config, placement, factory, event_loop))
+        size = placement.num_servers
+        names = [f"inference replica {replica}" for replica in range(size)]
+        return list(start_servers(config, placement, "actor_infer", names, factory, event_loop, hosts))
     if is_embedded:
         options["schedule_log"] = schedule_log
     devices = placement.devices_of("actor_infer")
@@ -93,44 +98,53 @@ def build_servers(
         return [server_class.for_policy(rank, policy, **options)]
 
 
-def _processes(
-    config: AgenticConfig, placement: Placement, factory: Any, event_loop: WatchedRunner
+def start_servers(
+    config: AgenticConfig,
+    placement: Placement,
+    role: str,
+    names: Sequence[str],
+    factory: Callable[[RankContext], Any],
+    event_loop: WatchedRunner,
+    hosts: Hosts,
 ) -> list[ServerProcess]:
-    """Starts each server in a process of its own. The processes share the threads of the rollouts equally."""
-    size = placement.num_servers
+    """Starts each server of a role in a process of its own. The processes share the threads of the rollouts
+    equally."""
+    size = len(names)
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
-    logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)
+    logger.info("%s in %s of their own, with %d threads each", role, counted(size, "process"), num_threads)
     levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-    set_up = SetUp(
-        dict(os.environ), list(sys.path), os.getcwd(), levels, partial(_begin, config, num_threads)
-    )
-    processes: list[ServerProcess] = []
+    begin = partial(_begin, config, num_threads)
+    set_up = SetUp(hosts.environment, list(sys.path), os.getcwd(), levels, begin)
+    ranks = placement.of(role).ranks
     with ExitStack() as on_error:
-        for replica in range(size):
-            process = ServerProcess(
-                f"inference replica {replica}", event_loop.run, event_loop.watchdog, event_loop.stopwatch
+        servers: list[ServerProcess] = []
+        first_devices = [devices[0] for devices in ranks]
+        processes = hosts.start(SERVERS, names, first_devices)
+        for process, device in zip(processes, first_devices, strict=True):
+            restart = partial(_start_process, hosts, process.name, device)
+            server = ServerProcess(process, event_loop.run, event_loop.watchdog, restart)
+            servers.append(server)
+            on_error.callback(server.end)
+        for replica, (server, devices) in enumerate(zip(servers, ranks, strict=True)):
+            device_names = tuple(map(hosts.device_name, devices))
+            rank = RankContext(
+                role,
+                replica,
+                size,
+                node=hosts.node_name(devices[0]),
+                device=device_names[0],
+                devices=device_names,
             )
-            processes.append(process)
-            on_error.callback(process.end)
-            process.begin(set_up, factory, _rank(placement, replica))
-        for process in processes:
-            process.wait_until_ready()
+            server.begin(set_up, factory, rank)
+        for server in servers:
+            server.wait_until_ready()
         on_error.pop_all()
-    return processes
+    return servers
 
 
-def _rank(placement: Placement, replica: int) -> RankContext:
-    """The context of a server in a process of its own."""
-    devices = placement.devices_of("actor_infer", replica)
-    [first, *_] = placement.of("actor_infer").ranks[replica]
-    return RankContext(
-        "actor_infer",
-        replica,
-        placement.num_servers,
-        node=placement.machine.node_of(first).name,
-        device=devices[0],
-        devices=devices,
-    )
+def _start_process(hosts: Hosts, name: str, device: int) -> WorkerProcess:
+    [process] = hosts.start(SERVERS, [name], [device])
+    return process
 
 
 async def start_again(server: InferenceServer, deadline_s: float | None) -> InferenceServer:

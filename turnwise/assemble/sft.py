@@ -6,6 +6,7 @@ from pathlib import Path
 
 from turnwise.assemble.cluster import build_cluster
 from turnwise.assemble.placement import place_here, prepare_run
+from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.assemble.run_table import info_of, log_settings, settings_table
 from turnwise.assemble.strategies import trained_strategy
@@ -51,7 +52,9 @@ def build_sft(
     with ExitStack() as on_error:
         on_error.callback(event_loop.close)
         prepare_run(placement)
-        cluster = build_cluster(config, placement, event_loop)
+        hosts = open_hosts(config, placement, event_loop.watchdog, event_loop.stopwatch)
+        on_error.callback(hosts.close)
+        cluster = build_cluster(config, placement, event_loop, hosts)
         on_error.callback(cluster.shutdown)
         strategy = partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)
         workers = cluster.spawn("sft", strategy)

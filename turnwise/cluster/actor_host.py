@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from turnwise.cluster.beats import Looking, ProcessKey
 from turnwise.cluster.wire import Message
 
 LISTEN_S = 5.0
@@ -84,7 +85,7 @@ class HostedWire:
 class HostFacts(NamedTuple):
     """Where a host is, and where its node finds what it writes."""
 
-    process_id: int
+    process: ProcessKey
     stacks: str
     """Path of the file that SIGUSR1 writes stacks into."""
     stderr: str
@@ -93,9 +94,9 @@ class HostFacts(NamedTuple):
 
 class ActorHost:
     """Hosts workers in this process, which has just started. `environment` replaces variables of this
-    process; None removes one."""
+    process; None removes one. It ends when `agent`, a process of this node, has ended."""
 
-    def __init__(self, environment: Mapping[str, str | None]) -> None:
+    def __init__(self, environment: Mapping[str, str | None], agent: ProcessKey) -> None:
         for name, value in environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -105,14 +106,15 @@ class ActorHost:
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 open as long as the process lives
         # A process that is blocked in C answers signals of this kind too.
         faulthandler.register(signal.SIGUSR1, file=self._stacks)
+        self._agent = agent
+        Looking("agent watch", self._look)
 
-    def serve(self, main: str) -> None:
-        """Calls the function `main` (`module:name`) with this end of the wire. If it fails, the process ends:
-        nobody else would answer the run."""
+    def serve(self, module: str) -> None:
+        """Calls the function `answer_all` of a module with this end of the wire. If it fails, the process
+        ends: nobody else would answer the run."""
         try:
-            module, _, name = main.partition(":")
-            function: Any = getattr(import_module(module), name)
-            function(self._wire)
+            main: Any = import_module(module)
+            main.answer_all(self._wire)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
@@ -125,6 +127,11 @@ class ActorHost:
         return self._wire.listen(number)
 
     def facts(self) -> HostFacts:
-        process_id = os.getpid()
-        stacks = f"/proc/{process_id}/fd/{self._stacks.fileno()}"
-        return HostFacts(process_id, stacks, os.path.realpath(f"/proc/{process_id}/fd/2"))
+        process = ProcessKey.of_this()
+        descriptors = f"/proc/{process.number}/fd"
+        stacks = f"{descriptors}/{self._stacks.fileno()}"
+        return HostFacts(process, stacks, os.path.realpath(f"{descriptors}/2"))
+
+    def _look(self) -> None:
+        if self._agent.state() == "ended":
+            os._exit(1)

@@ -12,11 +12,13 @@ logger = logging.getLogger(__name__)
 
 class Channel:
     """Sends calls to a process and receives its answers. Log records and progress that come before an answer
-    are passed on to the log and the stopwatch of this process."""
+    are passed on to the log and the stopwatch of this process; if `origin` names the other process, its
+    records begin with that."""
 
-    def __init__(self, wire: Wire, stopwatch: Stopwatch) -> None:
+    def __init__(self, wire: Wire, stopwatch: Stopwatch, origin: str = "") -> None:
         self._wire = wire
         self.stopwatch = stopwatch
+        self._origin = origin
 
     def send(self, message: Message) -> None:
         """Sends a packed call. Raises OSError if the process has ended."""
@@ -32,7 +34,7 @@ class Channel:
             message = self._wire.receive()
             content = message.content
             if content.startswith(RECORD):
-                _log(content.removeprefix(RECORD))
+                _log(content.removeprefix(RECORD), self._origin)
             elif content.startswith(DONE):
                 self.stopwatch.did_batch(int(content.removeprefix(DONE)))
             else:
@@ -57,7 +59,7 @@ class Channel:
         self._wire.close()
 
 
-def _log(pickled: bytes) -> None:
+def _log(pickled: bytes, origin: str) -> None:
     """Logs a record of the other process in this one."""
     try:
         record: logging.LogRecord = loads(pickled)
@@ -66,4 +68,7 @@ def _log(pickled: bytes) -> None:
     ) as error:  # boundary: its `extra` may hold objects of classes that can't be imported here
         logger.warning("A log record of another process can't be read: %s", error)
     else:
+        if origin:
+            record.msg = f"{origin}: {record.getMessage()}"
+            record.args = None
         logging.getLogger(record.name).handle(record)

@@ -76,7 +76,7 @@ class EnvPool:
         self.num_workers = num_workers
         self.loop = loop
         self._make_env = make_env
-        self._start = start or partial(WorkerProcess.fork, main=ENV_CHILD, stopwatch=settings.stopwatch)
+        self._start = start or partial(WorkerProcess.fork, module=ENV_CHILD, stopwatch=settings.stopwatch)
         self._workers: list[EnvWorker] = []
         self._ids = itertools.count()
         self._ends: deque[float] = deque(maxlen=MAX_ENDS)

@@ -16,7 +16,7 @@ from turnwise.errors import EnvironmentFault, counted
 from turnwise.protocols import Env
 from turnwise.runtime.threads import DaemonThread
 
-ENV_CHILD = "turnwise.cluster.env_child:serve"
+ENV_CHILD = "turnwise.cluster.env_child"
 """The function that a worker's process runs."""
 
 Waiting = asyncio.Future[Any] | Future[Any]

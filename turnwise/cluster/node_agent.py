@@ -4,12 +4,16 @@ import os
 import platform
 import shutil
 import signal
+import sys
 import time
+from concurrent.futures import Future
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from turnwise import __version__
+from turnwise.cluster.beats import DriverWatch, Heartbeat, Looking, ProcessKey, ProcessState
 
 _STACK_S = 5.0  # seconds to wait for the stacks of a process
 _QUIET_S = 0.3  # seconds without a further line after which stacks are complete
@@ -27,16 +31,62 @@ class NodeFacts(NamedTuple):
     """Free space of /dev/shm; 0 where there is none."""
     versions: dict[str, str]
     """Versions that must be equal on all nodes, since functions are sent as code."""
+    agent: ProcessKey
+
+
+class WatchSettings(NamedTuple):
+    """How an agent watches the process of the run."""
+
+    driver: ProcessKey
+    node_s: float
+    """Seconds of silence after which a node counts as lost."""
+    stopped_s: float | None
+    """Seconds that the run's process may stand still."""
 
 
 class NodeAgent:
-    """Answers for one node."""
+    """Answers for one node. It ends the node's actors when the process of the run has ended. `home` is the
+    agent on that process's node; None if it is this one."""
+
+    def __init__(self, settings: WatchSettings, home: Any = None) -> None:
+        self._driver = settings.driver
+        self._hosts: list[ProcessKey] = []
+        heartbeat = Heartbeat(self._seen_here)
+        if home is not None:
+            heartbeat = Heartbeat(lambda: home.driver_state.remote().future())
+        watch = DriverWatch(heartbeat, settings.node_s, settings.stopped_s, self._end, _say)
+        Looking("driver watch", watch.look)
+
+    def beat(self) -> None:
+        """Shows that this node lives."""
+
+    def driver_state(self) -> ProcessState:
+        """How the process of the run is, which is on this node."""
+        return self._driver.state()
+
+    def _seen_here(self) -> Future[Any]:
+        seen: Future[Any] = Future()
+        seen.set_result(self._driver.state())
+        return seen
+
+    def add_host(self, process: ProcessKey) -> None:
+        """Notes a process of this node that ends with the run."""
+        self._hosts.append(process)
+
+    def _end(self, reason: str) -> None:
+        _say(f"{reason}: this node's processes of the run end")
+        for process in self._hosts:
+            if process.state() != "ended":
+                with suppress(ProcessLookupError):
+                    os.kill(process.number, signal.SIGKILL)
+        os._exit(1)
 
     def facts(self) -> NodeFacts:
         # Ray sets this variable to the accelerators that it has assigned to an actor.
         devices = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         shared_bytes = shutil.disk_usage("/dev/shm").free if os.path.exists("/dev/shm") else 0
-        return NodeFacts(devices, os.cpu_count() or 1, shared_bytes, versions())
+        num_cores = os.cpu_count() or 1
+        return NodeFacts(devices, num_cores, shared_bytes, versions(), ProcessKey.of_this())
 
     def stacks(self, process_id: int, path: str) -> str:
         """The stacks of a process of this node, which writes them into the file `path` on SIGUSR1."""
@@ -67,6 +117,10 @@ class NodeAgent:
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def versions() -> dict[str, str]:

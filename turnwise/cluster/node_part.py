@@ -1,6 +1,7 @@
 """What a run has of a node of Ray: its devices, its agent, and the variables of its actors."""
 
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,11 @@ class NodePart:
     """The devices that are used, as they are numbered on the node."""
     agent: Any
     facts: NodeFacts
+
+    def beat(self) -> Future[None]:
+        """Asks the node for a sign of life."""
+        answer: Future[None] = self.agent.beat.remote().future()
+        return answer
 
     def device_name(self, number: int) -> str:
         """Torch's name for a device of the node, in the actors there, which see the used ones only."""

@@ -24,9 +24,10 @@ class WorkerProcess:
         self.channel = channel
 
     @classmethod
-    def fork(cls, name: str, main: str, stopwatch: Stopwatch) -> "WorkerProcess":
-        """Starts a process that calls the function `main` (`module:name`)."""
-        life = ForkedLife(main)
+    def fork(cls, name: str, module: str, stopwatch: Stopwatch) -> "WorkerProcess":
+        """Starts a process that calls the function `serve` of a module with its ends of a connection and of a
+        pipe for its stacks."""
+        life = ForkedLife(f"{module}:serve")
         return cls(name, life, Channel(ConnectionWire(life.connection), stopwatch))
 
     def ask(self, call: str, parcel: Parcel) -> Any:

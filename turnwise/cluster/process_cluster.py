@@ -25,8 +25,8 @@ from turnwise.runtime.rank import Layout, RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
-CHILD = "turnwise.cluster.child:serve"
-"""The function that a process of ranks runs."""
+RANKS = "turnwise.cluster.child"
+"""The module that a process of ranks runs, see `hosts`."""
 _OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others to fail too
 
 
@@ -157,6 +157,7 @@ class ProcessCluster:
     processes don't find each other."""
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
+    _process_name = "the trainer's process"
     _folder: TemporaryDirectory[str] | None = None  # where the processes find each other
 
     def __init__(
@@ -187,7 +188,7 @@ class ProcessCluster:
         """Starts the processes and connects their ranks."""
         size = self.placement.num_processes
         for rank in range(size):
-            forked = WorkerProcess.fork(self._name(rank), CHILD, settings.stopwatch)
+            forked = WorkerProcess.fork(self._name(rank), RANKS, settings.stopwatch)
             self._processes.append(ConnectedRanks(forked, settings))
         self._set_up(dict(os.environ), begin)
         if size > 1:
@@ -197,7 +198,7 @@ class ProcessCluster:
 
     def _name(self, number: int) -> str:
         is_only = self.placement.num_processes == 1
-        return "the trainer's process" if is_only else f"the trainer's process of rank {number}"
+        return self._process_name if is_only else f"{self._process_name} of rank {number}"
 
     def _set_up(self, environment: dict[str, str], begin: Callable[[], object]) -> None:
         """Sets up each process, with this environment if it isn't empty."""

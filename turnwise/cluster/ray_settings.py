@@ -20,7 +20,11 @@ class RaySettings:
     """The network interface between ranks; empty for that of the address by which Ray knows a node."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     start_s: float | None = None
-    """Seconds that the start of actors may take."""
+    """Seconds that the start of actors may take; None = no limit."""
+    node_s: float = 30.0
+    """Seconds of silence after which a node counts as lost."""
+    stopped_s: float | None = None
+    """Seconds that the process of the run may stand still before its actors end; None = no limit."""
 
 
 class RayLines(io.TextIOBase):
@@ -42,6 +46,13 @@ class RayLines(io.TextIOBase):
 
     def flush(self) -> None:
         self.stream.flush()
+
+
+class RayRecords(logging.Handler):
+    """Passes the records of Ray's logger to ours, prefixed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.log(record.levelno, "ray: %s", record.getMessage())
 
 
 def fate_text(cause: str) -> str:

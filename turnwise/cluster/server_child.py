@@ -24,11 +24,15 @@ class ServerCall(NamedTuple):
 
 
 def serve(connection: Any, stacks: Any) -> None:
-    """Answers commands one by one until a server is made, then calls of the server until the other end is
-    closed."""
+    """Answers the messages of a connection, see `answer_all`."""
     # A process group of its own, so that an engine's processes end with this one.
     os.setpgid(0, 0)
-    wire = begin(connection, stacks)
+    answer_all(begin(connection, stacks))
+
+
+def answer_all(wire: Wire) -> None:
+    """Answers commands one by one until a server is made, then calls of the server until the other end is
+    closed."""
     child = Child(wire)
     while not child.workers:
         try:

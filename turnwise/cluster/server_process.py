@@ -15,7 +15,6 @@ from turnwise.errors import ServerError
 from turnwise.protocols import MemoryKind, Suspension, WeightSource
 from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
 from turnwise.runtime.torch_group import Meeting
 from turnwise.runtime.watchdog import Watchdog
@@ -23,22 +22,30 @@ from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedWeights
 from turnwise.types import Completion, Media, SamplingParams
 
-SERVER_CHILD = "turnwise.cluster.server_child:serve"
-"""The function that a server's process runs."""
+SERVERS = "turnwise.cluster.server_child"
+"""The module that a server's process runs, see `hosts`."""
 
 
 class ServerProcess:
-    """A `protocols.InferenceServer` in another process, where its calls run concurrently. `begin` makes the
-    server. If the process ends, all callers that wait for it get a ConnectionError."""
+    """A `protocols.InferenceServer` in another process, which runs `SERVERS`. Calls run concurrently there.
+    `begin` makes the server. If the process ends, all callers that wait for it get a ConnectionError.
+    `start_process` starts a process in its place."""
 
-    def __init__(self, name: str, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch) -> None:
-        self.name = name
+    def __init__(
+        self,
+        process: WorkerProcess,
+        run_async: RunAsync,
+        watchdog: Watchdog,
+        start_process: Callable[[], WorkerProcess],
+    ) -> None:
+        self.name = process.name
+        self.process = process
         self.node = ""
         """The node that it runs on, as `RankContext.node`."""
+        self._start_process = start_process
         self._run_async = run_async
         self._watchdog = watchdog
-        self.process = WorkerProcess.fork(name, SERVER_CHILD, stopwatch)
-        self._thread = DaemonThread(name)
+        self._thread = DaemonThread(self.name)
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._info: ServerInfo | None = None
@@ -80,7 +87,8 @@ class ServerProcess:
         """Ends this process, and starts another with the same server. Raises DeadlineError if that takes
         longer than `deadline_s` seconds."""
         await asyncio.to_thread(self.end)
-        process = ServerProcess(self.name, self._run_async, self._watchdog, self.process.channel.stopwatch)
+        new = await asyncio.to_thread(self._start_process)
+        process = ServerProcess(new, self._run_async, self._watchdog, self._start_process)
         process.begin(*self._made_by)
         awaited = f"{self.name} to start again"
         try:

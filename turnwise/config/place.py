@@ -255,22 +255,24 @@ def _served(
     numbers: tuple[int, ...],
     cluster: ClusterName,
 ) -> dict[str, RolePlacement]:
-    """The inference servers, and the reward role's model, which is in the run's process."""
-    process = BESIDE_TRAINERS if cluster in ("process", "ray") else 0
+    """The inference servers, and the reward role's model. Under Ray each has a process of its own; else the
+    reward role's model is in the run's process."""
+    process = BESIDE_TRAINERS if cluster == "process" else 0
     role = config.actor_infer
     first_device = numbers[:1]
     ranks = _replicas(server_devices, role.model_parallel_size) or (first_device,)
     processes: tuple[int, ...] = (process,)
-    if len(ranks) > 1:
-        num_trainers = len(numbers)
-        processes = tuple(range(num_trainers, num_trainers + len(ranks)))
+    num_trainers = len(numbers)
+    num_processes = num_trainers + len(ranks)
+    if len(ranks) > 1 or cluster == "ray":
+        processes = tuple(range(num_trainers, num_processes))
     layout = _layout(role, len(server_devices))
     served = {"actor_infer": RolePlacement(ranks, processes, layout)}
     if config.needs_reward_role:
         device = first_device
         if server_devices and cluster != "local":
             device = server_devices[:1]
-        served["reward"] = RolePlacement((device,), (process,))
+        served["reward"] = RolePlacement((device,), (num_processes if cluster == "ray" else process,))
     return served
 
 

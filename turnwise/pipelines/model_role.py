@@ -1,7 +1,7 @@
 """A role's model. Its methods send micro-batches of samples to the workers, and write the results into the
 samples."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from turnwise.protocols import (
 )
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.spec import OldLogProbs
-from turnwise.types import Denominators, FloatArray, Metric, Sample, derive_seed
+from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
@@ -265,28 +265,37 @@ class ModelRole:
         results, _ = self._forward(samples, frozenset({output}))
         return [arrays[output] for arrays in results]
 
+    async def forward_async(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
+        """`forward` on the event loop, which keeps running if the workers are in other processes. It doesn't
+        claim devices."""
+        outputs: frozenset[Output] = frozenset({output})
+        cuts, batches = self._batches(samples)
+        arrays = await self._begin_forward(batches, outputs)
+        results = _by_sample(len(samples), cuts, batches, arrays, outputs)
+        return [arrays[output] for arrays in results]
+
     def _cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
         return self.plan.cut(samples, max_tokens, self.workers.dp_size)
 
     def _forward(
         self, samples: Sequence[Sample], outputs: frozenset[Output]
     ) -> tuple[list[dict[Output, FloatArray]], list[Metric]]:
+        cuts, batches = self._batches(samples)
+        with self._computing("forward", len(batches), ["weights"]) as metrics:
+            results = self._begin_forward(batches, outputs).result()
+        return _by_sample(len(samples), cuts, batches, results, outputs), metrics
+
+    def _batches(self, samples: Sequence[Sample]) -> tuple[list[list[int]], list[Batch]]:
+        """The micro-batches of a forward pass, and the indices of the samples of each."""
         cuts = self._cut(samples, self.plan.max_tokens_infer)
         parts = _parts(samples, cuts)
-        batches = [pack(part, denominators(part, self.plan.max_length)) for part in parts]
+        return cuts, [pack(part, denominators(part, self.plan.max_length)) for part in parts]
+
+    def _begin_forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> Pending:
         options: dict[str, Any] = {"outputs": outputs}
         if self.is_base:
             options["without_adapter"] = True
-        with self._computing("forward", len(batches), ["weights"]) as metrics:
-            results = self.workers.call("forward", batches, route="split", **options).result()
-        by_sample: list[dict[Output, FloatArray]] = [{} for _ in samples]
-        for cut, batch, arrays in zip(cuts, batches, results, strict=True):
-            for name in outputs:
-                of_samples = unpack(arrays[name], batch.lengths)
-                # A micro-batch without samples holds one blank sample.
-                for index, array in zip(cut, of_samples, strict=bool(cut)):
-                    by_sample[index][name] = array
-        return by_sample, metrics
+        return self.workers.call("forward", batches, route="split", **options)
 
     @contextmanager
     def _computing(
@@ -315,3 +324,21 @@ class ModelRole:
 def _parts(samples: Sequence[Sample], cuts: Sequence[Sequence[int]]) -> list[list[Sample]]:
     """The samples of each micro-batch. One without samples gets a blank sample."""
     return [[samples[index] for index in cut] or [blank(samples[0])] for cut in cuts]
+
+
+def _by_sample(
+    num_samples: int,
+    cuts: Sequence[Sequence[int]],
+    batches: Sequence[Batch],
+    results: Sequence[Mapping[Output, Any]],
+    outputs: frozenset[Output],
+) -> list[dict[Output, FloatArray]]:
+    """The outputs of micro-batches, divided among their samples."""
+    by_sample: list[dict[Output, FloatArray]] = [{} for _ in range(num_samples)]
+    for cut, batch, arrays in zip(cuts, batches, results, strict=True):
+        for name in outputs:
+            of_samples = unpack(arrays[name], batch.lengths)
+            # A micro-batch without samples holds one blank sample.
+            for index, array in zip(cut, of_samples, strict=bool(cut)):
+                by_sample[index][name] = array
+    return by_sample

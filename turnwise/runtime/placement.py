@@ -106,6 +106,14 @@ class Placement:
         return len(self.devices)
 
     @property
+    def all_devices(self) -> tuple[int, ...]:
+        """The devices of all roles, in their order."""
+        devices = set(self.devices)
+        for placed in self.served.values():
+            devices.update(placed.devices)
+        return tuple(sorted(devices))
+
+    @property
     def trains_apart(self) -> bool:
         """Whether a server in the run's process can't read the trainer's own tensors, so that it has a copy
         of them."""
@@ -113,12 +121,17 @@ class Placement:
 
     @property
     def num_servers(self) -> int:
-        """Number of inference servers. A single one is in the run's process, several have processes of their
-        own."""
+        """Number of inference servers."""
         servers = self.served.get("actor_infer")
         if servers is None:
             return 0
         return servers.size
+
+    @property
+    def serves_apart(self) -> bool:
+        """Whether each server has a process of its own: under Ray, and where there are several. Else the only
+        one is in the run's process."""
+        return self.num_servers > 1 or (self.cluster == "ray" and self.num_servers == 1)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -200,7 +213,8 @@ class Placement:
 
     def table(self) -> str:
         """A table with a line per device: the ranks of the training roles on it, and the replicas of served
-        roles. The last line says which processes there are.
+        roles. With several nodes, each device is also shown as its node and its number there. The last line
+        says which processes there are.
 
         >>> trainer, server = RolePlacement(((0,),), (0,)), RolePlacement(((2, 3),), (0,), Layout(tp=2))
         >>> print(Placement("local", roles={"actor_train": trainer}, served={"actor_infer": server}).table())
@@ -212,9 +226,14 @@ class Placement:
         """
         columns = [_column("rank", placed) for placed in self.roles.values()]
         columns += [_column("replica", placed) for placed in self.served.values()]
-        rows = [["device", *self._all]]
+        has_nodes = len(self.machine.nodes) > 1
+        places = ["node:device"] if has_nodes else []
+        rows = [["device", *places, *self._all]]
         for device in sorted(set(chain.from_iterable(columns))):
             cells = [column.get(device, "-") for column in columns]
+            if has_nodes:
+                index, number = self.machine.locate(device)
+                cells.insert(0, f"{self.machine.nodes[index].name or f'node {index}'}:{number}")
             rows.append([str(device), *cells])
         return f"{_aligned(rows)}\n({self._processes()})"
 
@@ -226,9 +245,10 @@ class Placement:
         training = _TRAINING[self.cluster]
         if not self.num_servers:
             return training
-        if self.num_servers == 1:
+        if not self.serves_apart:
             return f"{training}; sampling in this process"
-        return f"{training}; {counted(self.num_servers, 'inference process')}"
+        noun = "actor" if self.cluster == "ray" else "process"
+        return f"{training}; {counted(self.num_servers, f'inference {noun}')}"
 
 
 def _column(noun: str, placed: RolePlacement) -> dict[int, str]:

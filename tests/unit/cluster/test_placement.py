@@ -375,3 +375,14 @@ def test_what_no_node_of_ray_has_is_refused_by_name(keys, words):
 def test_a_launcher_and_ray_exclude_each_other():
     with pytest.raises(ConfigError, match="a launcher started this process"):
         place(config_of(**{"cluster.name": "ray"}), launched_on(TWO_SLOTS, 2))
+
+
+def test_replicas_of_ray_have_processes_of_their_own_and_the_table_names_nodes():
+    keys = {"cluster.name": "ray", ACTOR: [0, 1], "actor_infer.device_mapping": [4]}
+    placement = place(config_of(**keys), Machine((HEAD, LARGE, SMALL)))
+    assert placement.serves_apart
+    assert placement.of("actor_infer").processes == (2,)
+    assert placement.all_devices == (0, 1, 4)
+    lines = [line.split() for line in placement.table().splitlines()]
+    assert lines[1] == ["0", "large:0", "rank", "0", "-"]
+    assert lines[3] == ["4", "small:0", "-", "replica", "0"]

@@ -1,0 +1,46 @@
+"""Log records of other processes say where they come from."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from turnwise.cluster.channel import Channel
+from turnwise.cluster.messages import RECORD, Reply, dumps, pack
+from turnwise.cluster.ray_settings import RayRecords
+from turnwise.cluster.wire import Message
+from turnwise.runtime.stopwatch import Stopwatch
+
+
+class Recorded:
+    """A wire that gives these messages."""
+
+    def __init__(self, *messages: Message) -> None:
+        self._messages = list(messages)
+
+    def receive(self) -> Message:
+        return self._messages.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("origin", "text"), [("", "3 of 4 there"), ("replica 1 on b", "replica 1 on b: 3 of 4 there")]
+)
+def test_a_record_begins_with_its_origin(origin: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    record = logging.makeLogRecord(
+        {"name": "turnwise.x", "levelno": logging.WARNING, "msg": "%d of %d there"}
+    )
+    record.args = (3, 4)
+    wire = Recorded(Message(RECORD + dumps(record)), pack(Reply(value=1)))
+    assert Channel(wire, Stopwatch(), origin).receive().value == 1  # type: ignore[arg-type]
+    assert [logged.getMessage() for logged in caplog.records] == [text]
+
+
+def test_records_of_ray_are_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    library = logging.getLogger("a library")
+    library.addHandler(RayRecords())
+    library.propagate = False
+    library.warning("a node of %d is full", 3)
+    [record] = caplog.records
+    assert record.getMessage() == "ray: a node of 3 is full"
+    assert record.levelno == logging.WARNING

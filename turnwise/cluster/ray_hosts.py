@@ -1,0 +1,237 @@
+"""What a run holds of Ray: devices of its nodes, an agent on each node, and the actors there."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from turnwise.cluster.actor_host import ActorHost, HostFacts
+from turnwise.cluster.beats import Heartbeat, Looking, NodeMonitor, ProcessKey
+from turnwise.cluster.channel import Channel
+from turnwise.cluster.node_agent import NodeAgent, WatchSettings
+from turnwise.cluster.node_part import NodePart, actor_environment, require_versions
+from turnwise.cluster.process import WorkerProcess
+from turnwise.cluster.ray_actor import ActorLife, ActorWire
+from turnwise.cluster.ray_session import leave_ray
+from turnwise.cluster.ray_settings import RaySettings
+from turnwise.errors import WorkerError
+from turnwise.runtime.machine import Node
+from turnwise.runtime.placement import Placement
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+_REPORT_S = 10.0  # seconds between two reports of what a start waits for
+_LOOK_S = 0.5  # seconds between two looks whether the devices are reserved
+_GROUPS = {"arriving": 1, "leaving": 1, "control": 2}
+"""Groups of threads of an actor: for messages in either direction, and for questions about it."""
+_AGENT_CALLS = 4
+"""How many questions an agent answers at the same time: it beats while it collects stacks."""
+
+
+class RayHosts:
+    """The processes of a run under Ray. Reserves the devices of `placement`, on the nodes of its machine,
+    which `join_ray` has made. Starts actors there, until `close`, which leaves Ray."""
+
+    def __init__(
+        self, placement: Placement, settings: RaySettings, watchdog: Watchdog, stopwatch: Stopwatch
+    ) -> None:
+        self.placement = placement
+        self.settings = settings
+        self._watchdog = watchdog
+        self._stopwatch = stopwatch
+        self._reserved: Any = None
+        self._parts: dict[int, NodePart] = {}
+        self._agents: list[Any] = []
+        self._wires: dict[int, dict[str, ActorWire]] = {}
+        """Index of a node → name of an actor there → its wire."""
+        self._actors: list[Any] = []
+        self._looking: Looking | None = None
+        self._is_closed = False
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            with self._waiting():
+                self._reserve()
+            self._begin_beats()
+            on_error.pop_all()
+
+    def start(self, module: str, names: Sequence[str], devices: Sequence[int]) -> list[WorkerProcess]:
+        """See `Hosts`. An actor calls the function `answer_all` of the module with its end of the wire, and
+        sees all devices that the run has on its node."""
+        with self._waiting():
+            return self._start(module, names, devices)
+
+    def _waiting(self) -> Any:
+        start_s = self.settings.start_s
+        return self._watchdog.waiting("the run", "Ray to start its actors", start_s, "deadlines.start_s")
+
+    def _start(self, module: str, names: Sequence[str], devices: Sequence[int]) -> list[WorkerProcess]:
+        indices = [self.placement.machine.locate(device)[0] for device in devices]
+        bundles = list(self._parts)
+        actors: list[Any] = []
+        for index in indices:
+            part = self._parts[index]
+            options = {"num_cpus": 0, "concurrency_groups": _GROUPS}
+            environment = actor_environment(part)
+            bundle = bundles.index(index)
+            actors.append(self._remote(ActorHost, bundle, environment, part.facts.agent, **options))
+        self._actors += actors
+        answers = [actor.facts.options(concurrency_group="control").remote() for actor in actors]
+        processes: list[WorkerProcess] = []
+        for name, index, actor, facts in zip(names, indices, actors, ray.get(answers), strict=True):
+            actor.serve.remote(module)
+            processes.append(self._process(name, index, actor, facts))
+        return processes
+
+    def _process(self, name: str, index: int, actor: Any, facts: HostFacts) -> WorkerProcess:
+        part = self._parts[index]
+        part.agent.add_host.remote(facts.process)
+        wire = ActorWire(actor)
+        full_name = f"{name} on {part.node.name}"
+        self._wires.setdefault(index, {})[full_name] = wire
+        logger.info("%s is process %d", full_name, facts.process.number)
+        life = ActorLife(actor, wire, part.agent, facts)
+        return WorkerProcess(full_name, life, Channel(wire, self._stopwatch, full_name))
+
+    def _reserve(self) -> None:
+        """Reserves the devices of each node, and starts the node's agent, which holds its accelerators."""
+        used = self._used_devices()
+        nodes = [self.placement.machine.nodes[index] for index in used]
+        resources: list[dict[str, float]] = []
+        for node, numbers in zip(nodes, used.values(), strict=True):
+            kind = "GPU" if node.accelerator else "CPU"
+            resources.append({kind: len(numbers)})
+        selectors = [{"ray.io/node-id": node.key} for node in nodes]
+        self._reserved = placement_group(resources, strategy="PACK", bundle_label_selector=selectors)
+        self._wait_for_devices(nodes, resources)
+        self._start_agents(nodes, resources)
+        facts = ray.get([agent.facts.remote() for agent in self._agents[: len(used)]])
+        pairs = zip(used.items(), self._agents, facts, strict=False)
+        for (index, numbers), agent, node_facts in pairs:
+            node = self.placement.machine.nodes[index]
+            require_versions(node, node_facts)
+            self._parts[index] = NodePart(node, numbers, agent, node_facts)
+
+    def _start_agents(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> None:
+        """Starts an agent on each of these nodes, and one on this process's node if it isn't among them: the
+        others ask that one how this process is."""
+        driver = ProcessKey.of_this()
+        settings = WatchSettings(driver, self.settings.node_s, self.settings.stopped_s)
+        here = ray.get_runtime_context().get_node_id()
+        homes = [number for number, node in enumerate(nodes) if node.key == here]
+        agents: dict[int, Any] = {}
+        if homes:
+            number = homes[0]
+            home = self._start_agent(number, resources[number], settings)
+            agents[number] = home
+        else:
+            strategy = NodeAffinitySchedulingStrategy(here, soft=False)
+            options = {"num_cpus": 0, "max_concurrency": _AGENT_CALLS}
+            home = ray.remote(scheduling_strategy=strategy, **options)(NodeAgent).remote(settings)
+        for number, bundle in enumerate(resources):
+            if number not in agents:
+                agents[number] = self._start_agent(number, bundle, settings, home)
+        self._agents = [agents[number] for number in range(len(nodes))]
+        if not homes:
+            self._agents.append(home)
+        if ray.get(home.driver_state.remote()) == "ended":
+            raise WorkerError(
+                f"Ray's processes on this node don't see this one (number {driver.number}): run Ray and "
+                "turnwise in the same container"
+            )
+
+    def _start_agent(self, number: int, bundle: Mapping[str, float], *args: Any) -> Any:
+        options = {"num_gpus": bundle.get("GPU", 0), "num_cpus": 0, "max_concurrency": _AGENT_CALLS}
+        return self._remote(NodeAgent, number, *args, **options)
+
+    def _used_devices(self) -> dict[int, tuple[int, ...]]:
+        """Index of each node with a device of the run → those devices, as they are numbered there."""
+        used: dict[int, list[int]] = {}
+        for device in self.placement.all_devices:
+            index, number = self.placement.machine.locate(device)
+            used.setdefault(index, []).append(number)
+        return {index: tuple(numbers) for index, numbers in sorted(used.items())}
+
+    def _wait_for_devices(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> None:
+        """Waits until Ray has reserved the devices. Says every few seconds what is awaited."""
+        report = time.monotonic() + _REPORT_S
+        while not self._reserved.wait(_LOOK_S):
+            if time.monotonic() < report:
+                continue
+            report = time.monotonic() + _REPORT_S
+            awaited = "; ".join(
+                f"{_amounts(bundle)} of {node.name}" for node, bundle in zip(nodes, resources, strict=True)
+            )
+            logger.info("waiting for Ray to reserve %s; free are %s", awaited, _amounts(_free_resources()))
+
+    def _remote(self, kind: Any, bundle: int, *args: Any, **options: Any) -> Any:
+        """Starts an actor of a class on a node of the run."""
+        strategy = PlacementGroupSchedulingStrategy(self._reserved, placement_group_bundle_index=bundle)
+        return ray.remote(scheduling_strategy=strategy, **options)(kind).remote(*args)
+
+    def _begin_beats(self) -> None:
+        heartbeats: dict[int, Heartbeat] = {}
+        for index, part in self._parts.items():
+            heartbeats[index] = Heartbeat(part.beat)
+        monitor = NodeMonitor(heartbeats, self.settings.node_s, self._lose)
+        self._looking = Looking("node beats", monitor.look)
+
+    def _lose(self, index: int, reason: str) -> None:
+        """Ends the calls of a node's actors. What still lives there ends itself."""
+        node = self.placement.machine.nodes[index]
+        wires = self._wires.get(index, {})
+        loss = f"node {node.name} {reason}; it had {', '.join(wires) or 'no process of the run'}"
+        logger.error("%s", loss)
+        for wire in wires.values():
+            wire.lose(loss)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """See `Hosts`: Ray sets it, and `actor_environment`."""
+        return {}
+
+    def node_name(self, device: int) -> str:
+        return self.part_of(device).node.name
+
+    def part_of(self, device: int) -> NodePart:
+        """What the run has of the node of a device."""
+        index, _ = self.placement.machine.locate(device)
+        return self._parts[index]
+
+    def device_name(self, device: int) -> str:
+        """Torch's name for a device, in the actors of its node."""
+        _, number = self.placement.machine.locate(device)
+        return self.part_of(device).device_name(number)
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        return len({part.node.address for part in self._parts.values()}) == 1
+
+    def close(self) -> None:
+        """Ends what is still there, and leaves Ray. Calling it again is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with ExitStack() as endings:
+            endings.callback(leave_ray)
+            if self._reserved is not None:
+                endings.callback(remove_placement_group, self._reserved)
+            for actor in self._agents + self._actors:
+                endings.callback(ray.kill, actor)
+            if self._looking is not None:
+                endings.callback(self._looking.end)
+
+
+def _free_resources() -> dict[str, float]:
+    free = ray.available_resources()
+    return {kind: free.get(kind, 0.0) for kind in ("GPU", "CPU")}
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items())
