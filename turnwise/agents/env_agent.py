@@ -162,7 +162,7 @@ class EnvAgent:
                 turn_idx,
                 observation,
                 conversation.turns[-1],
-                reply["content"],
+                conversation.turns[-1].text,
             )
             episode.turns.append(conversation.turns[-1])
             observation = step.observation

@@ -77,8 +77,9 @@ class TokenConversation:
     async def generate(self, new_messages: Messages, options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. With tools and a
         parser, this message has `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call
-        that can't be read. If `options` names other tools than before, a new context starts, whose prompt is
-        the whole conversation.
+        that can't be read. Its `content` is the text around the calls, its `reasoning_content` the thinking;
+        `Turn.text` has all that was sampled. If `options` names other tools than before, a new context
+        starts, whose prompt is the whole conversation.
 
         If the last message is an assistant's, the response continues it. The recorded message then has all
         its words, the returned one only those that were sampled.
@@ -98,7 +99,7 @@ class TokenConversation:
             return None
         # Only the first turn of a context branches off.
         parent = None if self.turns else self._parent
-        self._ledger.commit(sampled.turn, sampled.prefix, parent)
+        self._ledger.commit(sampled.turn, sampled.prefix, parent, sampled.messages)
         self._prefix = sampled.prefix
         self._tools = request.tools
         return sampled.reply

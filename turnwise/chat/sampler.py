@@ -62,6 +62,8 @@ class Sampled(NamedTuple):
     turn: Turn
     prefix: Prefix
     reply: Message
+    messages: Messages
+    """The new messages and the response, as a prompt shows them again."""
 
 
 class NoRoom(NamedTuple):
@@ -132,10 +134,10 @@ class TokenSampler:
         text = reader.text(response_ids, stop_token_ids)
         turn = prompt.turn(completion, sampling, text, text_of_last(request.messages))
         context, words = continued(request.messages)
-        calls = reader.calls(response_ids, stop_token_ids, words, request.tools, request.number)
-        reply = {"role": "assistant", "content": text, **calls}
-        turn.messages = [*context, {**reply, "content": words + text}]
-        return Sampled(turn, prompt.answered(response_ids), reply)
+        reply = reader.reply(response_ids, stop_token_ids, words, request.tools, request.number)
+        turn.messages = [*context, reply.sampled]
+        messages = [*context, reply.rendered]
+        return Sampled(turn, prompt.answered(response_ids), reply.message, messages)
 
 
 def check_completion(completion: Completion, sampling: SamplingParams, request_id: str) -> None:

@@ -127,7 +127,7 @@ class Turn:
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
     """What is new in this turn: the messages before the response, as the model was shown them, and the
-    response with its `tool_calls`. The conversation sets them; files leave them out."""
+    response with its whole text and its `tool_calls`. The conversation sets them; files leave them out."""
 
     @property
     def num_tokens(self) -> int:
