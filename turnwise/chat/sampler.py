@@ -20,9 +20,12 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ServerError
 from turnwise.protocols import PolicyServer
 from turnwise.protocols.tools import ToolCallParser
-from turnwise.types import Completion, FinishReason, Message, SamplingParams, Turn
+from turnwise.types import CallOptions, Completion, FinishReason, Message, SamplingParams, Turn
 
 _FINISH_REASONS = get_args(FinishReason)
+
+NO_LIMIT = 2**31
+"""More tokens than any context has room for."""
 
 SamplingOf = Callable[["array[int]", int], SamplingParams]
 """Returns how the response to a prompt is sampled, given the ids of the prompt and how many tokens the
@@ -160,3 +163,26 @@ def check_completion(completion: Completion, sampling: SamplingParams, request_i
             f"the response to {request_id!r} finished with `stop` but holds no stop token: a server must "
             "keep the stop token that was sampled, since the policy is trained to sample it"
         )
+
+
+def sampling_of_call(
+    sampling: SamplingParams,
+    options: CallOptions,
+    seed: int,
+    room: int = NO_LIMIT,
+) -> SamplingParams:
+    """The parameters of one call: those of its context, changed by its options, with a budget that the
+    context has room for."""
+    max_new_tokens = sampling.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
+    budget = min(max_new_tokens, sampling.max_new_tokens, room)
+    temperature = sampling.temperature if options.temperature is None else options.temperature
+    stop_strings = sampling.stop_strings if options.stop is None else tuple(options.stop)
+    # Positional arguments in the order of the fields, since `replace` takes three times as long.
+    unchanged = (
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.stop_token_ids,
+    )
+    return SamplingParams(budget, temperature, *unchanged, stop_strings, sampling.do_sample, seed)
