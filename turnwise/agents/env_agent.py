@@ -212,8 +212,8 @@ class _Episode:
         reductions: Mapping[str, Reduction],
         is_in_steps: bool,
     ) -> Trajectory:
-        """The episode's trajectory; `is_in_steps`: each turn has a context of its own. Its metrics are `num_actions` and each metric that turns report, reduced
-        over them."""
+        """The episode's trajectory; `is_in_steps`: each turn has a context of its own. Its metrics are
+        `num_actions` and each metric that turns report, reduced over them."""
         metrics = {"num_actions": float(len(self.turns))}
         for name, reduction in reductions.items():
             values = [turn.metrics[name] for turn in self.turns if name in turn.metrics]

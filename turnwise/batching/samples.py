@@ -26,9 +26,9 @@ def build_samples(trajectory: Trajectory, temperature: float | None = None) -> l
     them. A sample has a span for each turn that it trains on; greedy turns, turns that aren't `is_trained`
     and turns without sampled tokens are never trained on. A context that ends in turns that aren't
     `is_trained` is cut before them, and left out if nothing remains. If `contexts_are` parts, the samples of
-    several contexts share their `episode`. Given the trainer's `temperature`, samples record the temperatures of turns that
-    were sampled at another temperature. Raises RolloutError if a turn's parent isn't an earlier turn, or a
-    context starts with a sampled token."""
+    several contexts share their `episode`. Given the trainer's `temperature`, samples record the temperatures
+    of turns that were sampled at another temperature. Raises RolloutError if a turn's parent isn't an earlier
+    turn, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +61,16 @@ class Node:
     def end(self) -> int:
         """Number of messages before the response."""
         return len(self.request.keys)
+
+    def results_in(self, keys: Sequence[MessageKey]) -> tuple[str, ...] | None:
+        """The results of the response's calls among the messages after it, in the order of the calls; None if
+        there are none."""
+        first = len(self.call_ids) - len(self.reply.calls)
+        results = {key.answered: key.text for key in keys if key.answered is not None}
+        positions = range(first, len(self.call_ids))
+        if results.keys().isdisjoint(positions):
+            return None
+        return tuple(results.get(position, "") for position in positions)
 
 
 @dataclass(slots=True, eq=False)

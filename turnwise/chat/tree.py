@@ -377,6 +377,8 @@ class ConversationTree:
             running=request.running,
         )
         self._ledger.commit(sampled.turn, sampled.prefix, parent_turn, sampled.messages)
+        if parent is not None and self.turns[parent.turn].tool_results is None:
+            self.turns[parent.turn].tool_results = parent.results_in(node.added_keys)
         self._forest.add(node, parent)
         self.limit = None
         return node
