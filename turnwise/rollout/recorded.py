@@ -35,8 +35,8 @@ class RecordEnd(RolloutError):
 class RecordedServer:
     """Answers with the responses of a trajectory's turns. A prompt gets the first unused turn whose context
     has its ids, in whatever order prompts come. It has only the methods of `PolicyServer` that a conversation
-    calls. `generate` raises RolloutError if no unused turn has this context, or if no turn is left. In the second case it raises RecordEnd if the end of the episode wasn't recorded
-    (`is_whole` is False)."""
+    calls. `generate` raises RolloutError if no unused turn has this context, or if no turn is left. In the
+    second case it raises RecordEnd if the end of the episode wasn't recorded (`is_whole` is False)."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory

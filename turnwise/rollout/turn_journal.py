@@ -198,7 +198,7 @@ class _Reading:
 
     def read(self, line: _TurnLine) -> None:
         if line.task is not None:
-            self._newest[line.episode] = Trajectory(line.task, line.sibling)
+            self._newest[line.episode] = Trajectory(line.task, line.sibling, contexts_are="steps")
             self.episodes.append(self._newest[line.episode])
             self._last = {place: last for place, last in self._last.items() if place[0] != line.episode}
             return
