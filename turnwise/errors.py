@@ -44,6 +44,14 @@ class ChatTemplateError(TurnwiseError):
     """A chat template that can't be rendered, or can't be extended without changing earlier text."""
 
 
+class RequestError(TurnwiseError):
+    """A client's request that can't be answered as it is. `code` is the error's code in OpenAI's protocol."""
+
+    def __init__(self, message: str, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class DataError(TurnwiseError):
     """A data file that is missing, truncated or in a wrong form."""
 

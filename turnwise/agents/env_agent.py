@@ -93,7 +93,8 @@ class EnvAgent:
             await session.make(self._make_env, task)
             try:
                 await self._play_in_time(session, episode, task, lambda: open_conversation(sampling))
-                return [episode.trajectory(task, sibling, session.env.metric_reductions)]
+                is_in_steps = self._settings.mode == "step"
+                return [episode.trajectory(task, sibling, session.env.metric_reductions, is_in_steps)]
             finally:
                 await session.close()
         finally:
@@ -162,7 +163,7 @@ class EnvAgent:
                 turn_idx,
                 observation,
                 conversation.turns[-1],
-                reply["content"],
+                conversation.turns[-1].text,
             )
             episode.turns.append(conversation.turns[-1])
             observation = step.observation
@@ -209,13 +210,22 @@ class _Episode:
         task: Task,
         sibling: int,
         reductions: Mapping[str, Reduction],
+        is_in_steps: bool,
     ) -> Trajectory:
-        """The episode's trajectory. Its metrics are `num_actions` and each metric that turns report, reduced
-        over them."""
+        """The episode's trajectory; `is_in_steps`: each turn has a context of its own. Its metrics are
+        `num_actions` and each metric that turns report, reduced over them."""
         metrics = {"num_actions": float(len(self.turns))}
         for name, reduction in reductions.items():
             values = [turn.metrics[name] for turn in self.turns if name in turn.metrics]
             if values:
                 metrics[name] = reduce_metric(values, reduction)
         status: Status = "finished" if self.limit is None else "truncated"
-        return Trajectory(task, sibling, self.turns, status=status, limit=self.limit, metrics=metrics)
+        return Trajectory(
+            task,
+            sibling,
+            self.turns,
+            status=status,
+            limit=self.limit,
+            metrics=metrics,
+            contexts_are="steps" if is_in_steps else "parts",
+        )

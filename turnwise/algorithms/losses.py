@@ -39,22 +39,26 @@ def token_factors(
     num_sequences: int,
     denominators: Denominators,
     mode: LossAggMode,
+    episode_tokens: Tensor | None = None,
 ) -> Tensor:
     """The factor of each token's loss [N]; 0 outside the mask. With weight w, mask m and, in the whole step,
-    W = Σw over the tokens of the mask and B = Σw over the sequences with such a token:
+    W = Σw over the tokens of the mask and B = Σw over the episodes with such a token:
 
     - `token-mean`: w·m / W
     - `seq-mean-token-sum`: w·m / B
-    - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never split over
-    micro-batches
-    - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")"""
+    - `seq-mean-token-mean`: w·m / (B·Σm of its episode)
+    - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")
+
+    An episode is one sequence, which is never split over micro-batches, unless it was cut into several;
+    `episode_tokens` [N] is then Σm of each token's episode."""
     share = replace_outside(weights.to(torch.float32), mask)
     denominator = step_denominator(denominators, mode)
     if mode == "seq-mean-token-sum-norm":
         denominator *= denominators.max_length
     if mode == "seq-mean-token-mean":
-        num_tokens = tokens_per_sequence(mask, sequence_id, num_sequences).clamp(min=1)
-        share = share / num_tokens[sequence_id]
+        if episode_tokens is None:
+            episode_tokens = tokens_per_sequence(mask, sequence_id, num_sequences)[sequence_id]
+        share = share / episode_tokens.clamp(min=1)
     return _divided(share, denominator)
 
 
@@ -182,6 +186,7 @@ class PolicyLoss:
             len(batch.lengths),
             batch.denominators,
             settings.aggregation,
+            batch.episode_tokens,
         )
         total = aggregate(losses, loss_mask, factors)
         parts = {"actor/pg_loss": total}

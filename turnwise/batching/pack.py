@@ -18,9 +18,13 @@ _OPTIONAL = (
 )
 
 
-def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
-    """Joins the samples in their order, without padding. Raises ValueError if there are no samples, an array
-    of `_OPTIONAL` is set in only some of them, or the response mask of a sample includes its first token.
+def pack(
+    samples: Sequence[Sample], denominators: Denominators, episode_tokens: Sequence[int] | None = None
+) -> Batch:
+    """Joins the samples in their order, without padding. `episode_tokens`: for each sample, the number of
+    tokens of its episode that the whole step's loss counts; None = no episode has several samples. Raises
+    ValueError if there are no samples, an array of `_OPTIONAL` is set in only some of them, or the response
+    mask of a sample includes its first token.
 
     >>> sample = Sample(np.array([5, 6, 7]), np.array([False, False, True]), np.zeros(3, np.float32), ())
     >>> pack([sample, sample], Denominators(2, 2, 8)).position_ids
@@ -36,6 +40,9 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
         (sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples
     )
     weights = np.array([sample.weight for sample in samples], np.float32)
+    of_episodes = None
+    if episode_tokens is not None:
+        of_episodes = np.repeat(np.array(episode_tokens, np.float32), lengths)
     return Batch(
         token_ids=np.concatenate([sample.token_ids for sample in samples]),
         position_ids=np.arange(lengths.sum()) - np.repeat(offsets, lengths),
@@ -43,6 +50,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
         turn_id=np.concatenate([_turn_id(sample) for sample in samples]),
         response_mask=np.concatenate([sample.response_mask for sample in samples]),
         weights=np.repeat(weights, lengths),
+        episode_tokens=of_episodes,
         lengths=tuple(lengths.tolist()),
         denominators=denominators,
         kept_ids=kept_ids,

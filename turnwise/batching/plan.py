@@ -4,9 +4,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnwise.types import Denominators, Sample, derive_seed
+from turnwise.types import Denominators, EpisodeParts, Sample, derive_seed
 
 _MAX_IMBALANCE = 1.05
+
+
+def episodes(samples: Sequence[Sample]) -> list[list[int]]:
+    """The indices of the samples of each episode, in the order of their first samples. A sample that isn't a
+    part of an episode is alone.
+
+    >>> from turnwise.types import EpisodeParts
+    >>> zeros = (np.array([5, 6]), np.zeros(2, np.bool_), np.zeros(2, np.float32), ())
+    >>> cut = EpisodeParts()
+    >>> episodes([Sample(*zeros, episode=cut), Sample(*zeros), Sample(*zeros, episode=cut)])
+    [[0, 2], [1]]
+    """
+    indices: dict[EpisodeParts | int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        key = index if sample.episode is None else sample.episode
+        indices.setdefault(key, []).append(index)
+    return list(indices.values())
+
+
+def episode_tokens(samples: Sequence[Sample]) -> list[int]:
+    """For each sample, the number of tokens of its episode that the loss counts: its own, and those of the
+    other parts among `samples`."""
+    counts = [int(sample.loss_mask.sum()) for sample in samples]
+    totals = counts.copy()
+    for indices in episodes(samples):
+        total = sum(counts[index] for index in indices)
+        for index in indices:
+            totals[index] = total
+    return totals
 
 
 def optimizer_steps(
@@ -16,7 +45,7 @@ def optimizer_steps(
     num_epochs: int = 1,
 ) -> list[list[list[int]]]:
     """`[epoch][step] → sample indices`: a seeded permutation each epoch, split into steps. An epoch's last
-    step may be smaller.
+    step may be smaller. If episodes are cut into samples, these are indices of `episodes`.
 
     >>> [[len(step) for step in epoch] for epoch in optimizer_steps(10, 4, seed=0, num_epochs=2)]
     [[4, 4, 2], [4, 4, 2]]
@@ -120,7 +149,8 @@ def micro_batches(
 
 
 def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
-    """Returns the loss denominators of an optimiser step over `samples`. `max_length` is passed through.
+    """Returns the loss denominators of an optimiser step over `samples`. The parts of an episode count as one
+    sequence, each by its share of the episode's tokens. `max_length` is passed through.
 
     >>> from turnwise.types import TurnSpan
     >>> mask = np.array([False, True, True])
@@ -129,7 +159,10 @@ def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
     Denominators(num_tokens=3.0, num_sequences=1.5, max_length=8, num_turns=1.5)
     """
     num_tokens = sum(sample.weight * int(sample.loss_mask.sum()) for sample in samples)
-    num_sequences = sum(sample.weight for sample in samples if sample.loss_mask.any())
+    num_sequences = 0.0
+    for sample, total in zip(samples, episode_tokens(samples), strict=True):
+        if total:
+            num_sequences += sample.weight * (int(sample.loss_mask.sum()) / total)
     num_turns = sum(sample.weight * sample.num_counted_turns for sample in samples)
     return Denominators(
         num_tokens=float(num_tokens),

@@ -4,6 +4,7 @@ import numpy as np
 
 from turnwise.errors import RolloutError
 from turnwise.types import (
+    EpisodeParts,
     FloatArray,
     IntArray,
     KeptIds,
@@ -22,20 +23,32 @@ def build_samples(trajectory: Trajectory, temperature: float | None = None) -> l
 
     A context is a chain of turns, from a turn that starts a context to a turn that no other continues. If
     several contexts share turns (history branched), the first one trains on them and the others only read
-    them. A sample has a span for each turn that it trains on; greedy turns and turns without sampled tokens
-    are never trained on. Given the trainer's `temperature`, samples record the temperatures of turns that
-    were sampled at another temperature. Raises RolloutError if a turn's parent isn't an earlier turn, or a
-    context starts with a sampled token."""
+    them. A sample has a span for each turn that it trains on; greedy turns, turns that aren't `is_trained`
+    and turns without sampled tokens are never trained on. A context that ends in turns that aren't
+    `is_trained` is cut before them, and left out if nothing remains. If `contexts_are` parts, the samples of
+    several contexts share their `episode`. Given the trainer's `temperature`, samples record the temperatures
+    of turns that were sampled at another temperature. Raises RolloutError if a turn's parent isn't an earlier
+    turn, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}
     trained: set[int] = set()
     samples = []
     for leaf in range(len(turns)):
-        if leaf not in continued:
-            chain = _chain(parents, leaf)
-            samples.append(_sample(turns, chain, trained, trajectory.weight, temperature))
-            trained.update(chain)
+        if leaf in continued:
+            continue
+        chain = _chain(parents, leaf)
+        is_cut = not turns[leaf].is_trained
+        while chain and not turns[chain[-1]].is_trained:
+            chain.pop()
+        if is_cut and trained.issuperset(chain):
+            continue
+        samples.append(_sample(turns, chain, trained, trajectory.weight, temperature))
+        trained.update(chain)
+    if trajectory.contexts_are == "parts" and len(samples) > 1:
+        episode = EpisodeParts()
+        for sample in samples:
+            sample.episode = episode
     return samples
 
 
@@ -87,7 +100,7 @@ def _sample(
         media_positions.extend([position] * len(turn.media))
         start = position + len(turn.prompt_ids)
         position += turn.num_tokens
-        is_trained = position > start and not turn.is_greedy and index not in trained
+        is_trained = position > start and turn.is_trained and not turn.is_greedy and index not in trained
         own_part = (turn.kept_ids, turn.kept_offsets) if is_trained else (None, None)
         parts += [(None, None, len(turn.prompt_ids)), (*own_part, len(turn.response_ids))]
         if is_trained:

@@ -12,7 +12,15 @@ from turnwise.chat.ledger import EMPTY, Ledger
 from turnwise.chat.message_content import Messages, num_characters_of
 from turnwise.chat.rendering import Tools
 from turnwise.chat.replies import in_openai_form
-from turnwise.chat.sampler import NoRoom, OnPrompt, ResponseRequest, SamplingOf, TokenSampler
+from turnwise.chat.sampler import (
+    NO_LIMIT,
+    NoRoom,
+    OnPrompt,
+    ResponseRequest,
+    SamplingOf,
+    TokenSampler,
+    sampling_of_call,
+)
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError
 from turnwise.protocols import PolicyServer
@@ -20,8 +28,6 @@ from turnwise.protocols.tools import ToolCall, ToolCallParser
 from turnwise.types import AS_OPENED, CallOptions, FinishReason, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
-
-_NO_LIMIT = 2**31
 
 
 class TokenConversation:
@@ -77,8 +83,9 @@ class TokenConversation:
     async def generate(self, new_messages: Messages, options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. With tools and a
         parser, this message has `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call
-        that can't be read. If `options` names other tools than before, a new context starts, whose prompt is
-        the whole conversation.
+        that can't be read. Its `content` is the text around the calls, its `reasoning_content` the thinking;
+        `Turn.text` has all that was sampled. If `options` names other tools than before, a new context
+        starts, whose prompt is the whole conversation.
 
         If the last message is an assistant's, the response continues it. The recorded message then has all
         its words, the returned one only those that were sampled.
@@ -98,7 +105,7 @@ class TokenConversation:
             return None
         # Only the first turn of a context branches off.
         parent = None if self.turns else self._parent
-        self._ledger.commit(sampled.turn, sampled.prefix, parent)
+        self._ledger.commit(sampled.turn, sampled.prefix, parent, sampled.messages)
         self._prefix = sampled.prefix
         self._tools = request.tools
         return sampled.reply
@@ -133,7 +140,7 @@ class TokenConversation:
 
     def _sampling_of(self, options: CallOptions) -> SamplingOf:
         seed = derive_seed(self._sampling.seed, len(self.turns))
-        return lambda prompt_ids, room: _of_call(self._sampling, options, seed, room)
+        return lambda prompt_ids, room: sampling_of_call(self._sampling, options, seed, room)
 
     def _refuse(self, no_room: NoRoom) -> None:
         """Raises RolloutError for the episode's first prompt. Warns of messages that no context has room
@@ -156,29 +163,6 @@ class TokenConversation:
                 no_room.num_characters,
                 max_length,
             )
-
-
-def _of_call(
-    sampling: SamplingParams,
-    options: CallOptions,
-    seed: int,
-    room: int = _NO_LIMIT,
-) -> SamplingParams:
-    """The parameters of one call: those of its context, changed by its options, with a budget that the
-    context has room for."""
-    max_new_tokens = sampling.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
-    budget = min(max_new_tokens, sampling.max_new_tokens, room)
-    temperature = sampling.temperature if options.temperature is None else options.temperature
-    stop_strings = sampling.stop_strings if options.stop is None else tuple(options.stop)
-    # Positional arguments in the order of the fields, since `replace` takes three times as long.
-    unchanged = (
-        sampling.top_p,
-        sampling.top_k,
-        sampling.min_p,
-        sampling.repetition_penalty,
-        sampling.stop_token_ids,
-    )
-    return SamplingParams(budget, temperature, *unchanged, stop_strings, sampling.do_sample, seed)
 
 
 @dataclass(frozen=True)
@@ -272,7 +256,7 @@ class TextConversation:
     async def generate(self, new_messages: Messages, options: CallOptions = AS_OPENED) -> Message | None:
         num_characters_of(new_messages)  # raises ChatTemplateError if these are no messages
         seed = derive_seed(self._sampling.seed, len(self.turns))
-        sampling = _of_call(self._sampling, options, seed)
+        sampling = sampling_of_call(self._sampling, options, seed)
         tools = self._tools if options.tools is None else options.tools
         answer = await self._complete([*self.messages, *new_messages], sampling, tools)
         if answer is None:
@@ -298,7 +282,7 @@ class TextConversation:
         return reply
 
     def remaining_tokens(self) -> int:
-        return _NO_LIMIT
+        return NO_LIMIT
 
     async def close(self) -> None:
         """Does nothing: no server keeps state for this conversation."""

@@ -117,20 +117,26 @@ class Ledger:
         self.name = name
         self.turns: list[Turn] = []
         self._prefixes: list[Prefix] = []
+        self._messages: list[Message] = []
 
-    def commit(self, turn: Turn, prefix: Prefix, parent: int | None = None) -> None:
-        """Adds a turn, whose ids are the last ones of `prefix`. `parent` is what `Turn.parent` says."""
+    def commit(
+        self, turn: Turn, prefix: Prefix, parent: int | None = None, messages: Sequence[Message] = ()
+    ) -> None:
+        """Adds a turn, whose ids are the last ones of `prefix`. `parent` is what `Turn.parent` says.
+        `messages` are what a prompt shows if it shows the turn again."""
         turn.parent = parent
         self.turns.append(turn)
         self._prefixes.append(prefix)
+        self._messages += messages
 
     def prefix(self, turn: int) -> Prefix:
         """The prefix that ends with the response of the turn at this index."""
         return self._prefixes[turn]
 
     def messages(self) -> list[Message]:
-        """The messages of all turns, responses included."""
-        return [message for turn in self.turns for message in turn.messages]
+        """The messages of all turns, responses included, as a prompt shows them again: a call stands in
+        `tool_calls` only, not in the text too."""
+        return list(self._messages)
 
     def verify(self) -> None:
         """Raises RolloutError if the ids of a turn were changed, or a turn was lost or moved: each turn must

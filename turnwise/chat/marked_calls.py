@@ -68,7 +68,12 @@ class MarkedCallParser(ABC):
                 position = self._next(body, mark.end())
                 problems = [fault]
                 num_read_again += end - mark.end()
-            shown = body[mark.start() : position].strip()
+            if not problems and len(calls) < MAX_CALLS:
+                continue
+            unreadable = body[mark.start() : position]
+            if problems:
+                content.append(unreadable)
+            shown = unreadable.strip()
             if len(shown) > _MAX_SHOWN:
                 shown = f"{shown[:_MAX_SHOWN]}…"
             for problem in problems[: MAX_UNREADABLE - len(errors)]:

@@ -107,6 +107,12 @@ class Renderer:
                 raise self._loses(f"part of what a {role} message says")
         return rendered
 
+    @cached_property
+    def accepts_parts(self) -> bool:
+        """Whether the template reads lists of parts; a template for texts would print them as a Python
+        list."""
+        return self.accepts(as_part(SENTINEL))
+
     def accepts(self, content: Any) -> bool:
         """Whether the template shows a user's `content`, which must contain the sentinel, as text."""
         try:

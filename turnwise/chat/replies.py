@@ -1,16 +1,35 @@
-"""Makes the assistant's message of a sampled response: its text, and the tool calls in it."""
+"""Makes the assistant's message of a sampled response: the text around its tool calls, the calls, and the
+thinking."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
-from turnwise.protocols.tools import ReadsTurnTokens, ToolCall, ToolCallParser
+from turnwise.chat.thinking_tags import split_thinking
+from turnwise.protocols.tools import ParsedResponse, ReadsTurnTokens, ToolCall, ToolCallParser
 from turnwise.types import Message
 
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 """The ids that Mistral's template takes."""
+
+
+_THINKING_TAG = re.compile("</?think>")
+
+
+class Reply(NamedTuple):
+    """The assistant's message of a response, in the three forms in which it is used."""
+
+    message: Message
+    """For agents, clients and simulated users: `content` is the text around the calls, `reasoning_content`
+    the thinking, if there is any."""
+    rendered: Message
+    """For a prompt that shows the response again: thinking stays in its tags, as every template reads it. It
+    begins with the words that the response continues."""
+    sampled: Message
+    """As it was sampled: `content` is the whole text, words included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +48,49 @@ class ReplyReader:
             response_ids = response_ids[:-1]
         return self.template.decode(response_ids, skips_turn_tokens)
 
-    def calls(
+    def reply(
         self,
         response_ids: Sequence[int],
         stop_token_ids: Sequence[int],
         words: str,
         tools: Tools,
         number: int,
-    ) -> Message:
-        """The `tool_calls` and `call_errors` of response `number`, which continues `words`; {} without tools
-        or parser."""
+    ) -> Reply:
+        """The message of response `number`, which continues `words`."""
+        text = words + self.text(response_ids, stop_token_ids)
+        parsed = self._parsed(response_ids, stop_token_ids, words, tools)
+        calls: Message = {}
+        around = text
+        if parsed is not None:
+            call_ids = _ids_of(parsed.tool_calls, number)
+            in_form = list(map(in_openai_form, parsed.tool_calls, call_ids))
+            calls = {"tool_calls": in_form, "call_errors": list(parsed.errors)}
+            if in_form:
+                around = parsed.content
+        role: Message = {"role": "assistant"}
+        is_opened = self.template.opens_thinking or words.lstrip().startswith("<think>")
+        thinking, answer = split_thinking(around.removeprefix(words), is_opened and "</think>" not in words)
+        if thinking:
+            answer = answer.lstrip()
+        message = {**role, "content": answer, **calls}
+        if thinking:
+            message["reasoning_content"] = _THINKING_TAG.sub("", thinking).strip()
+        return Reply(
+            message,
+            rendered={**role, "content": around, **calls},
+            sampled={**role, "content": text, **calls},
+        )
+
+    def _parsed(
+        self, response_ids: Sequence[int], stop_token_ids: Sequence[int], words: str, tools: Tools
+    ) -> ParsedResponse | None:
+        """The calls of a response that continues `words`; None without tools or parser."""
         if self.parser is None or not tools:
-            return {}
+            return None
         # In some families of models the tokens of turns also mark calls; their parser asks for them.
         needs_turn_tokens = isinstance(self.parser, ReadsTurnTokens) and self.parser.reads_turn_tokens
         text = self.text(response_ids, stop_token_ids, not needs_turn_tokens)
-        parsed = self.parser.parse(words + text, tools)
-        call_ids = _ids_of(parsed.tool_calls, number)
-        calls = list(map(in_openai_form, parsed.tool_calls, call_ids))
-        return {"tool_calls": calls, "call_errors": list(parsed.errors)}
+        return self.parser.parse(words + text, tools)
 
 
 def _ids_of(calls: Sequence[ToolCall], number: int) -> list[str]:

@@ -20,9 +20,12 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ServerError
 from turnwise.protocols import PolicyServer
 from turnwise.protocols.tools import ToolCallParser
-from turnwise.types import Completion, FinishReason, Message, SamplingParams, Turn
+from turnwise.types import CallOptions, Completion, FinishReason, Message, SamplingParams, Turn
 
 _FINISH_REASONS = get_args(FinishReason)
+
+NO_LIMIT = 2**31
+"""More tokens than any context has room for."""
 
 SamplingOf = Callable[["array[int]", int], SamplingParams]
 """Returns how the response to a prompt is sampled, given the ids of the prompt and how many tokens the
@@ -62,6 +65,8 @@ class Sampled(NamedTuple):
     turn: Turn
     prefix: Prefix
     reply: Message
+    messages: Messages
+    """The new messages and the response, as a prompt shows them again."""
 
 
 class NoRoom(NamedTuple):
@@ -132,10 +137,10 @@ class TokenSampler:
         text = reader.text(response_ids, stop_token_ids)
         turn = prompt.turn(completion, sampling, text, text_of_last(request.messages))
         context, words = continued(request.messages)
-        calls = reader.calls(response_ids, stop_token_ids, words, request.tools, request.number)
-        reply = {"role": "assistant", "content": text, **calls}
-        turn.messages = [*context, {**reply, "content": words + text}]
-        return Sampled(turn, prompt.answered(response_ids), reply)
+        reply = reader.reply(response_ids, stop_token_ids, words, request.tools, request.number)
+        turn.messages = [*context, reply.sampled]
+        messages = [*context, reply.rendered]
+        return Sampled(turn, prompt.answered(response_ids), reply.message, messages)
 
 
 def check_completion(completion: Completion, sampling: SamplingParams, request_id: str) -> None:
@@ -158,3 +163,26 @@ def check_completion(completion: Completion, sampling: SamplingParams, request_i
             f"the response to {request_id!r} finished with `stop` but holds no stop token: a server must "
             "keep the stop token that was sampled, since the policy is trained to sample it"
         )
+
+
+def sampling_of_call(
+    sampling: SamplingParams,
+    options: CallOptions,
+    seed: int,
+    room: int = NO_LIMIT,
+) -> SamplingParams:
+    """The parameters of one call: those of its context, changed by its options, with a budget that the
+    context has room for."""
+    max_new_tokens = sampling.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
+    budget = min(max_new_tokens, sampling.max_new_tokens, room)
+    temperature = sampling.temperature if options.temperature is None else options.temperature
+    stop_strings = sampling.stop_strings if options.stop is None else tuple(options.stop)
+    # Positional arguments in the order of the fields, since `replace` takes three times as long.
+    unchanged = (
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.stop_token_ids,
+    )
+    return SamplingParams(budget, temperature, *unchanged, stop_strings, sampling.do_sample, seed)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from turnwise.chat.codec import TextCodec
 from turnwise.chat.foreign_text import ForeignText
 from turnwise.chat.history import rewrites_answers, rewrites_tools
-from turnwise.chat.message_content import Messages, as_part, continued, key_of, message_of
+from turnwise.chat.message_content import Messages, continued, key_of, message_of
 from turnwise.chat.rendering import SENTINEL, Renderer, Tools
 from turnwise.chat.thinking_tags import behind_header, closed_by, opened_by, without_tags
 from turnwise.chat.turn_ends import ASKED, BEFORE, TurnEnds, is_taught
@@ -86,9 +86,17 @@ class ChatTemplate:
     def without_special_tokens(self) -> Self:
         """The same template, but special tokens in messages of users and tools are encoded as ordinary
         text."""
+        return self._over(ForeignText(self._codec.added_tokens))
+
+    @cached_property
+    def of_clients(self) -> Self:
+        """The same template, but special tokens in any message are encoded as ordinary text."""
+        return self._over(ForeignText(self._codec.added_tokens, ("system", "user", "assistant", "tool")))
+
+    def _over(self, foreign: ForeignText) -> Self:
         template = copy.copy(self)
         template._recent = lru_cache(_MAX_RECENT)(template._ids_of_key)
-        template._foreign = ForeignText(self._codec.added_tokens)
+        template._foreign = foreign
         return template
 
     @property
@@ -260,8 +268,7 @@ class ChatTemplate:
         return sorted(token for token_id, token in added.items() if token_id in self.turn_token_ids)
 
     def max_characters(self, num_tokens: int) -> int:
-        """The maximum number of characters in `num_tokens` tokens: no token is longer than the vocabulary's
-        longest entry."""
+        """The maximum number of characters in `num_tokens` tokens."""
         return num_tokens * self._codec.longest_token
 
     @cached_property
@@ -282,8 +289,7 @@ class ChatTemplate:
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether rendering a whole conversation yields another text than appending to it: thinking is
-        stripped, an empty think block is added to answers without thinking, or the system prompt is moved.
-        Tested on made-up conversations."""
+        stripped, an empty think block is added to answers without thinking, or the system prompt is moved."""
         return rewrites_answers(self.renderer, self._turns, self._header, self._lead_in or "")
 
     @cached_property
@@ -326,12 +332,6 @@ class ChatTemplate:
     @cached_property
     def _turns(self) -> TurnEnds:
         return TurnEnds(self.renderer, self._codec, self._known_ends)
-
-    @cached_property
-    def _accepts_parts(self) -> bool:
-        """Whether the template reads lists of parts; a template for texts would print them as a Python
-        list."""
-        return self.renderer.accepts(as_part(SENTINEL))
 
     @cached_property
     def _header(self) -> str:
@@ -381,7 +381,7 @@ class ChatTemplate:
 
     def _encoded(self, prefix: Messages, messages: Messages, tools: Tools) -> list[int]:
         has_parts = any(isinstance(message.get("content"), list) for message in messages)
-        if has_parts and not self._accepts_parts:
+        if has_parts and not self.renderer.accepts_parts:
             raise ChatTemplateError(
                 "a message's content is a list of parts and this chat template takes strings only: send a "
                 "string, or use the template of a model that takes images"
@@ -391,7 +391,7 @@ class ChatTemplate:
             messages, mark = self._foreign.marked(messages)
         text = self.renderer.shown(prefix, messages, tools)
         # Cut inside special tokens that users or tools have spelt out, so that these stay ordinary text.
-        pieces = text.split(mark) if mark else [text]
+        pieces = self._foreign.pieces(text, mark) if self._foreign is not None else [text]
         token_ids: list[int] = []
         context = BEFORE if prefix else ""
         for piece in pieces:

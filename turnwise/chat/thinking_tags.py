@@ -37,6 +37,21 @@ def thinking_and_answer(text: str) -> list[str]:
     return _TAG.split(text)
 
 
+def split_thinking(text: str, is_opened: bool) -> tuple[str, str]:
+    """The thinking at the beginning of a response, with its tags, and the text after it. `is_opened`: whether
+    the response's header has opened the thinking. Thinking that isn't closed is the whole text.
+
+    >>> split_thinking("<think>Well</think>Left", is_opened=False)
+    ('<think>Well</think>', 'Left')
+    >>> split_thinking("Left", is_opened=False)
+    ('', 'Left')
+    """
+    thinking, closing, answer = text.partition("</think>")
+    if closing or is_opened or text.lstrip().startswith("<think>"):
+        return thinking + closing, answer
+    return "", text
+
+
 def is_thinking_tag(token: str) -> bool:
     """Whether a token marks thinking, such as `<think>` or `<|START_THINKING|>`."""
     name = token.lower()

@@ -43,4 +43,4 @@ class ServedChat:
                 f"{self.url}: a conversation leaves no room for an answer in {self._max_length} tokens"
             )
         turn = conversation.turns[-1]
-        return TextAnswer(reply["content"], turn.finish_reason, turn.generate_s)
+        return TextAnswer(turn.text, turn.finish_reason, turn.generate_s)

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from turnwise.batching.pack import blank, pack, unpack
-from turnwise.batching.plan import deal, denominators, micro_batches, optimizer_steps
+from turnwise.batching.plan import (
+    deal,
+    denominators,
+    episode_tokens,
+    episodes,
+    micro_batches,
+    optimizer_steps,
+)
 from turnwise.protocols import (
     WHOLE_STEP,
     Loss,
@@ -27,8 +34,9 @@ LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a role splits its samples. An optimiser step has `samples_per_step` samples. A micro-batch has at
-    most `max_tokens_train` or `max_tokens_infer` tokens if that is set (dynamic batching), else at most
+    """How a role splits its samples. An optimiser step has `samples_per_step` samples; an episode that was
+    cut into several samples counts as one, and they stay in one step. A micro-batch has at most
+    `max_tokens_train` or `max_tokens_infer` tokens if that is set (dynamic batching), else at most
     `max_sequences` samples. Micro-batches change memory and speed, never results. `max_length` is the longest
     context in tokens."""
 
@@ -65,8 +73,12 @@ class BatchPlan:
             cuts += [*parts, *empty]
         return cuts
 
+    def optimizer_steps_of(self, samples: Sequence[Sample]) -> int:
+        """Number of optimiser steps on a batch, over all epochs."""
+        return self.num_optimizer_steps(len(episodes(samples)))
+
     def num_optimizer_steps(self, num_samples: int) -> int:
-        """Number of optimiser steps on a batch of `num_samples`, over all epochs."""
+        """Number of optimiser steps on a batch of `num_samples` uncut episodes, over all epochs."""
         return self.num_epochs * -(-num_samples // self.samples_per_step)
 
     def position(self, step: int, number: int, num_samples: int) -> float:
@@ -158,7 +170,7 @@ class ModelRole:
             return []
         runs = (run for sample in samples for runs_of_turn in sample.versions for run in runs_of_turn)
         is_stale = any(run.version != version for run in runs)
-        has_several_steps = self.plan.num_optimizer_steps(len(samples)) > 1
+        has_several_steps = self.plan.optimizer_steps_of(samples) > 1
         if is_stale or has_several_steps or self.old_log_probs == "always":
             return self.compute_log_probs(samples, into="old_logprobs")
         return []
@@ -177,13 +189,18 @@ class ModelRole:
         optimiser steps."""
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
-        plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
-        chunks = [[samples[i] for i in indices] for epoch in plan for indices in epoch]
+        parts = episodes(samples)
+        plan = optimizer_steps(len(parts), self.plan.samples_per_step, seed, self.plan.num_epochs)
+        chunks = [
+            [samples[index] for number in step_parts for index in parts[number]]
+            for epoch in plan
+            for step_parts in epoch
+        ]
         if len(chunks) > 1:
             cuts = [self._cut(chunk, self.plan.max_tokens_train) for chunk in chunks]
             self.stopwatch.work = Work("micro-batches", sum(map(len, cuts)))
         for number, chunk in enumerate(chunks):
-            position = self.plan.position(step, number, len(samples))
+            position = self.plan.position(step, number, len(parts))
             metrics += self.optimizer_step(chunk, loss, position, derive_seed(seed, number))
         return metrics
 
@@ -214,7 +231,7 @@ class ModelRole:
         """Lets the workers make an optimiser step, or a part of one, on the samples. Returns unnamed metrics
         (see `named`)."""
         cuts = self._cut(samples, self.plan.max_tokens_train)
-        batches = [pack(part, divisors) for part in _parts(samples, cuts)]
+        batches = _packed(samples, cuts, divisors)
         with self._computing("train", len(batches)) as batch_metrics:
             results: list[Metric] = self.workers.call(
                 "train_step",
@@ -319,6 +336,16 @@ class ModelRole:
                 Metric(f"{name}/padding", counts.padding_share, weight=counts.computed),
                 Metric(f"{name}/merged", counts.merged_share, weight=counts.unmerged),
             ]
+
+
+def _packed(samples: Sequence[Sample], cuts: Sequence[Sequence[int]], divisors: Denominators) -> list[Batch]:
+    """The micro-batches of an optimiser step on the samples."""
+    parts = _parts(samples, cuts)
+    if all(sample.episode is None for sample in samples):
+        return [pack(part, divisors) for part in parts]
+    totals = episode_tokens(samples)
+    counts = ([totals[index] for index in cut] or [0] for cut in cuts)
+    return [pack(part, divisors, count) for part, count in zip(parts, counts, strict=True)]
 
 
 def _parts(samples: Sequence[Sample], cuts: Sequence[Sequence[int]]) -> list[list[Sample]]:

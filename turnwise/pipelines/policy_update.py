@@ -55,7 +55,7 @@ class PolicyUpdate:
         if lacks_advantages and not self._num_sent:
             metrics = self.role.named([Metric("grad_norm", 0.0)], has_stepped=False)
             return [*metrics, self._left_out(1.0)]
-        is_one_step = self.role.plan.num_optimizer_steps(len(samples)) <= 1
+        is_one_step = self.role.plan.optimizer_steps_of(samples) <= 1
         if is_last and not self._parts and (is_one_step or not self.is_streamed):
             metrics = self.role.train_step(samples, self.loss, self.step)
             return [*metrics, self._left_out(0.0)]

@@ -83,9 +83,10 @@ class Conversation(Protocol):
 
         Returns None, and samples nothing, if the context has no room for the messages and one token. In a
         context with tools the message has `tool_calls`, in OpenAI's form with arguments as a mapping, and
-        `call_errors`, a sentence for each call that can't be read. In a replay it may have `tool_results`,
-        the recorded answers to the calls. Raises ServerError if the request can't be served; RolloutError if
-        the episode's first prompt doesn't fit into its context."""
+        `call_errors`, a sentence for each call that can't be read. Its `content` is the text around the
+        calls, without the thinking, which is in `reasoning_content`; the turn's `text` is the whole response.
+        In a replay it may have `tool_results`, the recorded answers to the calls. Raises ServerError if the
+        request can't be served; RolloutError if the episode's first prompt doesn't fit into its context."""
 
     async def close(self) -> None:
         """Ends the context: servers may forget it. Closing again changes nothing."""

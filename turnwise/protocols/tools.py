@@ -19,6 +19,7 @@ class ParsedResponse(NamedTuple):
     """The calls of a response, and the text around them."""
 
     content: str
+    """The text before, between and after the calls. Thinking and calls that can't be read are part of it."""
     tool_calls: tuple[ToolCall, ...] = ()
     errors: tuple[str, ...] = ()
     """One sentence for each call that can't be read. The model gets it as that call's result."""

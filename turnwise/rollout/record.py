@@ -21,6 +21,7 @@ from pydantic import (
 from turnwise.rollout.source import Rejection
 from turnwise.types import (
     MAX_ABS,
+    ContextsAre,
     FinishReason,
     FloatArray,
     Limit,
@@ -50,9 +51,20 @@ _OF_TURN = (
     "starts_context",
     "parent",
     "is_greedy",
+    "is_trained",
 )
 _SCORES = ("score", "score_kl_penalty", "outcome_rewards", "metrics")
-_OF_TRAJECTORY = ("sibling", "status", "limit", *_SCORES, "error", "role", "weight")
+_OF_TRAJECTORY = (
+    "sibling",
+    "status",
+    "limit",
+    *_SCORES,
+    "error",
+    "role",
+    "weight",
+    "contexts_are",
+    "answer_turn",
+)
 
 
 class RecordKey(NamedTuple):
@@ -219,6 +231,7 @@ class TurnRecord(Record):
     starts_context: bool
     parent: _Index | None
     is_greedy: bool
+    is_trained: bool = True
     generate_s: float
     step_s: float
     kept_ids: list[_TokenIds] | None = None
@@ -285,6 +298,9 @@ class _TrajectoryRecord(Record):
     error: str | None
     role: str
     weight: Annotated[float, Field(ge=0)]
+    # Older files have one trajectory a conversation, whose contexts were samples of their own.
+    contexts_are: ContextsAre = "steps"
+    answer_turn: _Index | None = None
     score_kl_penalty: _Number
     score: float
 
@@ -294,6 +310,8 @@ class _TrajectoryRecord(Record):
             raise ValueError(
                 f"turns: it has none, and its status is {self.status}; only a failed episode has no turn"
             )
+        if self.answer_turn is not None and self.answer_turn >= len(self.turns):
+            raise ValueError(f"answer_turn: it is {self.answer_turn}, and there are {len(self.turns)} turns")
         turn_rewards = sum(turn.reward for turn in self.turns)
         total = turn_rewards + sum(self.outcome_rewards.values())
         if not math.isclose(self.score, total, rel_tol=1e-6, abs_tol=1e-6):

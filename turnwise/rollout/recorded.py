@@ -1,6 +1,7 @@
 """Replays a recorded trajectory: agent, environment and template run again, with the recorded tokens and
 results of tools."""
 
+import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,15 +33,22 @@ class RecordEnd(RolloutError):
 
 
 class RecordedServer:
-    """Answers with the responses of a trajectory's turns, in order. It has only the methods of `PolicyServer`
-    that a conversation calls. `generate` raises RolloutError if the prompt isn't the recorded context, or if
-    no turn is left. In the second case it raises RecordEnd if the end of the episode wasn't recorded
-    (`is_whole` is False)."""
+    """Answers with the responses of a trajectory's turns. A prompt gets the first unused turn whose context
+    has its ids, in whatever order prompts come. It has only the methods of `PolicyServer` that a conversation
+    calls. `generate` raises RolloutError if no unused turn has this context, or if no turn is left. In the
+    second case it raises RecordEnd if the end of the episode wasn't recorded (`is_whole` is False)."""
 
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
         self._is_whole = is_whole
-        self._prefixes: list[Prefix] = []  # of each answered turn
+        self._prefixes: list[Prefix] = []
+        self._unused: dict[bytes, list[int]] = {}  # ids of a prompt → the turns that answer it
+        for number, turn in enumerate(trajectory.turns):
+            prompt = self._prompt(turn, number)
+            self._prefixes.append(prompt.answered(turn.response_ids.tolist()))
+            self._unused.setdefault(_digest(prompt.token_ids()), []).append(number)
+        self.newest = -1
+        """Index of the turn that was answered last."""
         self.num_turns = 0
         """Number of turns answered so far."""
 
@@ -51,22 +59,20 @@ class RecordedServer:
         request_id: str,
         media: Sequence[Media] = (),
     ) -> Completion:
-        number = self.num_turns
         turns = self._trajectory.turns
-        if number == len(turns):
+        if self.num_turns == len(turns):
             if not self._is_whole:
                 raise RecordEnd
             raise difference(
                 self._trajectory,
-                number,
+                self.num_turns,
                 "the loop asks for another turn, and the record has none",
             )
-        turn = turns[number]
-        new_ids = array("q", turn.prompt_ids.tolist())
-        prompt = Prompt(self._prefix_of(turn, number), new_ids)
-        expected_ids = np.array(prompt.token_ids(), np.int64)
-        self._check(number, expected_ids, np.asarray(prompt_ids, np.int64))
-        self._prefixes.append(prompt.answered(turn.response_ids.tolist()))
+        twins = self._unused.get(_digest(array("q", prompt_ids)))
+        if not twins:
+            raise self._difference(np.asarray(prompt_ids, np.int64))
+        self.newest = twins.pop(0)
+        turn = turns[self.newest]
         self.num_turns += 1
         return Completion(
             turn.response_ids,
@@ -80,16 +86,18 @@ class RecordedServer:
 
     async def release(self, request_id: str) -> None: ...
 
-    def _prefix_of(self, turn: Turn, number: int) -> Prefix:
-        if turn.starts_context or number == 0:
-            return EMPTY
-        parent = number - 1 if turn.parent is None else turn.parent
-        return self._prefixes[parent]
+    def _prompt(self, turn: Turn, number: int) -> Prompt:
+        prefix = EMPTY
+        if number > 0 and not turn.starts_context:
+            parent = number - 1 if turn.parent is None else turn.parent
+            prefix = self._prefixes[parent]
+        return Prompt(prefix, array("q", turn.prompt_ids.tolist()))
 
-    def _check(self, number: int, expected: IntArray, got: IntArray) -> None:
-        """Raises RolloutError unless the prompt of turn `number` is the recorded one."""
-        if np.array_equal(expected, got):
-            return
+    def _difference(self, got: IntArray) -> RolloutError:
+        """The error for a prompt that isn't recorded: how it differs from that of the first unused turn."""
+        number = min(twins[0] for twins in self._unused.values() if twins)
+        turn = self._trajectory.turns[number]
+        expected = np.array(self._prompt(turn, number).token_ids(), np.int64)
         length = min(len(expected), len(got))
         is_different = expected[:length] != got[:length]
         differing = np.flatnonzero(is_different).tolist()
@@ -98,11 +106,15 @@ class RecordedServer:
         for ids in (expected, got):
             excerpt = ids[position : position + 5].tolist()
             shown.append(f"{excerpt}… of {len(ids)} ids")
-        raise difference(
+        return difference(
             self._trajectory,
             number,
             f"position {position}: expected {shown[0]}, got {shown[1]}",
         )
+
+
+def _digest(token_ids: array[int]) -> bytes:
+    return hashlib.blake2b(token_ids.tobytes(), digest_size=16).digest()
 
 
 class _RecordedConversation:
@@ -130,7 +142,7 @@ class _RecordedConversation:
         reply = await self._conversation.generate(new_messages, options)
         if reply is None:
             return None
-        results = self._recorded[self._server.num_turns - 1].tool_results
+        results = self._recorded[self._server.newest].tool_results
         if results is not None:
             reply["tool_results"] = results
         return reply

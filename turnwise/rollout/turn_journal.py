@@ -138,11 +138,13 @@ class _EpisodeLines(SilentObserver):
 
 class _TurnLine(Record):
     episode: str
+    context: int = 0
     task: Task | None = None
     sibling: int = 0
     turn: int = 0
     messages: Sequence[dict[str, Any]] = ()
     sampled: TurnRecord | None = None
+    tool_calls: Sequence[dict[str, Any]] = ()
 
 
 def is_turn_journal(path: Path) -> bool:
@@ -191,18 +193,31 @@ class _Reading:
         self.cut: set[str] = set()
         """Names of episodes some of whose turns follow a lost one."""
         self._newest: dict[str, Trajectory] = {}  # the newest attempt at each episode
+        self._last: dict[tuple[str, int], tuple[Turn, list[str]]] = {}
+        """The newest turn of each context, and the ids of its calls."""
 
     def read(self, line: _TurnLine) -> None:
         if line.task is not None:
-            self._newest[line.episode] = Trajectory(line.task, line.sibling)
+            self._newest[line.episode] = Trajectory(line.task, line.sibling, contexts_are="steps")
             self.episodes.append(self._newest[line.episode])
+            self._last = {place: last for place, last in self._last.items() if place[0] != line.episode}
             return
         episode = self._newest.get(line.episode)
         if episode is None or (line.sampled and line.turn > len(episode.turns)):
             self.cut.add(line.episode)
         elif line.sampled:
-            episode.turns.append(line.sampled.made())
-        elif episode.turns:
-            answers = [message for message in line.messages if message.get("role") == "tool"]
-            results = tuple(message.get("content", "") for message in answers)
-            episode.turns[-1].tool_results = results or None
+            turn = line.sampled.made()
+            episode.turns.append(turn)
+            self._last[line.episode, line.context] = (turn, [str(call.get("id")) for call in line.tool_calls])
+        elif (line.episode, line.context) in self._last:
+            turn, call_ids = self._last[line.episode, line.context]
+            turn.tool_results = _results(line.messages, call_ids)
+
+
+def _results(messages: Sequence[Mapping[str, Any]], call_ids: Sequence[str]) -> tuple[str, ...] | None:
+    """The results in the order of their calls, then those of calls that couldn't be read; None if there are
+    none."""
+    answers = [message for message in messages if message.get("role") == "tool"]
+    places = {call_id: place for place, call_id in enumerate(call_ids)}
+    answers.sort(key=lambda answer: places.get(str(answer.get("tool_call_id")), len(places)))
+    return tuple(answer.get("content", "") for answer in answers) or None

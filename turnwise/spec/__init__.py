@@ -221,6 +221,7 @@ MAX_PACKED_BYTES = 2**28
 layout."""
 
 ContextMode = Literal["trajectory", "step"]
+MatchRule = Literal["omitted", "exact"]
 """One growing context per episode, or a fresh one each turn."""
 
 ANSWER_PATTERN = r"<answer>(.*?)</answer>"

@@ -46,6 +46,7 @@ SAME_SCORE = 1e-6
 """Scores that differ by no more than this are equal: they differ by rounding."""
 
 Status = Literal["finished", "truncated", "failed"]
+ContextsAre = Literal["steps", "parts"]
 Limit = Literal["max_steps", "max_new_tokens", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
@@ -116,6 +117,9 @@ class Turn:
     """Index of the turn whose context this turn continues; None = the previous turn. With `starts_context`,
     index of the turn that the new context branches off."""
     is_greedy: bool = False
+    is_trained: bool = True
+    """False: the response is read as context, but never trained on: no client has got it, or it isn't the
+    policy's to learn."""
     generate_s: float = 0.0
     step_s: float = 0.0
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
@@ -127,7 +131,7 @@ class Turn:
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
     """What is new in this turn: the messages before the response, as the model was shown them, and the
-    response with its `tool_calls`. The conversation sets them; files leave them out."""
+    response with its whole text and its `tool_calls`. The conversation sets them; files leave them out."""
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +144,10 @@ class TurnSpan(NamedTuple):
     turn: int
     start: int
     stop: int
+
+
+class EpisodeParts:
+    """An episode whose contexts are parts. Its samples share one such object."""
 
 
 @dataclass(slots=True)
@@ -191,6 +199,8 @@ class Sample:
     selected_mask: NDArray[np.bool_] | None = None
     media: tuple[Media, ...] = ()
     media_positions: tuple[int, ...] = ()
+    episode: EpisodeParts | None = None
+    """Shared by the samples that are parts of one episode; None = this sample is all of it, or a step."""
 
     @property
     def num_tokens(self) -> int:
@@ -234,6 +244,11 @@ class Trajectory(ViewedTrajectory):
     weight: float = 1.0
     """1 for a whole episode. If several trajectories make up an episode (sub-agents, compaction), their
     weights add up to 1."""
+    contexts_are: ContextsAre = "parts"
+    """What several contexts are. `parts`: one conversation that was cut; together they weigh what the same
+    tokens weigh in one context. `steps`: each is a sample of its own."""
+    answer_turn: int | None = None
+    """Index of the turn of the final answer; None = the last turn."""
     score_kl_penalty: float = 0.0
     """β times the sum of the tokens' KL. `credit` writes it, and estimators on trajectory scores subtract
     it."""

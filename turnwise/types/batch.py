@@ -10,7 +10,8 @@ from turnwise.types.media import Media
 class Denominators(NamedTuple):
     """The divisors of the losses of one *optimiser step*, known before its first micro-batch. Summed over the
     samples of all micro-batches and ranks, `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` =
-    Σ weight, `num_turns` = Σ weight·turns. Only samples and turns with a token in the loss mask count.
+    Σ weight·share, where share is the sample's share of its episode's tokens (1 unless the episode was cut
+    into parts), `num_turns` = Σ weight·turns. Only samples and turns with a token in the loss mask count.
     `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
@@ -48,6 +49,9 @@ class Batch:
     lengths: tuple[int, ...]
     """Tokens of each of the S samples."""
     denominators: Denominators
+    episode_tokens: Any = None
+    """float32 [N]: the number of tokens of the sample's episode that the step's loss counts; None if no
+    episode has several samples."""
     kept_ids: Any = None  # int32 [K], and [N + 1], as in `Sample`
     kept_offsets: Any = None
     temperatures: Any = None  # float32 [N], as in `Sample`

@@ -6,7 +6,7 @@ import pytest
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
 from turnwise.errors import RolloutError
-from turnwise.types import SamplingParams, Task, Trajectory, Turn, TurnSpan, VersionRun
+from turnwise.types import ContextsAre, SamplingParams, Task, Trajectory, Turn, TurnSpan, VersionRun
 
 TASK = Task(id="t", tag="toy", split="train", seed=0)
 
@@ -18,8 +18,9 @@ def turn(prompt: list[int], response: list[int], **fields: object) -> Turn:
     )
 
 
-def build(*turns: Turn, weight: float = 1.0) -> list:
-    return build_samples(Trajectory(TASK, 0, turns=list(turns), weight=weight))
+def build(*turns: Turn, weight: float = 1.0, contexts_are: ContextsAre = "steps") -> list:
+    trajectory = Trajectory(TASK, 0, turns=list(turns), weight=weight, contexts_are=contexts_are)
+    return build_samples(trajectory)
 
 
 def test_turns_are_one_context_with_aligned_arrays() -> None:

@@ -44,7 +44,8 @@ def test_tags_stay_and_tokens_of_turns_go_whether_marked_special_or_not(is_speci
     template = made(is_special)
     said = "<think>so</think><search>6</search><tool_call><|python_tag|>"
     turn, reply = answered(template, f"{said}<|endoftext|><|im_start|><|im_end|>")
-    assert turn.text == reply["content"] == turn.messages[-1]["content"] == said
+    assert turn.text == turn.messages[-1]["content"] == said
+    assert reply["reasoning_content"] == "so" and f"<think>so</think>{reply['content']}" == said
     assert parse_action(turn.text, "<search>(.*?)</search>") == "6"
     episode = SimpleNamespace(turns=[turn])
     assert response_reader(template)(episode) == said
