@@ -31,8 +31,9 @@ from toy import parse_arguments
 
 from turnwise.cluster.fork_server import drop_processes, prepare_processes
 from turnwise.cluster.messages import SetUp
+from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
-from turnwise.cluster.server_process import ServerProcess
+from turnwise.cluster.server_process import SERVERS, ServerProcess
 from turnwise.cluster.weight_senders import SendingGroup, SendingRanks, spawn_senders
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import Machine, Node
@@ -185,7 +186,8 @@ def main() -> None:
         senders = spawn_senders(cluster, "actor_train", is_shared=True, is_sharded=True)
         servers: list[ServerProcess] = []
         for number, node in enumerate(("second", "third")):
-            server = ServerProcess(f"the receiver of {node}", runner.run, runner.watchdog, Stopwatch())
+            process = WorkerProcess.fork(f"the receiver of {node}", SERVERS, Stopwatch())
+            server = ServerProcess(process, runner.run, runner.watchdog)
             set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), {}, begin)
             server.begin(set_up, Receiver, RankContext("actor_infer", number, 2, node=node))
             server.wait_until_ready()

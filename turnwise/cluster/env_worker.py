@@ -17,7 +17,7 @@ from turnwise.protocols import Env
 from turnwise.runtime.threads import DaemonThread
 
 ENV_CHILD = "turnwise.cluster.env_child"
-"""The function that a worker's process runs."""
+"""The module that a worker's process runs."""
 
 Waiting = asyncio.Future[Any] | Future[Any]
 

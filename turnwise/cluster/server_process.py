@@ -36,7 +36,7 @@ class ServerProcess:
         process: WorkerProcess,
         run_async: RunAsync,
         watchdog: Watchdog,
-        start_process: Callable[[], WorkerProcess],
+        start_process: Callable[[], WorkerProcess] | None = None,
     ) -> None:
         self.name = process.name
         self.process = process
@@ -86,6 +86,8 @@ class ServerProcess:
     async def started_again(self, deadline_s: float | None) -> "ServerProcess":
         """Ends this process, and starts another with the same server. Raises DeadlineError if that takes
         longer than `deadline_s` seconds."""
+        if self._start_process is None:
+            raise ServerError(f"nothing starts another process in the place of {self.name}")
         await asyncio.to_thread(self.end)
         new = await asyncio.to_thread(self._start_process)
         process = ServerProcess(new, self._run_async, self._watchdog, self._start_process)
