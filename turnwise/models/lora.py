@@ -156,7 +156,8 @@ class Adapters:
                         yield name, parameter.detach()
                 else:
                     with gathered(list(layer.parameters())):
-                        yield name, parameter + layer.get_delta_weight(_NAME)
+                        # read here, since a strategy may have replaced it by the whole one
+                        yield name, layer.get_base_layer().weight + layer.get_delta_weight(_NAME)
 
     @contextmanager
     def off(self) -> Iterator[None]:

@@ -19,12 +19,13 @@ from turnwise.protocols import Output
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.training.settings import StrategySettings
-from turnwise.training.state import read_model_weights
+from turnwise.training.state import Copy, read_model_weights
 from turnwise.types import Batch, ModelOutputs
 
 
 class TransformersModel:
-    """A policy or a value model; with `adapters`, which it already contains, only they are trained and saved.
+    """A policy or a value model on its `device`; with `adapters`, which it already contains, only they are
+    trained and saved.
 
     The model's own dropout is always off, so that the new log-probs of the first update equal the old ones.
     Dropout of adapters is on in training passes. `uses_kernels` lets turnwise's own kernels read the weights
@@ -39,7 +40,7 @@ class TransformersModel:
         adapters: Adapters | None = None,
         uses_kernels: bool = True,
     ) -> None:
-        self.module = model.to(device).eval()
+        self.module = model.eval()
         self.adapters = adapters
         self._settings = settings
         self._device = device
@@ -120,11 +121,11 @@ class TransformersModel:
         else:
             self.adapters.save(folder)
 
-    def read(self, folder: Path, gathered: Gathered = nullcontext) -> None:
-        """Copies what `write` wrote into the live parameters, inside `gathered(…)`. Raises ModelError if it
-        doesn't fit."""
+    def read(self, folder: Path, gathered: Gathered = nullcontext, copy: Copy = Tensor.copy_) -> None:
+        """Copies what `write` wrote into the live parameters, inside `gathered(…)`; those of a whole model by
+        `copy`. Raises ModelError if it doesn't fit."""
         if self.adapters is None:
-            read_model_weights(folder, self.module, gathered)
+            read_model_weights(folder, self.module, gathered, copy)
             return
         with gathered(self.adapters.parameters):
             self.adapters.load(folder)
