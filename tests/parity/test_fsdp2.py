@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from rank_workers import InfiniteOnce, Kind, distance
+from rank_workers import Kind, distance
+from ranked_roles import STEPS, steps
 from strategy_contract import VALUES, WeightedLoss
-from test_ranks import STEPS, make_role, make_roles, runner, steps  # noqa: F401
 from toy_model import toy_samples
 
 from turnwise.pipelines.model_role import ModelRole
-from turnwise.protocols import StepPart
 
 EPS = 1e-4
 """Adam's ε. With the usual 1e-8 the first steps of parameters without a gradient follow the sign of rounding
@@ -42,10 +41,8 @@ def marked(name: str) -> Any:
     return pytest.param(KINDS[name], id=name, marks=marks)
 
 
-def pair(make_role, kind: Kind) -> tuple[ModelRole, ModelRole]:  # noqa: F811
+def pair(make_role, kind: Kind) -> tuple[ModelRole, ModelRole]:
     """The kind in plain torch on one rank, and sharded on two."""
-    from dataclasses import replace
-
     one = replace(kind, fsdp2=None, eps=EPS)
     two = replace(kind, fsdp2=kind.fsdp2 or {}, eps=EPS)
     return make_role(one, 1), make_role(two, 2)
@@ -61,7 +58,7 @@ def moved(role: ModelRole, start: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("kind", [marked(name) for name in KINDS])
-def test_two_ranks_make_the_steps_of_plain_torch(make_role, kind):  # noqa: F811
+def test_two_ranks_make_the_steps_of_plain_torch(make_role, kind):
     """Log-probs 1e-6 in the mean, gradients and their norm 1e-5, displacement after three steps 1e-3. AdamW
     hides a gradient of a wrong scale, so gradients are compared."""
     loss = WeightedLoss(outputs=kind.outputs)

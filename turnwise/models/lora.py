@@ -100,7 +100,8 @@ class Adapters:
     """Adapters in a model, which is changed in place. The model's own parameters are frozen, except for the
     `head` of a value model: it is saved with the adapters, and trained unless the settings freeze it.
 
-    `base` is the path of the model without adapters; it is written into the adapter's folder. Raises
+    `base` is the path of the model without adapters; it is written into the adapter's folder. `fingerprint`
+    is that of the model without adapters, to be given if its weights aren't there yet. Raises
     ConfigError if a target isn't a linear module, or no module is left for adapters; NotAvailableError if
     peft isn't installed."""
 
@@ -110,10 +111,11 @@ class Adapters:
         settings: LoRASettings,
         base: str = "",
         head: nn.Linear | None = None,
+        fingerprint: str = "",
     ) -> None:
         peft = import_peft()
         self.model = model
-        self._base_fingerprint = fingerprint_of(model)
+        self._base_fingerprint = fingerprint or fingerprint_of(model)
         frozen = frozen_names(model, settings.frozen)
         targets, adapted_names, left_out = _adapted_modules(model, settings, frozen, head)
         config = peft.LoraConfig(
@@ -324,8 +326,13 @@ def may_be_base(folder: Path, fingerprint: str) -> bool:
 
 def fingerprint_of(model: PreTrainedModel) -> str:
     """A hash of some values of every parameter."""
+    return fingerprint_of_tensors(model.named_parameters())
+
+
+def fingerprint_of_tensors(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """The fingerprint of a model with these parameters, each once."""
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters:
         values = parameter.detach().flatten()
         stride = max(1, len(values) // _FINGERPRINT_VALUES)
         selected = values[::stride].float().cpu()

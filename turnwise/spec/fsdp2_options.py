@@ -1,4 +1,4 @@
-"""The options of `fsdp2_train` and `fsdp2_infer`, as `strategy_config` names them. The config and the strategy
+"""The options of `fsdp2_train` and `fsdp2_infer`, as `strategy_config` names them. Config and strategy
 check them here, so that both refuse them in the same words. This module imports no torch."""
 
 from collections.abc import Iterator, Mapping

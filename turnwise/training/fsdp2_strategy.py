@@ -1,6 +1,7 @@
 """Training and forward passes of a model whose weights are shared out among the ranks by torch's own
 `fully_shard` (FSDP2)."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,10 +25,12 @@ from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import build_optimizer, set_learning_rate
 from turnwise.training.settings import FROZEN, StrategySettings
-from turnwise.training.shards import ShardedModel, share, whole_tensor
+from turnwise.training.shards import ShardedModel, fill_shares, share, whole_tensor
 from turnwise.training.state import load_moments
 from turnwise.training.transformers_model import TransformersModel
 from turnwise.types import Batch, Metric, ModelOutputs
+
+logger = logging.getLogger(__name__)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
@@ -86,9 +89,19 @@ class Fsdp2Strategy(BaseStrategy):
         options: Mapping[str, Any],
         settings: StrategySettings,
     ) -> Self:
-        model = source.load(rank)
-        adapters = source.prepare(model, rank) if settings.is_trained else None
-        return cls(model, settings, options=options, adapters=adapters, rank=rank)
+        make = partial(cls, settings=settings, options=options, rank=rank)
+        slices = source.load_slices()
+        if slices is None:
+            logger.info("%s can't be read by slices, so each rank loads all of it", source.path)
+            model = source.load(rank)
+            adapters = source.prepare(model, rank) if settings.is_trained else None
+            return make(model, adapters=adapters)
+        adapters = None
+        if settings.is_trained:
+            with slices.standing_in():
+                fingerprint = "" if source.adapters is None else slices.fingerprint()
+                adapters = source.prepare(slices.model, rank, fingerprint)
+        return make(slices.model, adapters=adapters, fill=partial(fill_shares, slices))
 
     @property
     def _peers(self) -> tuple[int, ...]:

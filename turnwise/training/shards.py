@@ -1,5 +1,5 @@
-"""A model of transformers whose parameters are shared out among ranks by torch's `fully_shard` (FSDP2; Zhao et
-al. 2023, arXiv:2304.11277)."""
+"""A model of transformers whose parameters are shared out among ranks by torch's `fully_shard` (FSDP2; Zhao
+et al. 2023, arXiv:2304.11277)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError
+from turnwise.models.slices import SlicedModel
 from turnwise.runtime.torch_group import mesh_groups
 from turnwise.spec.fsdp2_options import Fsdp2Options
 
@@ -40,6 +41,7 @@ class ShardedModel(nn.Module):
         self.model = model
         self._mesh = _mesh(device, peers, options.fsdp_size or len(peers))
         self._shard_dim = self._mesh.ndim - 1
+        self.share_device = torch.device("cpu") if options.offload_policy else device
         arguments: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": options.reshard_after_forward,
@@ -125,6 +127,26 @@ class ShardedModel(nn.Module):
                 module._parameters[name] = parameter
                 if is_changed:
                     self.set_whole(parameter, copy.detach())
+
+
+def fill_shares(slices: SlicedModel, sharded: ShardedModel) -> None:
+    """Reads this rank's shares of the parameters that the sharded model doesn't have yet."""
+    made: dict[int, nn.Parameter] = {}
+    for module, name, tensor_name in slices.places:
+        empty: Any = module._parameters[name]
+        if id(empty) not in made:
+            start, stop = sharded.rows_of(empty)
+            rows = slices.rows(tensor_name, start, stop, empty.shape)
+            whole = DTensor.from_local(
+                rows.to(sharded.share_device),
+                empty.device_mesh,
+                empty.placements,
+                run_check=False,
+                shape=empty.shape,
+                stride=empty.stride(),
+            )
+            made[id(empty)] = nn.Parameter(whole, empty.requires_grad)
+        setattr(module, name, made[id(empty)])
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
