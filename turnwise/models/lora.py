@@ -135,9 +135,12 @@ class Adapters:
         self._settings = settings
         self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in adapted_names}
         self._head_name = next((name for name, module in model.named_modules() if module is head), "")
-        self._head = {} if head is None else dict(head.named_parameters(prefix=self._head_name))
-        for name, parameter in self._head.items():
-            parameter.requires_grad_(name not in frozen)
+        # By name, since a strategy may replace the parameters themselves.
+        self._head: tuple[str, ...] = ()
+        if head is not None:
+            self._head = tuple(name for name, _ in head.named_parameters(prefix=self._head_name))
+        for name in self._head:
+            model.get_parameter(name).requires_grad_(name not in frozen)
         model.eval()
 
     @property
@@ -244,7 +247,7 @@ class Adapters:
         settings = self._settings
         sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"
         description = f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}"
-        if any(parameter.requires_grad for parameter in self._head.values()):
+        if any(self.model.get_parameter(name).requires_grad for name in self._head):
             return f"{description}; and the value head"
         return description
 
@@ -258,7 +261,7 @@ class Adapters:
         tensors: dict[str, Tensor] = import_peft().get_peft_model_state_dict(
             self._peft, save_embedding_layers=False
         )
-        head = {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
+        head = {f"base_model.model.{name}": self.model.get_parameter(name) for name in self._head}
         return tensors | head
 
 

@@ -65,8 +65,8 @@ class ModelSource:
 
     def prepare(self, model: PreTrainedModel, rank: RankContext, fingerprint: str = "") -> Adapters | None:
         """Freezes what isn't trained, and puts the adapters into the model, whose weights have the
-        `fingerprint` if they aren't there yet. Returns them, or None without any. Raises ConfigError if nothing is left to train, or only what comes before a value head of
-        zeros."""
+        `fingerprint` if they aren't there yet. Returns them, or None without any. Raises ConfigError if
+        nothing is left to train, or only what comes before a value head of zeros."""
         adapters = None
         if self.adapters is None:
             freeze(model, self.frozen)
