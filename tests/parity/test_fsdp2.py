@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_workers import Kind, distance
+import torch
+from rank_workers import InfiniteOnce, Kind, distance
 from ranked_roles import STEPS, steps
 from strategy_contract import VALUES, WeightedLoss
 from toy_model import toy_samples
 
+from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.pipelines.model_role import ModelRole
 
 EPS = 1e-4
@@ -23,6 +25,7 @@ KINDS = {
     "llama": Kind(config={"model_type": "llama"}),
     "value": Kind("value", outputs=VALUES),
     "lora": Kind(rank=4),
+    "value_lora": Kind("value", rank=4, outputs=VALUES),
     "checkpointing": Kind(is_gradient_checkpointing=True),
     "clipped": Kind(max_grad_norm=0.1),
     "kept": Kind(fsdp2={"reshard_after_forward": False}),
@@ -55,6 +58,76 @@ def ask(role: ModelRole, method: str, *arguments: Any) -> Any:
 
 def moved(role: ModelRole, start: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value - start[name] for name, value in ask(role, "parameters").items()}
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("kind", [KINDS["tied"], KINDS["lora"]], ids=["full", "lora"])
+def test_the_manifest_is_known_without_gathering(make_role, kind):
+    one, two = pair(make_role, kind)
+    senders = [spawn_senders(role.cluster, role.name, is_shared=True, is_sharded=True) for role in (one, two)]
+    assert senders[0].manifest().result() == senders[1].manifest().result()
+    alone, shared = (dict(role.sent_weights()) for role in (one, two))
+    assert list(alone) == list(shared)
+    assert all(torch.equal(alone[name], shared[name]) for name in alone)
+
+
+@pytest.mark.extra
+def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role):
+    role = make_role(Kind(fsdp2={}), 2)
+    start = ask(role, "parameters")
+    process = role.workers._processes[1].process.life.process_id
+    metrics = role.optimizer_step(toy_samples(8), InfiniteOnce(process), position=0)
+    assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
+    np.testing.assert_equal(ask(role, "parameters"), start)
+
+
+@pytest.mark.extra
+def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):
+    one, two = pair(make_role, Kind(dtype=torch.float16))
+    measured = [steps(role, WeightedLoss()) for role in (one, two)]
+    for alone, shared in zip(*measured, strict=True):
+        assert alone["actor/skipped_steps"] == shared["actor/skipped_steps"]
+        assert alone["actor/loss"] == pytest.approx(shared["actor/loss"], rel=1e-3)
+    scale = ask(two, "loss_scale")
+    assert scale == ask(one, "loss_scale") > 1
+    process = two.workers._processes[1].process.life.process_id
+    two.optimizer_step(toy_samples(8), InfiniteOnce(process), position=STEPS)
+    assert [two.workers.at(rank).call("loss_scale").result() for rank in (0, 1)] == [scale / 2] * 2
+
+
+@pytest.mark.extra
+def test_one_sample_for_two_ranks(make_role):
+    """The other rank passes over a batch that counts nothing."""
+    one, two = pair(make_role, Kind())
+    for role in (one, two):
+        role.optimizer_step(toy_samples(1), WeightedLoss(), position=0)
+    assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-5
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    "kind", [KINDS["tied"], KINDS["untied"], KINDS["value_lora"]], ids=["full", "untied", "value_lora"]
+)
+def test_a_checkpoint_goes_on_anywhere(make_role, tmp_path, kind):
+    """Bit by bit on as many ranks; up to rounding in plain torch, which FSDP2 can go on from too."""
+    loss = WeightedLoss(outputs=kind.outputs)
+    one, two = pair(make_role, kind)
+    steps(two, loss, 2)
+    two.workers.call("save", tmp_path / "two").result()
+    at_save = ask(two, "parameters")
+    steps(two, loss, 1)
+    expected = moved(two, at_save)
+    again_one, again_two = pair(make_role, kind)
+    for role in (again_one, again_two):
+        role.workers.call("load", tmp_path / "two").result()
+        np.testing.assert_equal(ask(role, "parameters"), at_save)
+    again_one.workers.call("save", tmp_path / "one").result()
+    steps(again_two, loss, 1)
+    np.testing.assert_equal(moved(again_two, at_save), expected)
+    two.workers.call("load", tmp_path / "one").result()
+    for role in (two, again_one):
+        steps(role, loss, 1)
+        assert distance(expected, moved(role, at_save)) <= 1e-3
 
 
 @pytest.mark.parametrize("kind", [marked(name) for name in KINDS])

@@ -13,6 +13,7 @@ from strategy_contract import OUTPUTS, WeightedLoss
 from toy_model import toy_model, toy_value_model
 
 from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.models.value_head import value_head
 from turnwise.protocols import Output
 from turnwise.runtime.rank import RankContext
 from turnwise.training.fsdp2_strategy import Fsdp2Strategy
@@ -86,6 +87,7 @@ class Kind:
     """What differs in the model's config."""
     is_gradient_checkpointing: bool = False
     max_grad_norm: float = 1e9
+    scheduler: str = "constant"
     differs: bool = False
     """Whether each rank begins with weights of its own."""
     dtype: torch.dtype = torch.float32
@@ -95,9 +97,10 @@ class Kind:
         model = make(rank.rank if self.differs else 0, **self.config)
         adapters = None
         if self.rank is not None:
-            adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
+            lora = LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1)
+            adapters = Adapters(model, lora, head=value_head(model))
         settings = StrategySettings(
-            OptimizerSettings(RATE, eps=self.eps),
+            OptimizerSettings(RATE, eps=self.eps, scheduler=self.scheduler, total_steps=50),
             max_grad_norm=self.max_grad_norm,
             dtype=self.dtype,
             is_gradient_checkpointing=self.is_gradient_checkpointing,

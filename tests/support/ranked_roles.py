@@ -39,6 +39,24 @@ class SendingRole(ModelRole):
         return senders.publish().result()
 
 
+def cluster_of(runner: WatchedRunner, mappings: dict[str, list[int]], stopwatch: Stopwatch) -> ProcessCluster:
+    """A cluster of processes for roles on these devices."""
+    prepare_processes(["turnwise.assemble.strategies"])
+    num_devices = max(map(max, mappings.values())) + 1
+    mapped = {f"{role}.device_mapping": devices for role, devices in mappings.items()}
+    estimator = "gae" if "critic" in mappings else "grpo"
+    config = config_of(adv_estimator=estimator, **{"cluster.name": "process"}, **mapped)
+    return ProcessCluster(
+        runner.run,
+        runner.watchdog,
+        stopwatch,
+        CpuThreads(num_devices, 1, torch.get_num_threads()),
+        set_torch_threads,
+        deadline_s=60.0,
+        placement=place(config, Machine((Node(num_devices),))),
+    )
+
+
 @pytest.fixture
 def runner() -> Iterator[WatchedRunner]:
     with WatchedRunner(Watchdog()) as runner:
@@ -49,19 +67,11 @@ def runner() -> Iterator[WatchedRunner]:
 def make_roles(runner):
     """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three
     samples."""
-    prepare_processes(["turnwise.assemble.strategies"])
-    clusters, threads = [], torch.get_num_threads()
+    clusters = []
 
     def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:
-        stopwatch, num_devices = Stopwatch(), max(map(max, mappings.values())) + 1
-        mapped = {f"{role}.device_mapping": devices for role, devices in mappings.items()}
-        estimator = "gae" if "critic" in mappings else "grpo"
-        config = config_of(adv_estimator=estimator, **{"cluster.name": "process"}, **mapped)
-        placement = place(config, Machine((Node(num_devices),)))
-        how = CpuThreads(num_devices, 1, threads), set_torch_threads
-        cluster = ProcessCluster(
-            runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement
-        )
+        stopwatch = Stopwatch()
+        cluster = cluster_of(runner, mappings, stopwatch)
         clusters.append(cluster)
         plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
         return [

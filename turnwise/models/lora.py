@@ -154,7 +154,7 @@ class Adapters:
         read inside `gathered(…)`."""
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
-            for name, parameter in self._base_parameters():
+            for name, parameter in self.base_parameters():
                 layer = adapted.get(id(parameter))
                 if layer is None:
                     with gathered([parameter]):
@@ -251,7 +251,8 @@ class Adapters:
             return f"{description}; and the value head"
         return description
 
-    def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """`(Hugging Face name, parameter)` of the model without its adapters."""
         prefix = self._peft.base_model.prefix
         for name, parameter in self.model.named_parameters():
             if not any(part.startswith(prefix) for part in name.split(".")):

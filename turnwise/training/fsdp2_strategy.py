@@ -28,6 +28,8 @@ from turnwise.training.settings import FROZEN, StrategySettings
 from turnwise.training.shards import ShardedModel, fill_shares, share, whole_tensor
 from turnwise.training.state import load_moments
 from turnwise.training.transformers_model import TransformersModel
+from turnwise.transfer.live import manifest_of
+from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Batch, Metric, ModelOutputs
 
 logger = logging.getLogger(__name__)
@@ -110,6 +112,10 @@ class Fsdp2Strategy(BaseStrategy):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._model.weights(self._gathered):
             yield name, whole_tensor(tensor)
+
+    def weight_manifest(self) -> WeightManifest:
+        """The names, shapes and dtypes of `weights`, without gathering them."""
+        return manifest_of(self._model.shapes())
 
     # A forward pass
 

@@ -112,6 +112,13 @@ class TransformersModel:
             with gathered([parameter]):
                 yield name, parameter.detach()
 
+    def shapes(self) -> Iterator[tuple[str, Tensor]]:
+        """The names of `weights`, with tensors of which shapes and dtypes are right and values needn't be."""
+        if self.adapters is not None:
+            yield from self.adapters.base_parameters()
+        else:
+            yield from self.module.named_parameters()
+
     def write(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Writes a Hugging Face folder, or only the adapters as a peft folder. `weights` replace the model's
         parameters if this process doesn't hold them whole. Raises OSError if the files can't be written."""

@@ -2,7 +2,7 @@
 too."""
 
 from collections.abc import Awaitable, Iterable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from turnwise.runtime.info import ServerInfo
 from turnwise.transfer.manifest import WeightManifest
@@ -22,6 +22,14 @@ class WeightSource(Protocol):
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """`(Hugging Face name, tensor)` in the order of the manifest. Raises WorkerError if a tensor isn't as
         it says."""
+
+
+@runtime_checkable
+class DescribesWeights(Protocol):
+    """A strategy that knows its weights without iterating over them."""
+
+    def weight_manifest(self) -> WeightManifest:
+        """What its `weights` iterates over."""
 
 
 class SendsWeights(Protocol):
