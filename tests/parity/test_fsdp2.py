@@ -111,7 +111,7 @@ def test_one_sample_for_two_ranks(make_role):
 def test_a_checkpoint_goes_on_anywhere(make_role, tmp_path, kind):
     """Bit by bit on as many ranks; up to rounding in plain torch, which FSDP2 can go on from too."""
     loss = WeightedLoss(outputs=kind.outputs)
-    one, two = pair(make_role, kind)
+    _, two = pair(make_role, kind)
     steps(two, loss, 2)
     two.workers.call("save", tmp_path / "two").result()
     at_save = ask(two, "parameters")
