@@ -22,6 +22,13 @@ OPTIONS = (
     "sync_gradients",
 )
 _SYNC = ("each", "last")
+_PUBLISHED = {
+    "wrap_policy": "each decoder layer is sharded by itself, and what is outside the layers together",
+    "apply_expert_patch": "experts of a mixture are sharded with their layer",
+    "apply_tiled_mlp": "a layer computes all tokens of a micro-batch at once",
+    "tiled_num_shards": "a layer computes all tokens of a micro-batch at once",
+}
+"""Options of a published system that aren't torch's → what is done here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +94,15 @@ def _problem(name: str, value: Any, num_ranks: int | None, computes_in: str) -> 
             return f"got {value!r}; allowed are {' and '.join(_SYNC)}"
         case "fsdp_size":
             return _size_problem(value, num_ranks)
+    if name in _PUBLISHED:
+        return f"it isn't in this version: {_PUBLISHED[name]}; remove it"
     return f"torch's fully_shard has no such option (it has: {', '.join(OPTIONS)}).{nearest(name, OPTIONS)}"
 
 
 def _dtype_problem(name: str, value: Any, computes_in: str) -> str:
     if value is None:
         return ""
-    if value not in DTYPES:
+    if not isinstance(value, str) or value not in DTYPES:
         return f"got {value!r}; allowed are {', '.join(DTYPES)}"
     if DTYPES[value] == "float16" and computes_in != "float16":
         return (

@@ -30,7 +30,8 @@ def config(options: dict[str, Any], role: str = "actor_train", **model: Any) -> 
 REFUSED = [
     ({"reshard_after_foward": True}, "reshard_after_forward"),
     ({"tp_size": 2}, "no such option"),
-    ({"reshard_after_forward": "yes"}, "reshard_after_forward"),
+    ({"wrap_policy": {}}, "each decoder layer"),
+    ({"reshard_after_forward": "yes"}, "number of ranks"),
     ({"param_dtype": "fp8"}, "bfloat16"),
     ({"reduce_dtype": "fp16"}, "model_args.dtype"),
     ({"param_dtype": ["bf16"]}, "bfloat16"),
