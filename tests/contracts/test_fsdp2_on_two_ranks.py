@@ -9,6 +9,7 @@ import pytest
 from rank_workers import Kind
 from ranked_roles import cluster_of
 from strategy_contract import VALUES, StrategyContract
+from toy_model import toy_batches, toy_samples
 from two_ranks import Strategies, TwoRanks
 
 from turnwise.protocols import TrainStrategy, Workers
@@ -39,6 +40,13 @@ class TestFull(StrategyContract):
 
     def modules(self, strategy: Any) -> Iterable[Any]:
         return strategy.modules()
+
+    def test_the_model_is_in_evaluation_mode_between_steps(self) -> None:
+        """Without a loss that raises: the rank without samples would wait for the other, as in a run that
+        ends."""
+        strategy = self.make_strategy()
+        strategy.train_step(toy_batches(toy_samples(3)), self.loss())
+        assert not any(module.training for module in self.modules(strategy))
 
 
 class TestLoRAWithGradientCheckpointing(TestFull):

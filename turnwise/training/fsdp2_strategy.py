@@ -70,8 +70,13 @@ class Fsdp2Strategy(BaseStrategy):
         if fill is not None:
             fill(self._sharded)
         with torch.no_grad():
-            self._model = self._sharded(
-                lambda: TransformersModel(model, self.device, settings, adapters, uses_kernels=False)
+            self._model = TransformersModel(
+                model,
+                self.device,
+                settings,
+                adapters,
+                uses_kernels=False,
+                within=self._sharded,
             )
         self._sharded.release()
         self.model = self._model.module
