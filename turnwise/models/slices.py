@@ -131,7 +131,8 @@ def _bare(folder: Path, config: PreTrainedConfig, has_value_head: bool, attentio
     """The model without weights: parameters go to the meta device as soon as they are made, so that buffers,
     which are computed, are real."""
     implementation = resolved_attention(attention)
-    hook = register_module_parameter_registration_hook(_to_meta)
+    # torch's annotation leaves out that a hook may return another parameter.
+    hook = register_module_parameter_registration_hook(_to_meta)  # type: ignore[arg-type]
     try:
         with told_as_one_sentence(folder, "can't be made"):
             kind = value_model_class(config) if has_value_head else AutoModelForCausalLM

@@ -33,8 +33,8 @@ class TransformersModel:
 
     The model's own dropout is always off, so that the new log-probs of the first update equal the old ones.
     Dropout of adapters is on in training passes. `uses_kernels` lets turnwise's own kernels read the weights
-    where they lie. `within` calls a function that computes with the model. Raises ConfigError if trained weights aren't fp32, or the architecture has no gradient
-    checkpointing and the settings ask for it."""
+    where they lie. `within` calls a function that computes with the model. Raises ConfigError if trained
+    weights aren't fp32, or the architecture has no gradient checkpointing and the settings ask for it."""
 
     def __init__(
         self,
