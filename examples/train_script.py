@@ -31,7 +31,10 @@ def refused() -> str:
     if (clipping := told("ACCELERATE_GRADIENT_CLIPPING", "none")) not in ("none", "1.0"):
         return f"gradient_clipping is 1.0 here, and accelerate was asked for {clipping}; leave it out"
     if told("ACCELERATE_USE_FSDP", "false") == "true":
-        return "turnwise has no FSDP strategy in this version; use examples/accelerate/multi_gpu_ddp.yaml"
+        return (
+            "accelerate's fsdp_config isn't read here; name fsdp2_train in a config (docs/ranks.md), or use "
+            "examples/accelerate/multi_gpu_ddp.yaml"
+        )
     if (precision := told("ACCELERATE_MIXED_PRECISION", "no")) not in DTYPES:
         return f"mixed_precision {precision} isn't one of {', '.join(DTYPES)}; add --mixed_precision bf16"
     if (

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import pytest
+import torch.distributed as dist
 from strategy_contract import VALUES, StrategyContract
 from torch import nn
 from toy_model import toy_model, toy_value_model
@@ -29,6 +30,13 @@ class TestStrategy(StrategyContract):
     adapters: ClassVar[LoRASettings | None] = None
     frozen: ClassVar[Sequence[str]] = ()
     is_gradient_checkpointing: ClassVar[bool] = False
+
+    @pytest.fixture(autouse=True)
+    def leave_groups(self) -> Iterator[None]:
+        """Other tests of this process begin without a process group, which a sharding strategy makes."""
+        yield
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     @pytest.fixture(autouse=True, params=installed_strategies())
     def choose(self, request: pytest.FixtureRequest) -> None:

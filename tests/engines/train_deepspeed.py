@@ -13,9 +13,9 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
-from rank_workers import InfiniteOnce, Kind
+from rank_workers import InfiniteOnce, Kind, distance
+from ranked_roles import ask, make_role, make_roles, runner, steps  # noqa: F401
 from strategy_contract import VALUES, StrategyContract, WeightedLoss
-from test_ranks import ask, distance, make_role, make_roles, runner, steps  # noqa: F401
 from toy_model import toy_batches, toy_model, toy_samples, toy_value_model
 
 from turnwise.errors import ConfigError

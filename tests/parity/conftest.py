@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranked_roles import make_role, make_roles, runner  # noqa: F401  # fixtures of several files
 from safetensors.torch import load_file
 from small_runs import measured, played, run_small
 from toy_model import TINY

@@ -191,7 +191,7 @@ def test_the_published_presets_are_what_accelerate_reads():
     [
         ({"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"}, "deepspeed_config_file ds.json isn't read"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "0.5"}, "gradient_clipping is 1.0 here"),
-        ({"ACCELERATE_USE_FSDP": "true"}, "no FSDP strategy"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "fsdp2_train"),
         ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "mixed_precision fp8 isn't one of no, fp16, bf16"),
         ({"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}, "leave --cpu out"),
     ],

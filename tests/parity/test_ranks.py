@@ -4,107 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from rank_workers import InfiniteOnce, Kind, RaisesOnce, distance
-from small_configs import config_of
+from ranked_roles import STEPS, ask, moved, steps
 from strategy_contract import VALUES, WeightedLoss
 from toy_model import toy_samples
 
-from turnwise.assemble.cluster import set_torch_threads
 from turnwise.cluster import process_cluster
-from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.process_cluster import ProcessCluster
-from turnwise.cluster.weight_senders import spawn_senders
-from turnwise.config.place import place
 from turnwise.errors import WorkerError
-from turnwise.pipelines.model_role import BatchPlan, ModelRole
-from turnwise.protocols import Loss, WeightSource
-from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.machine import Machine, Node
-from turnwise.runtime.placement import CpuThreads
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.watchdog import Watchdog
-
-STEPS = 3
-
+from turnwise.pipelines.model_role import ModelRole
 
 FULL, LORA, CRITIC = Kind(), Kind(rank=4), Kind("value", outputs=VALUES)
-
-
-@dataclass(eq=False)
-class SendingRole(ModelRole):
-    cluster: ProcessCluster | None = None
-
-    def sent_weights(self) -> WeightSource:
-        """The weights as the inference servers get them, gathered by all ranks."""
-        senders = spawn_senders(self.cluster, self.name, is_shared=True, is_sharded=True)
-        return senders.publish().result()
-
-
-@pytest.fixture
-def runner() -> Iterator[WatchedRunner]:
-    with WatchedRunner(Watchdog()) as runner:
-        yield runner
-
-
-@pytest.fixture
-def make_roles(runner):
-    """Roles of a kind, by their names, on these devices of one cluster, with micro-batches of three
-    samples."""
-    prepare_processes(["turnwise.assemble.strategies"])
-    clusters, threads = [], torch.get_num_threads()
-
-    def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:
-        stopwatch, num_devices = Stopwatch(), max(map(max, mappings.values())) + 1
-        mapped = {f"{role}.device_mapping": devices for role, devices in mappings.items()}
-        estimator = "gae" if "critic" in mappings else "grpo"
-        config = config_of(adv_estimator=estimator, **{"cluster.name": "process"}, **mapped)
-        placement = place(config, Machine((Node(num_devices),)))
-        how = CpuThreads(num_devices, 1, threads), set_torch_threads
-        cluster = ProcessCluster(
-            runner.run, runner.watchdog, stopwatch, *how, deadline_s=60.0, placement=placement
-        )
-        clusters.append(cluster)
-        plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
-        return [
-            SendingRole(name, cluster.spawn(name, kind.make), plan, stopwatch, cluster=cluster)
-            for name in mappings
-        ]
-
-    yield make
-    for cluster in clusters:
-        cluster.shutdown()
-
-
-@pytest.fixture
-def make_role(make_roles):
-    """A role of a kind on so many ranks."""
-    return lambda kind, num_ranks: make_roles(kind, {"actor_train": list(range(num_ranks))})[0]
-
-
-def steps(role: ModelRole, loss: Loss, num_steps: int = STEPS) -> list[dict[str, float]]:
-    """The summed metrics of each optimiser step."""
-    measured = []
-    for step in range(num_steps):
-        sums: dict[str, float] = {}
-        for metric in role.optimizer_step(toy_samples(11, seed=step), loss, position=step):
-            sums[metric.name] = sums.get(metric.name, 0.0) + float(metric.value)
-        measured.append(sums)
-    return measured
-
-
-def ask(role: ModelRole, method: str) -> Any:
-    return role.workers.call(method, route="rank0").result()
-
-
-def moved(role: ModelRole, start: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: value - start[name] for name, value in ask(role, "parameters").items()}
 
 
 @pytest.mark.parametrize("kind", [FULL, LORA, CRITIC], ids=["full", "lora", "critic"])

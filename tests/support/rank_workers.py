@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from strategy_contract import OUTPUTS, WeightedLoss
 from toy_model import toy_model, toy_value_model
 
 from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.models.value_head import value_head
 from turnwise.protocols import Output
 from turnwise.runtime.rank import RankContext
+from turnwise.training.fsdp2_strategy import Fsdp2Strategy
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.settings import StrategySettings
+from turnwise.training.shards import whole_tensor
 from turnwise.training.torch_strategy import TorchStrategy
 
 RATE = 1e-3
@@ -26,8 +30,7 @@ class Recorded(TorchStrategy):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if self._optimizer is not None:
-            self._optimizer.register_step_pre_hook(lambda *_: self._keep())
+        self._adam.register_step_pre_hook(lambda *_: self._keep())
 
     def _keep(self) -> None:
         named = self.model.named_parameters()
@@ -43,6 +46,30 @@ class Recorded(TorchStrategy):
         return {name: tensor.detach().numpy().copy() for name, tensor in self.model.named_parameters()}
 
 
+class RecordedShards(Fsdp2Strategy):
+    """As `Recorded`, of whole tensors. All ranks must be asked together."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._adam.register_step_pre_hook(lambda *_: self._keep())
+
+    def _keep(self) -> None:
+        named = self.model.named_parameters()
+        self.gradient = {
+            name: whole_tensor(p.grad).clone().numpy() for name, p in named if p.grad is not None
+        }
+
+    def last_gradient(self) -> dict[str, np.ndarray]:
+        return self.gradient
+
+    def loss_scale(self) -> float:
+        return self._loss_scale.factor
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        named = self.model.named_parameters()
+        return {name: whole_tensor(tensor.detach()).clone().numpy() for name, tensor in named}
+
+
 @dataclass(frozen=True)
 class Kind:
     """What is trained."""
@@ -54,18 +81,32 @@ class Kind:
     eps: float = 1e-8
     stage: int | None = None
     """The ZeRO stage of DeepSpeed; None = plain torch."""
+    fsdp2: Mapping[str, Any] | None = None
+    """The options of FSDP2; None = another engine."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What differs in the model's config."""
+    is_gradient_checkpointing: bool = False
+    max_grad_norm: float = 1e9
+    scheduler: str = "constant"
     differs: bool = False
     """Whether each rank begins with weights of its own."""
     dtype: torch.dtype = torch.float32
 
     def make(self, rank: RankContext) -> TorchStrategy:
-        model = toy_value_model(0) if self.model == "value" else toy_model(rank.rank if self.differs else 0)
+        make = toy_value_model if self.model == "value" else toy_model
+        model = make(rank.rank if self.differs else 0, **self.config)
         adapters = None
         if self.rank is not None:
-            adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
+            lora = LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1)
+            adapters = Adapters(model, lora, head=value_head(model))
         settings = StrategySettings(
-            OptimizerSettings(RATE, eps=self.eps), max_grad_norm=1e9, dtype=self.dtype
+            OptimizerSettings(RATE, eps=self.eps, scheduler=self.scheduler, total_steps=50),
+            max_grad_norm=self.max_grad_norm,
+            dtype=self.dtype,
+            is_gradient_checkpointing=self.is_gradient_checkpointing,
         )
+        if self.fsdp2 is not None:
+            return RecordedShards(model, settings, options=self.fsdp2, adapters=adapters, rank=rank)
         if self.stage is None:
             return Recorded(model, settings, adapters=adapters, rank=rank)
         from turnwise.training.deepspeed_strategy import DeepSpeedStrategy

@@ -175,7 +175,7 @@ def unsharded(
     for name, role in demand.roles.items():
         strategy = role.strategy_args
         size = len(devices[name])
-        if strategy.is_sharded and size < num_processes:
+        if strategy.spec.needs_all_processes and size < num_processes:
             message = (
                 f"{strategy.strategy_name} shards over all {num_processes} processes of a run, "
                 f"and {name} is on {size} of them; give it the device_mapping of all, or use torch_train"

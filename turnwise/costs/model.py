@@ -40,6 +40,11 @@ class TrainedModel:
         return (2 + NUM_MOMENTS) * WEIGHT_BYTES * self.num_trained
 
     @property
+    def gradient_bytes(self) -> int:
+        """Memory of the whole gradient."""
+        return WEIGHT_BYTES * self.num_trained
+
+    @property
     def checkpoint_bytes(self) -> int:
         """Size of its checkpoint, which holds what is trained."""
         trained = WEIGHT_BYTES * self.num_trained

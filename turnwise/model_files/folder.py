@@ -274,6 +274,14 @@ def weight_headers(folder: Path) -> dict[str, TensorHeader]:
     return headers
 
 
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The safetensors file of each tensor of a folder that `weight_headers` can read."""
+    if (folder / _WEIGHTS).is_file():
+        return dict.fromkeys(weight_headers(folder), folder / _WEIGHTS)
+    weight_map = read_object(folder / _INDEX).get("weight_map", {})
+    return {name: folder / weight_map[name] for name in weight_headers(folder) if name in weight_map}
+
+
 def file_headers(file: Path) -> dict[str, TensorHeader]:
     """What a safetensors file says of each of its tensors. Raises ModelError if it can't be read."""
     # imported here: commands without a local model don't need it

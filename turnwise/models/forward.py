@@ -211,9 +211,13 @@ class ValueForward(PackedForward):
         with torch.autocast(hidden.device.type, enabled=False):
             for name in outputs:
                 states = hidden.index_select(0, positions[name]).float()
-                values[name] = self.head(states).squeeze(-1)
+                values[name] = self._head_of(states).squeeze(-1)
         aligned = {name: _aligned(of_states, batch, trained) for name, of_states in values.items()}
         return ModelOutputs(**aligned)
+
+    def _head_of(self, states: Tensor) -> Tensor:
+        bias = self.head.bias
+        return nn.functional.linear(states, self.head.weight.float(), None if bias is None else bias.float())
 
 
 def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:

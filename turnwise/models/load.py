@@ -119,7 +119,7 @@ def load_pretrained(
     """A model of the transformers class `kind`, loaded as in `load_model`; the sorted names of its tensors
     that the weight files lack; and those of the files' tensors that it doesn't have. Raises ModelError if the
     folder doesn't fit the class, tensors don't hold real numbers, or the attention can't run here."""
-    implementation = _attention(attn_implementation)
+    implementation = resolved_attention(attn_implementation)
     kind_name = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
     has_tensors = any(Path(path).glob("*.safetensors"))
     if trust.pickle and not has_tensors:
@@ -326,7 +326,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _attention(name: str) -> str | None:
+def resolved_attention(name: str) -> str | None:
     if name not in _ATTENTION:
         allowed = ", ".join(_ATTENTION)
         raise ModelError(

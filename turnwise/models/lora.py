@@ -100,7 +100,8 @@ class Adapters:
     """Adapters in a model, which is changed in place. The model's own parameters are frozen, except for the
     `head` of a value model: it is saved with the adapters, and trained unless the settings freeze it.
 
-    `base` is the path of the model without adapters; it is written into the adapter's folder. Raises
+    `base` is the path of the model without adapters; it is written into the adapter's folder. `fingerprint`
+    is that of the model without adapters, to be given if its weights aren't there yet. Raises
     ConfigError if a target isn't a linear module, or no module is left for adapters; NotAvailableError if
     peft isn't installed."""
 
@@ -110,10 +111,11 @@ class Adapters:
         settings: LoRASettings,
         base: str = "",
         head: nn.Linear | None = None,
+        fingerprint: str = "",
     ) -> None:
         peft = import_peft()
         self.model = model
-        self._base_fingerprint = fingerprint_of(model)
+        self._base_fingerprint = fingerprint or fingerprint_of(model)
         frozen = frozen_names(model, settings.frozen)
         targets, adapted_names, left_out = _adapted_modules(model, settings, frozen, head)
         config = peft.LoraConfig(
@@ -133,9 +135,12 @@ class Adapters:
         self._settings = settings
         self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in adapted_names}
         self._head_name = next((name for name, module in model.named_modules() if module is head), "")
-        self._head = {} if head is None else dict(head.named_parameters(prefix=self._head_name))
-        for name, parameter in self._head.items():
-            parameter.requires_grad_(name not in frozen)
+        # By name, since a strategy may replace the parameters themselves.
+        self._head: tuple[str, ...] = ()
+        if head is not None:
+            self._head = tuple(name for name, _ in head.named_parameters(prefix=self._head_name))
+        for name in self._head:
+            model.get_parameter(name).requires_grad_(name not in frozen)
         model.eval()
 
     @property
@@ -149,14 +154,15 @@ class Adapters:
         read inside `gathered(…)`."""
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
-            for name, parameter in self._base_parameters():
+            for name, parameter in self.base_parameters():
                 layer = adapted.get(id(parameter))
                 if layer is None:
                     with gathered([parameter]):
                         yield name, parameter.detach()
                 else:
                     with gathered(list(layer.parameters())):
-                        yield name, parameter + layer.get_delta_weight(_NAME)
+                        # read here, since a strategy may have replaced it by the whole one
+                        yield name, layer.get_base_layer().weight + layer.get_delta_weight(_NAME)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -241,11 +247,12 @@ class Adapters:
         settings = self._settings
         sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"
         description = f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}"
-        if any(parameter.requires_grad for parameter in self._head.values()):
+        if any(self.model.get_parameter(name).requires_grad for name in self._head):
             return f"{description}; and the value head"
         return description
 
-    def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """`(Hugging Face name, parameter)` of the model without its adapters."""
         prefix = self._peft.base_model.prefix
         for name, parameter in self.model.named_parameters():
             if not any(part.startswith(prefix) for part in name.split(".")):
@@ -255,7 +262,7 @@ class Adapters:
         tensors: dict[str, Tensor] = import_peft().get_peft_model_state_dict(
             self._peft, save_embedding_layers=False
         )
-        head = {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
+        head = {f"base_model.model.{name}": self.model.get_parameter(name) for name in self._head}
         return tensors | head
 
 
@@ -323,8 +330,13 @@ def may_be_base(folder: Path, fingerprint: str) -> bool:
 
 def fingerprint_of(model: PreTrainedModel) -> str:
     """A hash of some values of every parameter."""
+    return fingerprint_of_tensors(model.named_parameters())
+
+
+def fingerprint_of_tensors(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """The fingerprint of a model with these parameters, each once."""
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters:
         values = parameter.detach().flatten()
         stride = max(1, len(values) // _FINGERPRINT_VALUES)
         selected = values[::stride].float().cpu()

@@ -72,7 +72,7 @@ def load_value_model(
         trust=trust,
     )
     if unexpected:
-        replaced = _text_head(config)
+        replaced = text_head(config)
         unexpected = [name for name in unexpected if name not in replaced]
     require_weights(
         path,
@@ -86,7 +86,7 @@ def load_value_model(
     return model
 
 
-def _text_head(config: PreTrainedConfig) -> set[str]:
+def text_head(config: PreTrainedConfig) -> set[str]:
     """Names of the tensors of a causal language model outside its body, in place of which a value model has
     its head."""
     with torch.device("meta"):

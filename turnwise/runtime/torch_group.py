@@ -37,6 +37,28 @@ def group_of(ranks: tuple[int, ...]) -> Any:
     return _groups[ranks]
 
 
+def mesh_groups(ranks: Sequence[int], size: int, device_type: str) -> tuple[Any, Any]:
+    """Two process groups of this process, one of `ranks`, which are divided into rows of `size` each: the
+    processes at its place in all rows, and those of its row. Every process of `ranks` must call this. A
+    process without any group, which must be the only one, gets one of its own."""
+    if not dist.is_initialized():
+        backend = "nccl" if device_type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    number = dist.get_rank()
+    row = list(ranks).index(number) // size
+    place = list(ranks).index(number) % size
+    return _subgroup(ranks[place::size]), _subgroup(ranks[row * size : (row + 1) * size])
+
+
+def _subgroup(ranks: Sequence[int]) -> Any:
+    if len(ranks) == dist.get_world_size():
+        return dist.group.WORLD
+    if tuple(ranks) in _groups:
+        return _groups[tuple(ranks)]
+    # Only members call this, so that roles on other processes needn't take part.
+    return dist.new_group(list(ranks), use_local_synchronization=True)
+
+
 class Meeting(NamedTuple):
     """Where the processes of a run meet: the address and port of a store that rank 0's process keeps."""
 

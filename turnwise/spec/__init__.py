@@ -153,6 +153,8 @@ class StrategySpec:
     is_sharded: bool = False
     """Whether each rank holds only a share of what is trained, so that no server can read the weights in
     place, and all ranks take part in gathering them."""
+    needs_all_processes: bool = False
+    """Whether a role must be on all processes of the run."""
     always_packs: bool = False
     """Whether it packs samples whatever `use_sequence_packing` says."""
     lacks: Mapping[Ability, str] = field(default_factory=dict)

@@ -68,7 +68,9 @@ class DeepSpeedStrategy(BaseStrategy):
         assert settings.optimizer is not None, "DeepSpeed runs no frozen model"
         super().__init__(settings, rank)
         # The kernels read weights where they lie, and DeepSpeed moves them.
-        self._model = TransformersModel(model, self.device, settings, adapters, uses_kernels=False)
+        self._model = TransformersModel(
+            model.to(self.device), self.device, settings, adapters, uses_kernels=False
+        )
         self.model = self._model.module
         self._ranks.copy_from_first(self.model.state_dict().values())
         self._adam = build_optimizer(self.model, settings.optimizer)

@@ -13,6 +13,7 @@ from turnwise.model_files.hub import local_path
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_model, save_model
 from turnwise.models.lora import Adapters, LoRASettings, freeze
+from turnwise.models.slices import SlicedModel, open_slices
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.runtime.rank import RankContext
 
@@ -57,16 +58,21 @@ class ModelSource:
             load = load_fused
         return load(self.path, device=rank.device, attn_implementation=self.attention, trust=self.trust)
 
-    def prepare(self, model: PreTrainedModel, rank: RankContext) -> Adapters | None:
-        """Freezes what isn't trained, and puts the adapters into the model. Returns them, or None without
-        any. Raises ConfigError if nothing is left to train, or only what comes before a value head of
-        zeros."""
+    def load_slices(self) -> SlicedModel | None:
+        """The model without its weights, of which each rank reads its own slices; None if this folder's
+        weights can only be loaded as a whole. Raises ModelError if the folder can't be used."""
+        return open_slices(self.path, self.has_value_head, self.attention, self.trust)
+
+    def prepare(self, model: PreTrainedModel, rank: RankContext, fingerprint: str = "") -> Adapters | None:
+        """Freezes what isn't trained, and puts the adapters into the model, whose weights have the
+        `fingerprint` if they aren't there yet. Returns them, or None without any. Raises ConfigError if
+        nothing is left to train, or only what comes before a value head of zeros."""
         adapters = None
         if self.adapters is None:
             freeze(model, self.frozen)
         else:
             base = plain_base(self.path, model, self.adapters.tokenizer, self.adapters.merged, rank)
-            adapters = Adapters(model, self.adapters.settings, base, value_head(model))
+            adapters = Adapters(model, self.adapters.settings, base, value_head(model), fingerprint)
         self._check_head(model)
         return adapters
 

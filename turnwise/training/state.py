@@ -1,7 +1,7 @@
 """Saves and loads a strategy's weights and training state, so that training continues bit for bit."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -103,8 +104,17 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
     return state
 
 
-def read_model_weights(folder: Path, model: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
-    """Copies the weights of a Hugging Face folder into the live parameters of a model, which are whole inside
+Copy = Callable[[Tensor, Tensor], Any]
+"""Copies into a live tensor, of which this rank may hold a share, the values of a whole one."""
+
+
+def read_model_weights(
+    folder: Path,
+    model: PreTrainedModel,
+    gathered: Gathered = nullcontext,
+    copy: Copy = Tensor.copy_,
+) -> None:
+    """Copies the weights of a Hugging Face folder into the live parameters of a model, by `copy` inside
     `gathered(…)`. Raises ModelError if they are adapters, or have other names or shapes."""
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(
@@ -114,11 +124,16 @@ def read_model_weights(folder: Path, model: PreTrainedModel, gathered: Gathered 
     config = load_model_config(folder, trust)
     saved, missing, unexpected = load_pretrained(type(model), folder, config, dtype=model.dtype, trust=trust)
     require_weights(folder, missing, unexpected)
-    copy_weights(saved, model, gathered)
+    copy_weights(saved, model, gathered, copy)
 
 
 @torch.no_grad()
-def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
+def copy_weights(
+    source: PreTrainedModel,
+    target: PreTrainedModel,
+    gathered: Gathered = nullcontext,
+    copy: Copy = Tensor.copy_,
+) -> None:
     """Copies parameters and persistent buffers to `target`. Raises ModelError if `source` lacks a tensor or a
     shape differs."""
     saved = source.state_dict()
@@ -129,7 +144,7 @@ def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gat
                 raise ModelError(
                     f"the saved model has no tensor {name} of shape {shape}; it is another architecture"
                 )
-            tensor.copy_(saved[name])
+            copy(tensor, saved[name])
 
 
 class GlobalRandomState:

@@ -43,7 +43,7 @@ class TorchStrategy(BaseStrategy):
         rank: RankContext | None = None,
     ) -> None:
         super().__init__(settings, rank)
-        self._model = TransformersModel(model, self.device, settings, adapters)
+        self._model = TransformersModel(model.to(self.device), self.device, settings, adapters)
         self.model = self._model.module
         self._is_finite = True  # whether all losses of the current optimiser step so far are finite
         self._optimizer: AdamW | None = None

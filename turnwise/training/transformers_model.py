@@ -1,6 +1,6 @@
 """A model of transformers on one rank, as the strategies use it that don't build a model of their own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnwise.costs.model import checkpoint_bytes
 from turnwise.errors import ConfigError, NotAvailableError
-from turnwise.models.forward import make_forward
+from turnwise.models.forward import PackedForward, make_forward
 from turnwise.models.load import write_weights
 from turnwise.models.loaded_model import dtype_name, loaded_model
 from turnwise.models.lora import Adapters, Gathered
@@ -19,17 +19,22 @@ from turnwise.protocols import Output
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.training.settings import StrategySettings
-from turnwise.training.state import read_model_weights
+from turnwise.training.state import Copy, read_model_weights
 from turnwise.types import Batch, ModelOutputs
 
 
+def _call(make: Callable[[], PackedForward]) -> PackedForward:
+    return make()
+
+
 class TransformersModel:
-    """A policy or a value model; with `adapters`, which it already contains, only they are trained and saved.
+    """A policy or a value model on its `device`; with `adapters`, which it already contains, only they are
+    trained and saved.
 
     The model's own dropout is always off, so that the new log-probs of the first update equal the old ones.
     Dropout of adapters is on in training passes. `uses_kernels` lets turnwise's own kernels read the weights
-    where they lie. Raises ConfigError if trained weights aren't fp32, or the architecture has no gradient
-    checkpointing and the settings ask for it."""
+    where they lie. `within` calls a function that computes with the model. Raises ConfigError if trained
+    weights aren't fp32, or the architecture has no gradient checkpointing and the settings ask for it."""
 
     def __init__(
         self,
@@ -38,12 +43,13 @@ class TransformersModel:
         settings: StrategySettings,
         adapters: Adapters | None = None,
         uses_kernels: bool = True,
+        within: Callable[[Callable[[], PackedForward]], PackedForward] = _call,
     ) -> None:
-        self.module = model.to(device).eval()
+        self.module = model.eval()
         self.adapters = adapters
         self._settings = settings
         self._device = device
-        self._forward_pass = make_forward(self.module, settings.temperature, uses_kernels)
+        self._forward_pass = within(lambda: make_forward(self.module, settings.temperature, uses_kernels))
         self._checkpointed: list[nn.Module] = []
         if not settings.is_trained:
             self.module.requires_grad_(False)
@@ -111,6 +117,13 @@ class TransformersModel:
             with gathered([parameter]):
                 yield name, parameter.detach()
 
+    def shapes(self) -> Iterator[tuple[str, Tensor]]:
+        """The names of `weights`, with tensors of which shapes and dtypes are right and values needn't be."""
+        if self.adapters is not None:
+            yield from self.adapters.base_parameters()
+        else:
+            yield from self.module.named_parameters()
+
     def write(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Writes a Hugging Face folder, or only the adapters as a peft folder. `weights` replace the model's
         parameters if this process doesn't hold them whole. Raises OSError if the files can't be written."""
@@ -120,11 +133,11 @@ class TransformersModel:
         else:
             self.adapters.save(folder)
 
-    def read(self, folder: Path, gathered: Gathered = nullcontext) -> None:
-        """Copies what `write` wrote into the live parameters, inside `gathered(…)`. Raises ModelError if it
-        doesn't fit."""
+    def read(self, folder: Path, gathered: Gathered = nullcontext, copy: Copy = Tensor.copy_) -> None:
+        """Copies what `write` wrote into the live parameters, inside `gathered(…)`; those of a whole model by
+        `copy`. Raises ModelError if it doesn't fit."""
         if self.adapters is None:
-            read_model_weights(folder, self.module, gathered)
+            read_model_weights(folder, self.module, gathered, copy)
             return
         with gathered(self.adapters.parameters):
             self.adapters.load(folder)

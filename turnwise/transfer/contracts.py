@@ -2,7 +2,7 @@
 too."""
 
 from collections.abc import Awaitable, Iterable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from turnwise.runtime.info import ServerInfo
 from turnwise.transfer.manifest import WeightManifest
@@ -25,6 +25,14 @@ class WeightSource(Protocol):
 
     def on(self, node: str) -> "WeightSource":
         """The same weights, where a process of this node (`RankContext.node`) reads them."""
+
+
+@runtime_checkable
+class DescribesWeights(Protocol):
+    """A strategy that knows its weights without iterating over them."""
+
+    def weight_manifest(self) -> WeightManifest:
+        """What its `weights` iterates over."""
 
 
 class SendsWeights(Protocol):

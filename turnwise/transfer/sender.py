@@ -7,7 +7,7 @@ from torch import Tensor
 
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
-from turnwise.transfer.contracts import WeightSource
+from turnwise.transfer.contracts import DescribesWeights, WeightSource
 from turnwise.transfer.group import Meeting, WeightGroup
 from turnwise.transfer.live import LiveWeights, manifest_of
 from turnwise.transfer.manifest import WeightManifest
@@ -17,22 +17,28 @@ from turnwise.transfer.shared_memory import SharedMemory
 class WeightSender:
     """Sends the weights that `read` iterates over: inside its process, or to others if `is_shared`. If a
     model is sharded, iterating gathers it, so all ranks must be called together. Only the rank with `keeps`
-    holds on to what it reads."""
+    holds on to what it reads. `describe` gives the manifest of what `read` would; without it, it is read off
+    one iteration."""
 
     def __init__(
-        self, read: Callable[[], Iterable[tuple[str, Tensor]]], is_shared: bool, keeps: bool = True
+        self,
+        read: Callable[[], Iterable[tuple[str, Tensor]]],
+        is_shared: bool,
+        keeps: bool = True,
+        describe: Callable[[], WeightManifest] | None = None,
     ) -> None:
         self._read = read
         self._is_shared = is_shared
         self._keeps = keeps
+        self._describe = describe or (lambda: manifest_of(read()))
         self._manifest: WeightManifest | None = None
         self._memory: SharedMemory | None = None
         self._group: WeightGroup | None = None
 
     def manifest(self) -> WeightManifest:
-        """The names, shapes and dtypes of the weights. The first call iterates over them."""
+        """The names, shapes and dtypes of the weights. The first call may iterate over them."""
         if self._manifest is None:
-            self._manifest = manifest_of(self._read())
+            self._manifest = self._describe()
         return self._manifest
 
     def publish(self, dtype: str = "") -> WeightSource | None:
@@ -82,4 +88,5 @@ class WeightSender:
 def make_sender(role: str, is_shared: bool, rank: RankContext) -> WeightSender:
     """The sender of a role's worker in this process, which has been made before."""
     strategy: Any = rank.neighbours[role]
-    return WeightSender(strategy.weights, is_shared, keeps=rank.answers)
+    describe = strategy.weight_manifest if isinstance(strategy, DescribesWeights) else None
+    return WeightSender(strategy.weights, is_shared, rank.answers, describe)

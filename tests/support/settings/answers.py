@@ -68,9 +68,9 @@ _OTHER_VALUES: dict[str, Any] = {
     "checkpoint_config.type": "elsewhere",
     "num_return_sequences": 2,
     "detach": False,
-    "strategy_name": "fsdp2_train",
-    "reference.strategy_args.strategy_name": "fsdp2_infer",
-    "reward.strategy_args.strategy_name": "fsdp2_infer",
+    "strategy_name": "megatron_train",
+    "reference.strategy_args.strategy_name": "megatron_infer",
+    "reward.strategy_args.strategy_name": "megatron_infer",
 }
 """Other values of keys for which no value does that any key may have; of a key with one value, one that it
 hasn't."""

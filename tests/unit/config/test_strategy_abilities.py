@@ -71,7 +71,10 @@ def test_a_run_streams_by_default_only_where_the_strategy_can(monkeypatch: pytes
 
 def test_what_every_strategy_is_stands_in_its_spec() -> None:
     packing = {name for name, spec in STRATEGIES.items() if spec.always_packs}
-    assert packing == {"torch_train", "torch_infer", "deepspeed_train", "deepspeed_infer"}
-    assert {name for name, spec in STRATEGIES.items() if spec.is_sharded} == {"deepspeed_train"}
+    engines = ("torch", "fsdp2", "deepspeed")
+    assert packing == {f"{engine}_{kind}" for engine in engines for kind in ("train", "infer")}
+    sharded = {name for name, spec in STRATEGIES.items() if spec.is_sharded}
+    assert sharded == {"fsdp2_train", "fsdp2_infer", "deepspeed_train"}
+    assert [name for name, spec in STRATEGIES.items() if spec.needs_all_processes] == ["deepspeed_train"]
     assert {name for name, spec in STRATEGIES.items() if spec.reads_trainer} == {"embedded", "hf"}
     assert {name for name, spec in STRATEGIES.items() if spec.limits_cache} == {"embedded"}

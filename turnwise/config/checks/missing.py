@@ -76,6 +76,8 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         same_kind = {key: strategy for key, strategy in STRATEGIES.items() if strategy.kind == spec.kind}
         available = [key for key, strategy in same_kind.items() if strategy.is_available]
         yield f"{path}: {name} isn't supported yet; available: {', '.join(available)}."
+    elif prefix == "reward." and spec.is_sharded:
+        yield f"{path}: {name} isn't supported yet for reward, which has one device; use torch_infer."
     elif spec.extra and not is_attached and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
         yield f"{path}: {name} needs a library that isn't installed; {install_hint(spec.extra)}."
     if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):

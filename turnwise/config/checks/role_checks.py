@@ -9,7 +9,9 @@ from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ROLES, ModelArgs, PlacedModel, StrategyArgs
 from turnwise.config.schema.model_shape import PROJECTIONS, read_model_shape
 from turnwise.errors import nearest
-from turnwise.spec import STRATEGIES
+from turnwise.spec import STRATEGIES, fsdp2_options
+
+_FSDP2 = ("fsdp2_train", "fsdp2_infer")
 
 
 def role_problems(config: AgenticConfig) -> Iterator[Problem]:
@@ -44,6 +46,8 @@ def placed_model_problems(
         message = f"{strategy} can't do this role's work; use one of {allowed}"
         yield Problem.at(f"{prefix}strategy_args.strategy_name", message)
     yield from _options(f"{prefix}strategy_args", role.strategy_args, is_active)
+    if is_active and strategy in _FSDP2:
+        yield from _fsdp2_options(f"{prefix}strategy_args.strategy_config", role)
     if is_active and "train" in kinds:
         yield from _adapters(f"{prefix}model_args", role.model_args)
         rate = role.training_args.learning_rate
@@ -108,6 +112,15 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterato
             yield Problem.at(f"{section}.{option}", message)
     if name == "sglang":
         yield from _address(section, strategy_args.strategy_config)
+
+
+def _fsdp2_options(section: str, role: PlacedModel) -> Iterator[Problem]:
+    num_ranks = None if role.device_mapping is None else len(role.device_mapping)
+    computes_in = fsdp2_options.DTYPES[role.model_args.dtype]
+    for option, sentence in fsdp2_options.problems(
+        role.strategy_args.strategy_config, num_ranks, computes_in
+    ):
+        yield Problem.at(f"{section}.{option}", sentence)
 
 
 def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -93,6 +93,9 @@ def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> st
     copy = bytes_text(WEIGHT_BYTES * shape.num_parameters)
     policy = config.actor_train.model_args
     parts = [trained_memory(policy, shape) + _ranks(config, placement, "actor_train")]
+    if config.actor_train.strategy_args.strategy_config.get("sync_gradients") == "last":
+        gradient = _trained(policy, shape, shape.num_parameters).gradient_bytes
+        parts.append(f"{bytes_text(gradient)} whole gradient on each rank (sync_gradients)")
     if config.needs_critic:
         critic_shape = _critic_shape(config, shape)
         critic = _trained(config.critic.model_args, critic_shape, critic_shape.num_value_parameters)
@@ -138,8 +141,11 @@ def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
     size = placement.of(role).size
     if size < 2:
         return ""
-    if config.roles[role].strategy_args.is_sharded:
-        return f" divided among {size} ranks"
+    strategy = config.roles[role].strategy_args
+    if strategy.is_sharded:
+        num_shards = strategy.strategy_config.get("fsdp_size") or size
+        copies = f", {size // num_shards} times" if num_shards < size else ""
+        return f" divided among {num_shards} ranks{copies}"
     return f" on each of {size} ranks"
 
 
