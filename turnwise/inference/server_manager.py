@@ -209,9 +209,9 @@ class LLMServerManager:
     ) -> T | None:
         """The replica's answer; None if the replica is dead or dies now. `who` and `task` are for a
         DeadlineError's message."""
-        server = self._servers.get(replica) if replica is not None else None
-        if server is None:
+        if replica is None or replica not in self._servers:
             return None
+        server = self._servers[replica]
         awaited = f"inference replica {replica} to {task}"
         try:
             async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
