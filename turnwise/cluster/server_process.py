@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from turnwise.cluster.messages import Command, Parcel, Reply, SetUp, pack
@@ -93,12 +93,11 @@ class ServerProcess:
         process = ServerProcess(new, self._run_async, self._watchdog, self._start_process)
         process.begin(*self._made_by)
         awaited = f"{self.name} to start again"
-        try:
+        with ExitStack() as on_error:
+            on_error.callback(process.end)
             async with self._watchdog.waiting("the run", awaited, deadline_s, "deadlines.start_s"):
                 await process.ready()
-        except BaseException:
-            process.end()
-            raise
+            on_error.pop_all()
         return process
 
     def end(self) -> None:

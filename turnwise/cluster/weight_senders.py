@@ -145,14 +145,15 @@ class SendingGroup:
 
     async def _send(self, weights: SharedWeights) -> list[SharedWeights]:
         """Sends weights to the members of the group. Returns the copy of each."""
-        if not self._members:
+        members = self._members
+        if not members:
             return []
-        collecting = [server.collect(weights.manifest) for server in self._members]
-        try:
-            return await _all_of(self._members, partial(self.ranks.workers.at(0).call, "send"), collecting)
-        except BaseException:
-            self._members = []  # what has come halfway would be taken for the next version's
-            raise
+        # A group that fails halfway isn't used again: what had come would be taken for the next version's.
+        self._members = []
+        collecting = [server.collect(weights.manifest) for server in members]
+        copies = await _all_of(members, partial(self.ranks.workers.at(0).call, "send"), collecting)
+        self._members = members
+        return copies
 
 
 class _ReceiversEnded(Exception):

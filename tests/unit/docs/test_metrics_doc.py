@@ -47,6 +47,7 @@ UNPARSABLE = {
     "max_steps": 3,
     "custom_envs": {"Letters": LETTERS | {"max_steps": 3, "action_pattern": "<answer>(.*)</answer>"}},
 }
+COPIED = {"actor_infer": {"model_args": {"dtype": "bf16"}}, "parity_max_logprob_diff": 1.0}
 STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5}
 
 
@@ -99,6 +100,7 @@ def metrics(tiny_model, tmp_path_factory) -> dict[str, set[str]]:
         "steps": STEPS,
         "filtered": FILTERED,
         "health": UNPARSABLE,
+        "copied": COPIED,
     }
     return {
         **{name: run(base | PLAIN | changes, AgenticConfig, build_agentic) for name, changes in runs.items()},
@@ -114,8 +116,9 @@ def test_every_metric_that_is_written_is_documented(metrics):
 
 def test_every_documented_metric_is_written(metrics):
     always, only = documented()
-    # Only a run of many steps writes the last one: tests/unit/tracking/test_health.py.
-    names = set().union(*metrics.values()) | {RANDOM_SUCCESS}
+    # Only a run of many steps writes the first one (tests/unit/tracking/test_health.py), and only one whose
+    # replica dies the second (tests/parity/test_replicas.py).
+    names = set().union(*metrics.values()) | {RANDOM_SUCCESS, "system/replica_restarts"}
     assert [
         pattern for pattern in sorted(always | only) if not any(fits(name, pattern) for name in names)
     ] == []
