@@ -185,7 +185,8 @@ def test_a_device_that_is_not_there_is_named(make_config):
     with pytest.raises(
         ConfigError, match=r"actor_infer.device_mapping names device 5, and this machine has 2 slots"
     ):
-        run_small(make_config("missing", actor_infer={"device_mapping": [0, 5]}, cluster={"name": "process"}))
+        keys = {"cluster": {"name": "process"}, "actor_infer": {"device_mapping": [0, 5]}}
+        run_small(make_config("missing", **keys))
 
 
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from turnwise.assemble.placement import set_torch_threads
 from turnwise.cluster.messages import SetUp
-from turnwise.cluster.server_process import ServerProcess
+from turnwise.cluster.process import WorkerProcess
+from turnwise.cluster.server_process import SERVERS, ServerProcess
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.protocols import WeightSource
 from turnwise.runtime.rank import RankContext
@@ -46,7 +47,8 @@ class SharingProcess(ServerProcess):
 
 def server_in_a_process(model: PreTrainedModel, **options: Any) -> SharingProcess:
     """An embedded server with a copy of the model."""
-    process = SharingProcess("the replica", _run_elsewhere, Watchdog(), Stopwatch())
+    forked = WorkerProcess.fork("the replica", SERVERS, Stopwatch())
+    process = SharingProcess(forked, _run_elsewhere, Watchdog())
     set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), {}, partial(set_torch_threads, 1))
     process.begin(set_up, partial(_make, model, options), RankContext("actor_infer"))
     process.wait_until_ready()

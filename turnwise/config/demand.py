@@ -63,6 +63,8 @@ class Demand:
     """The roles with ranks. The devices of the first are also those of roles that name none."""
     server_devices: Sequence[int]
     """The devices that `actor_infer` names."""
+    reward_devices: Sequence[int]
+    """The devices that `reward` names, if it has a model; only a run under Ray follows them."""
     num_servers: int
     is_ahead: bool
     serves: bool
@@ -72,17 +74,21 @@ class Demand:
     def of(cls, config: AnyConfig) -> "Demand":
         cluster = config.cluster.name
         if isinstance(config, SFTConfig):
-            return cls(cluster, {"sft": config}, (), 0, is_ahead=False, serves=False)
+            return cls(cluster, {"sft": config}, (), (), 0, is_ahead=False, serves=False)
         roles: dict[str, PlacedModel] = {"actor_train": config.actor_train}
         if config.needs_reference and not config.is_reference_in_policy:
             roles["reference"] = config.reference
         if config.needs_critic:
             roles["critic"] = config.critic
         server = config.actor_infer
+        reward_devices: Sequence[int] = ()
+        if config.needs_reward_role:
+            reward_devices = config.reward.device_mapping or ()
         return cls(
             cluster,
             roles,
             server.device_mapping or (),
+            reward_devices,
             server.data_parallel_size,
             is_ahead=config.plays_ahead,
             serves=True,

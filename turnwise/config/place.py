@@ -69,6 +69,8 @@ def smallest_machine(config: AnyConfig) -> Machine:
         if demand.main.device_mapping:
             num_launched = len(numbers)
     last = max(last, *demand.server_devices, num_launched - 1)
+    if ray_reason(config):
+        last = max([last, *demand.reward_devices])
     num_devices = last + 1
     if config.num_gpus_per_node is None or not ray_reason(config):
         return Machine((Node(num_devices, "cuda"),), num_launched)
@@ -218,6 +220,8 @@ def _placed(
     if server_devices:
         _require_devices("actor_infer", server_devices, machine)
         _require_one_node(_replicas(server_devices, config.actor_infer.model_parallel_size), machine)
+    if cluster == "ray" and demand.reward_devices:
+        _require_devices("reward", demand.reward_devices, machine)
     return Placement(
         cluster,
         machine,
@@ -272,7 +276,10 @@ def _served(
         device = first_device
         if server_devices and cluster != "local":
             device = server_devices[:1]
-        served["reward"] = RolePlacement((device,), (num_processes if cluster == "ray" else process,))
+        if cluster == "ray":
+            device = tuple(config.reward.device_mapping or device)
+            process = num_processes
+        served["reward"] = RolePlacement((device,), (process,))
     return served
 
 

@@ -17,6 +17,7 @@ from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.inference.visible_devices import only_visible
 from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.placement import RolePlacement
 from turnwise.runtime.rank import Layout, launched
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -375,6 +376,17 @@ def test_what_no_node_of_ray_has_is_refused_by_name(keys, words):
 def test_a_launcher_and_ray_exclude_each_other():
     with pytest.raises(ConfigError, match="a launcher started this process"):
         place(config_of(**{"cluster.name": "ray"}), launched_on(TWO_SLOTS, 2))
+
+
+def test_the_reward_role_follows_its_devices_under_ray():
+    reward = {"data": {"reward": "reward_model"}, "reward.device_mapping": [5], "reward_pretrain": "judge"}
+    keys = {ACTOR: [0], "actor_infer.device_mapping": [1], **reward}
+    machine = Machine((HEAD, LARGE, SMALL))
+    placement = place(config_of(**{"cluster.name": "ray"}, **keys), machine)
+    assert placement.of("reward") == RolePlacement(((5,),), (2,))
+    with pytest.raises(ConfigError, match=r"reward\.device_mapping names device 6"):
+        place(config_of(**{"cluster.name": "ray"}, **keys | {"reward.device_mapping": [6]}), machine)
+    assert place(config_of(**keys), TWO_GPUS).of("reward").devices == (0,)
 
 
 def test_replicas_of_ray_have_processes_of_their_own_and_the_table_names_nodes():

@@ -259,8 +259,8 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     ),
     Requirement(
         ("reward.device_mapping",),
-        needs=lambda c: len(c.reward.device_mapping or ()) > 1,
-        reason="it is on the device of a server in this process",
+        needs=lambda c: may_use_ray(c) or len(c.reward.device_mapping or ()) > 1,
+        reason="without Ray it is on the device of a server in this process",
     ),
     Requirement(
         ("num_gpus_per_node",),
