@@ -270,12 +270,12 @@ class ConversationTree:
         """Samples after `parent`, or anew, and commits. Raises ChatTemplateError if the template refuses
         that."""
         request_id = self._request_id(parent)
+        sampled = None
         try:
             sampled = await self._sampled(parent, request, request_id)
-        except BaseException:
-            if parent is not None and parent.request_id == request_id:
+        finally:
+            if sampled is None and parent is not None and parent.request_id == request_id:
                 parent.is_continued = False
-            raise
         return self._commit(request, parent, request_id, sampled)
 
     def _request_id(self, parent: Node | None) -> str:

@@ -113,7 +113,7 @@ class RecordedServer:
         )
 
 
-def _digest(token_ids: array[int]) -> bytes:
+def _digest(token_ids: "array[int]") -> bytes:
     return hashlib.blake2b(token_ids.tobytes(), digest_size=16).digest()
 
 
