@@ -16,7 +16,7 @@ class Usage(NamedTuple):
 
     prompt: int
     reused: int
-    """Those of the prompt that an earlier response of its context had as prompt or response."""
+    """Tokens of the prompt that an earlier response of its context had as prompt or response."""
     response: int
 
 

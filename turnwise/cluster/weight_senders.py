@@ -63,7 +63,7 @@ class Replicas(Protocol):
 
     @property
     def servers(self) -> Sequence[ReceivesForNode]:
-        """Those that are alive."""
+        """The servers that are alive."""
 
     def bury(self, server: ReceivesForNode, error: Exception) -> None:
         """Takes out a server that has been found dead."""

@@ -93,5 +93,5 @@ class WeightTransfer(Protocol):
     async def update(self, version: int) -> list[Metric]: ...
 
     def describe(self) -> str:
-        """In which form the weights travel, for the table of a run; empty if the server reads the trainer's
-        own."""
+        """The form in which the weights travel, for the table of a run; empty if the server reads the
+        trainer's own."""

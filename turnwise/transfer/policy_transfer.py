@@ -65,7 +65,7 @@ class PolicyTransfer:
             self._num_joined += 1
 
     def describe(self) -> str:
-        """In which form the weights travel, for the table of a run."""
+        """The form in which the weights travel, for the table of a run."""
         return self.form
 
     async def _send(self) -> list[Metric]:

@@ -21,6 +21,7 @@ from turnwise.data.rewards import GroupReward, messages_of
 from turnwise.data.tables import TableRow
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError, DataError
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import SamplingParams, Task
 
 
@@ -154,7 +155,7 @@ def test_a_reward_model_reads_a_call_once() -> None:
     reply = {"role": "assistant", "content": "call it"}
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}
     played.trajectories[0].turns[0].messages = [reply | {"tool_calls": [call], "call_errors": []}]
-    asyncio.run(ModelReward(role, Writer(), "prompt")(played))
+    asyncio.run(ModelReward(role, Writer(), "prompt", Watchdog(), 60.0)(played))
     assert written == [[reply]], "the template would write the call beside the text that made it"
 
 

@@ -504,9 +504,9 @@ def test_times_tell_cooperative_from_blocking(taken: CallTimes, verdict: str, me
 def test_a_slow_tail_is_blocking_too() -> None:
     taken = clock(20e-6, 300e-6, 1.0, num_calls=98)
     taken["step"].wall_s.extend([0.05] * 2)
-    assert times(taken, mean_steps=10.0, num_cores=4).result.endswith(
-        "p99 50 ms, max 50 ms; a start 300 µs: blocking"
-    )
+    result = times(taken, mean_steps=10.0, num_cores=4).result
+    assert "p99 50 ms, max 50 ms; a start 300 µs" in result
+    assert result.endswith(": blocking")
 
 
 def test_the_report_is_json() -> None:
