@@ -18,7 +18,7 @@ test: $(VENV)/.installed-dev
 # What takes minutes: kills of a run, launchers and replicas, the README's example as printed, every example, every benchmark at toy
 # size, and the known mistakes (tests/mutants.txt).
 test-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m extra tests/extras tests/parity --durations=8
+	$(BIN)/python -m pytest -m extra tests/extras tests/parity tests/contracts --durations=8
 
 # The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: about 7 GB.
 engines: $(VENV)/.installed-dev

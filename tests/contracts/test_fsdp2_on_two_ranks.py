@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -17,7 +18,10 @@ from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
-pytestmark = pytest.mark.extra
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.skipif(not os.environ.get("TURNWISE_FULL"), reason="takes minutes; make test-full runs it"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,10 @@ SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vll
 ]
 SCRIPTS += [
     ("ray", "contract_ray.py"),
-    ("ray", "train_ray.py"),
-    ("ray", "faults_ray.py"),
-    ("ray", "rewards_ray.py"),
 ]
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
+    SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]
 else:
     SCRIPTS += [
         ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher")

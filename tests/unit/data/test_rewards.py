@@ -148,9 +148,10 @@ def test_a_reward_model_reads_a_call_once() -> None:
             written.append(messages)
             return [1, 2]
 
-    role = SimpleNamespace(
-        plan=SimpleNamespace(max_length=9), forward=lambda samples, output: [[0.0] for _ in samples]
-    )
+    async def forward(samples, output):
+        return [[0.0] for _ in samples]
+
+    role = SimpleNamespace(plan=SimpleNamespace(max_length=9), forward_async=forward)
     played = group("call it")
     reply = {"role": "assistant", "content": "call it"}
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}

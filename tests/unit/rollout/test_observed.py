@@ -38,7 +38,7 @@ class Notes(SilentObserver):
         self.events.append(("asked", *place, [message["role"] for message in messages]))
 
     def sampled(self, place, turn, reply):
-        self.events.append(("sampled", *place, reply["content"]))
+        self.events.append(("sampled", *place, turn.text))
 
     def called(self, name, arguments, result, seconds):
         assert seconds >= 0
