@@ -132,7 +132,11 @@ def _turn_journal(config: AgenticConfig, folder: RunFolder) -> TurnJournal | Non
 
 
 def _roles(
-    config: AgenticConfig, folder: RunFolder, policy: RolloutContext, cluster: Cluster, algorithm: Algorithm
+    config: AgenticConfig,
+    folder: RunFolder,
+    policy: RolloutContext,
+    cluster: Cluster,
+    algorithm: Algorithm,
 ) -> dict[str, ModelRole]:
     old_log_probs: OldLogProbs = config.old_log_probs
     if old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs:

@@ -47,7 +47,12 @@ def build_agent(
     return OverForeignText(agent)
 
 
-def build_row_agent(examined: Examined, split: Split, name: str, event_loop: WatchedRunner) -> AgentLoop:
+def build_row_agent(
+    examined: Examined,
+    split: Split,
+    name: str,
+    event_loop: WatchedRunner,
+) -> AgentLoop:
     """The agent that rows call `name`."""
     config = examined.config
     kind = row_agent_class(config, examined.loops, name)
@@ -63,7 +68,11 @@ def build_row_agent(examined: Examined, split: Split, name: str, event_loop: Wat
 
 
 def _parts(
-    examined: Examined, kind: AgentClass, split: Split, watchdog: Watchdog, stopwatch: Stopwatch
+    examined: Examined,
+    kind: AgentClass,
+    split: Split,
+    watchdog: Watchdog,
+    stopwatch: Stopwatch,
 ) -> dict[str, Any]:
     """The objects of `OFFERED` that the constructor asks for, by name."""
     agent = examined.config.agent

@@ -28,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 def build_cluster(
-    config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner, hosts: Hosts
+    config: AgenticConfig | SFTConfig,
+    placement: Placement,
+    event_loop: WatchedRunner,
+    hosts: Hosts,
 ) -> Cluster:
     """The cluster that the placement asks for: this process alone, new processes, those that a launcher has
     started, or actors of Ray. It closes `hosts` at its end."""
@@ -111,7 +114,10 @@ def build_schedule_log(
 
 
 def begin_schedule_log(
-    schedule_log: ScheduleLog, config: AgenticConfig, placement: Placement, engine: str
+    schedule_log: ScheduleLog,
+    config: AgenticConfig,
+    placement: Placement,
+    engine: str,
 ) -> None:
     """Records torch's version, device, processor, threads, kernels and engine. Raises DataError if the
     recorded ones differ."""

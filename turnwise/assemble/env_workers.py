@@ -93,7 +93,12 @@ def start_env_workers(config: AgenticConfig, split: Split, event_loop: WatchedRu
     return pools
 
 
-def _say(split: Split, numbers: Mapping[str, int], workers: Mapping[str, int], num_each: int) -> None:
+def _say(
+    split: Split,
+    numbers: Mapping[str, int],
+    workers: Mapping[str, int],
+    num_each: int,
+) -> None:
     for tag, number in workers.items():
         logger.info(
             "%s of %s (%s) live in %s",

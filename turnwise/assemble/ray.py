@@ -24,7 +24,10 @@ def joined_nodes(config: AgenticConfig | SFTConfig) -> tuple[Node, ...]:
 
 
 def open_hosts(
-    config: AgenticConfig | SFTConfig, placement: Placement, watchdog: Watchdog, stopwatch: Stopwatch
+    config: AgenticConfig | SFTConfig,
+    placement: Placement,
+    watchdog: Watchdog,
+    stopwatch: Stopwatch,
 ) -> Hosts:
     """Who starts the processes of a run: Ray, if the placement is on its nodes, else the fork server."""
     if placement.cluster != "ray":

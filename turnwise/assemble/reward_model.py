@@ -87,7 +87,10 @@ def _without_calls(message: Message) -> Message:
 
 
 def build_reward_model(
-    config: AgenticConfig, placement: Placement, event_loop: WatchedRunner, hosts: Hosts | None = None
+    config: AgenticConfig,
+    placement: Placement,
+    event_loop: WatchedRunner,
+    hosts: Hosts | None = None,
 ) -> ModelReward:
     """The reward role's model, a classifier with one label. It is in an actor where the placement is on nodes
     of Ray, and `hosts` starts that. Raises ModelError if its score head is missing or all zeros."""
@@ -102,7 +105,10 @@ def build_reward_model(
 
 
 def _reward_cluster(
-    config: AgenticConfig, placement: Placement, event_loop: WatchedRunner, hosts: Hosts | None
+    config: AgenticConfig,
+    placement: Placement,
+    event_loop: WatchedRunner,
+    hosts: Hosts | None,
 ) -> Cluster:
     deadline_s = config.deadlines.train_s
     watchdog = event_loop.watchdog
@@ -137,7 +143,10 @@ def _score_head(arguments: ModelArgs, rank: RankContext) -> TorchStrategy:
 
 
 def build_judge(
-    config: AgenticConfig, placement: Placement, event_loop: WatchedRunner, hosts: Hosts | None = None
+    config: AgenticConfig,
+    placement: Placement,
+    event_loop: WatchedRunner,
+    hosts: Hosts | None = None,
 ) -> ServedChat:
     """Starts a server for the reward role's language model: in an actor where the placement is on nodes of
     Ray, and `hosts` starts that, else in this process."""

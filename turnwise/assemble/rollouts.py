@@ -217,7 +217,10 @@ def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser |
 
 
 def agents_of(
-    examined: Examined, split: Split, policy: RolloutContext, pictures: Pictures | None = None
+    examined: Examined,
+    split: Split,
+    policy: RolloutContext,
+    pictures: Pictures | None = None,
 ) -> Callable[[Task], AgentLoop]:
     """A function that returns a task's agent. Agents of rows are made when they are first asked for, the
     others at once."""

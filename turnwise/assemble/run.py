@@ -73,7 +73,10 @@ def build_trackers(
 
 
 def build_checkpoints(
-    config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents
+    config: AgenticConfig | SFTConfig,
+    folder: RunFolder,
+    num_steps: int,
+    contents: Contents,
 ) -> Checkpoints:
     """The checkpoints of a run: where, when and what it saves."""
     path = checkpoints_folder(config, folder.path)

@@ -46,7 +46,11 @@ def settings_table(pipeline: AgenticPipeline | SFTPipeline) -> SettingsTable:
 
 
 def play_table(
-    config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str
+    config: AgenticConfig,
+    server: PolicyServer,
+    source: RolloutSource,
+    split: Split,
+    sampled: str,
 ) -> SettingsTable:
     """The table of `turnwise eval` and `turnwise rollout`. `sampled` describes how tokens are sampled."""
     info = server.info()

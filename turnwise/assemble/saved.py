@@ -153,7 +153,10 @@ def collect_rollouts(
 
 
 def replay_rollouts(
-    examined: Examined, path: Path, split: Split = "train", model_path: str | None = None
+    examined: Examined,
+    path: Path,
+    split: Split = "train",
+    model_path: str | None = None,
 ) -> tuple[int, list[str]]:
     """Replays the trajectories of a `rollouts.jsonl`, or a split's episodes of a `turns.jsonl`, through their
     agents with the recorded tokens and no model. Leaves out failed trajectories. Returns the number of
@@ -188,7 +191,10 @@ def replay_rollouts(
 
 
 def _saved_policy(
-    examined: Examined, split: Split, model_path: str | None, needs: frozenset[str] = frozenset()
+    examined: Examined,
+    split: Split,
+    model_path: str | None,
+    needs: frozenset[str] = frozenset(),
 ) -> closing[ServedPolicy]:
     require(unavailable_to_play(examined.config, split))
     say_warnings(examined)

@@ -34,7 +34,10 @@ from turnwise.training.state import GlobalRandomState
 
 
 def build_sft(
-    examined: ExaminedSFT, folder: RunFolder, placement: Placement | None = None, is_quiet: bool = False
+    examined: ExaminedSFT,
+    folder: RunFolder,
+    placement: Placement | None = None,
+    is_quiet: bool = False,
 ) -> SFTPipeline:
     """The pipeline of one run of `turnwise sft`. `placement` is that on this machine, the default."""
     config = examined.config

@@ -57,7 +57,10 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
 
 
 def build_offline_rollouts(
-    examined: Examined, policy: ServedPolicy, needs: frozenset[str], path: Path
+    examined: Examined,
+    policy: ServedPolicy,
+    needs: frozenset[str],
+    path: Path,
 ) -> OfflineRollouts:
     """The training batches of a file. Raises DataError if its groups don't fit the config, or too few are
     left to train on."""
@@ -107,7 +110,12 @@ def _read_trainable(examined: Examined, path: Path) -> tuple[list[Group], str]:
     return groups, f"{len(groups)} groups to train on (of {len(recording.groups)} complete ones {removed})"
 
 
-def _log_contents(config: AgenticConfig, path: Path, groups: Sequence[Group], summary: str) -> None:
+def _log_contents(
+    config: AgenticConfig,
+    path: Path,
+    groups: Sequence[Group],
+    summary: str,
+) -> None:
     """Logs which policy versions sampled the groups. Warns of tags that the config doesn't name."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -129,7 +137,10 @@ def _log_contents(config: AgenticConfig, path: Path, groups: Sequence[Group], su
 
 
 def _problems(
-    config: AgenticConfig, groups: Sequence[Group], policy: RolloutContext, needs: frozenset[str]
+    config: AgenticConfig,
+    groups: Sequence[Group],
+    policy: RolloutContext,
+    needs: frozenset[str],
 ) -> Iterator[str]:
     """Yields the reasons why these groups of a file ("it" in the texts) can't be trained on."""
     trajectories = [trajectory for group in groups for trajectory in played_of(group)]

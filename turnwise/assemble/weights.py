@@ -82,7 +82,12 @@ def _nodes_beyond(home: Node, servers: LLMServerManager) -> list[str]:
     return nodes
 
 
-def _form(senders: SendingRanks, servers: LLMServerManager, home: Node, nodes: Sequence[str]) -> str:
+def _form(
+    senders: SendingRanks,
+    servers: LLMServerManager,
+    home: Node,
+    nodes: Sequence[str],
+) -> str:
     """How the weights reach the servers, in a few words; empty if they read the trainer's own."""
     info = servers.info()
     if not info.needs_weights:

@@ -99,7 +99,13 @@ class RoleWorkers:
             replace(context, neighbours=dict(self.workers), stopwatch=self._stopwatch)
         )
 
-    def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def ask(
+        self,
+        role: str,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Calls a method of a role's worker and returns the result."""
         return getattr(self.workers[role], method)(*args, **kwargs)
 
@@ -157,7 +163,13 @@ class Child(RoleWorkers):
         self._store = open_store(host)
         return Meeting(host, self._store.port)
 
-    def join(self, rendezvous: str | Meeting, rank: int, world_size: int, network: Network) -> None:
+    def join(
+        self,
+        rendezvous: str | Meeting,
+        rank: int,
+        world_size: int,
+        network: Network,
+    ) -> None:
         """Joins the processes that meet at `rendezvous`, and forms groups, so that ranks can compute
         together."""
         interface = network.interface or (interface_of(network.address) if network.address else "")

@@ -198,7 +198,14 @@ class RemoteEnv:
     has_state_key: bool
     last_state_key: Hashable = None
 
-    def __init__(self, pool: EnvPool, worker: EnvWorker, env_id: int, task: Task, renders: bool) -> None:
+    def __init__(
+        self,
+        pool: EnvPool,
+        worker: EnvWorker,
+        env_id: int,
+        task: Task,
+        renders: bool,
+    ) -> None:
         self._pool = pool
         self._worker = worker
         self._id = env_id

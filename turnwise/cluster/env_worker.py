@@ -101,7 +101,13 @@ class EnvWorker:
             with suppress(OSError):
                 self.process.channel.send(pack(calls))
 
-    def _serve(self, set_up: SetUp, make_env: Callable[[], Env], is_tried: bool, ready: Future[str]) -> None:
+    def _serve(
+        self,
+        set_up: SetUp,
+        make_env: Callable[[], Env],
+        is_tried: bool,
+        ready: Future[str],
+    ) -> None:
         """Runs in the thread, for the life of the process."""
         try:
             self.process.ask("its set-up", Parcel(Command("set_up", (set_up,))))

@@ -20,7 +20,12 @@ Greeting = tuple[Connection, Any]
 """A connection and the first object that came through it."""
 
 
-def greetings(server: socket, key: bytes, count: int, timeout_s: float) -> list[Greeting]:
+def greetings(
+    server: socket,
+    key: bytes,
+    count: int,
+    timeout_s: float,
+) -> list[Greeting]:
     """The first `count` connections that were made by `multiprocessing.connection.Client` with this `key` and
     have sent an object. Each is heard in a thread of its own: a silent one blocks no other, and one that
     doesn't know the key is closed. Raises WorkerError if there are fewer after `timeout_s`."""

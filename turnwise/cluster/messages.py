@@ -174,7 +174,10 @@ def _parts(value: Any) -> dict[str, Any]:
 
 
 def _tensor(
-    array: Any, requires_grad: bool, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None
+    array: Any,
+    requires_grad: bool,
+    dtype: torch.dtype | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if dtype is not None and shape is not None:

@@ -108,7 +108,11 @@ class ProcessWorkers:
         return ProcessRank(self._role, self._processes[rank])
 
     def _share(
-        self, method: str, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], replica: int
+        self,
+        method: str,
+        args: Sequence[Sequence[Any]],
+        kwargs: Mapping[str, Any],
+        replica: int,
     ) -> Parcel:
         """The call of a replica's ranks."""
         shares = tuple(_share(argument, replica, self.dp_size) for argument in args)

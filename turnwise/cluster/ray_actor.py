@@ -113,7 +113,13 @@ class SharedParcel(Parcel):
 class ActorLife(ProcessLife):
     """The life of an actor that hosts workers, and what its node's agent says of it."""
 
-    def __init__(self, actor: Any, wire: ActorWire, agent: Any, facts: HostFacts) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        wire: ActorWire,
+        agent: Any,
+        facts: HostFacts,
+    ) -> None:
         self.process_id = facts.process.number
         self._actor = actor
         self._wire = wire

@@ -40,7 +40,11 @@ class RayHosts:
     which `join_ray` has made. Starts actors there, until `close`, which leaves Ray."""
 
     def __init__(
-        self, placement: Placement, settings: RaySettings, watchdog: Watchdog, stopwatch: Stopwatch
+        self,
+        placement: Placement,
+        settings: RaySettings,
+        watchdog: Watchdog,
+        stopwatch: Stopwatch,
     ) -> None:
         self.placement = placement
         self.settings = settings
@@ -89,7 +93,13 @@ class RayHosts:
             processes.append(self._process(name, index, actor, facts))
         return processes
 
-    def _process(self, name: str, index: int, actor: Any, facts: HostFacts) -> WorkerProcess:
+    def _process(
+        self,
+        name: str,
+        index: int,
+        actor: Any,
+        facts: HostFacts,
+    ) -> WorkerProcess:
         part = self._parts[index]
         part.agent.add_host.remote(facts.process)
         wire = ActorWire(actor)

@@ -136,7 +136,13 @@ class ServerProcess:
         num_bytes: int = await self._call("receive", weights.on(self.node))
         return num_bytes
 
-    async def join_group(self, meeting: Meeting, rank: int, size: int, timeout_s: float) -> None:
+    async def join_group(
+        self,
+        meeting: Meeting,
+        rank: int,
+        size: int,
+        timeout_s: float,
+    ) -> None:
         """Joins the group that receives weights for the nodes, see `NodeReceiver`."""
         await self._call("join_group", meeting, rank, size, timeout_s, is_for_receiver=True)
 

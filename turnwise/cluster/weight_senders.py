@@ -53,7 +53,13 @@ class ReceivesForNode(Protocol):
 
     node: str
 
-    async def join_group(self, meeting: Meeting, rank: int, size: int, timeout_s: float) -> None: ...
+    async def join_group(
+        self,
+        meeting: Meeting,
+        rank: int,
+        size: int,
+        timeout_s: float,
+    ) -> None: ...
 
     async def collect(self, manifest: WeightManifest) -> SharedWeights: ...
 
@@ -188,7 +194,12 @@ async def _all_of(
 
 
 def spawn_senders(
-    cluster: Cluster, role: str, *, is_shared: bool, is_sharded: bool, dtype: str = ""
+    cluster: Cluster,
+    role: str,
+    *,
+    is_shared: bool,
+    is_sharded: bool,
+    dtype: str = "",
 ) -> SendingRanks:
     """Makes a sender on each rank of a role, which has been spawned before. `is_shared`: servers in other
     processes read the weights. `is_sharded`: each rank holds only a share of them."""

@@ -181,7 +181,13 @@ class Judge:
             f"judge: {self._model.url} replied without a line `{form}`: {reply[-MAX_SHOWN:]!r}; {hint}"
         )
 
-    async def _ask(self, task: str, answers: dict[str, str], instruction: str, form: str) -> str:
+    async def _ask(
+        self,
+        task: str,
+        answers: dict[str, str],
+        instruction: str,
+        form: str,
+    ) -> str:
         # The mark is a hash of the texts, so no text can hold it.
         mark = hashlib.sha256(repr((task, answers)).encode()).hexdigest()[:12]
         shown = "\n\n".join(f"<{name} {mark}>\n{text}\n</{name} {mark}>" for name, text in answers.items())

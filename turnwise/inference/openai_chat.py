@@ -21,7 +21,13 @@ class OpenAIChat:
     sent as a bearer token, if it isn't empty. `timeout_s` limits the connection and each read. Raises
     ConfigError if `base_url` isn't http(s), or no header can hold the key."""
 
-    def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str = "",
+        timeout_s: float = 600.0,
+    ) -> None:
         base_url = base_url.rstrip("/").removesuffix(_PATH)
         self._http = HttpJson(base_url, timeout_s, api_key, key_name="OPENAI_API_KEY")
         self.url = self._http.url + _PATH

@@ -14,7 +14,13 @@ class ServedChat:
     """A model behind a server of this run, with a context of `max_length` tokens. `url` names it in error
     messages."""
 
-    def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        server: PolicyServer,
+        url: str,
+        max_length: int,
+    ) -> None:
         self._template = template
         self._server = server
         self.url = url

@@ -65,7 +65,12 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
     model.requires_grad_(True)
 
 
-def _check_tensors(folder: Path, config: Any, report: Any, added: Collection[str]) -> None:
+def _check_tensors(
+    folder: Path,
+    config: Any,
+    report: Any,
+    added: Collection[str],
+) -> None:
     """Raises ModelError if the folder lacks one of the tensors that its config has `added` to the model, or a
     trained bias, or holds tensors for modules that the model doesn't have. `report` is what torch says after
     loading."""

@@ -196,7 +196,12 @@ def _token_after_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return ids[0]
 
 
-def _model(file: Path, header: GgufHeader, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _model(
+    file: Path,
+    header: GgufHeader,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+) -> PreTrainedModel:
     """The file's model, as one that transformers agrees to save: that it refuses for a model read from GGUF,
     so the tensors go to a model of the same config."""
     with told_as_one_sentence(file, _unreadable(header)), quiet():

@@ -41,7 +41,13 @@ class SlicedModel:
                 if full_name in self.names:
                     self.places.append((module, name, self.names[full_name]))
 
-    def rows(self, tensor: str, start: int, stop: int, shape: Sequence[int]) -> Tensor:
+    def rows(
+        self,
+        tensor: str,
+        start: int,
+        stop: int,
+        shape: Sequence[int],
+    ) -> Tensor:
         """Rows `start` to `stop` of a tensor of this shape, in fp32."""
         if not tensor:
             return torch.zeros(stop - start, *shape[1:])
@@ -88,7 +94,10 @@ class SlicedModel:
 
 
 def open_slices(
-    path: str, has_value_head: bool, attention: str = "auto", trust: Trust = NOTHING
+    path: str,
+    has_value_head: bool,
+    attention: str = "auto",
+    trust: Trust = NOTHING,
 ) -> SlicedModel | None:
     """The model of a folder or the hub, as `load_model` or `load_value_model` would load it. None if its
     tensors can only be read as a whole: of adapters, pickles, quantised weights, a model of its own Python
@@ -127,7 +136,12 @@ def open_slices(
     return SlicedModel(model, tensor_files(folder), names)
 
 
-def _bare(folder: Path, config: PreTrainedConfig, has_value_head: bool, attention: str) -> PreTrainedModel:
+def _bare(
+    folder: Path,
+    config: PreTrainedConfig,
+    has_value_head: bool,
+    attention: str,
+) -> PreTrainedModel:
     """The model without weights: parameters go to the meta device as soon as they are made, so that buffers,
     which are computed, are real."""
     implementation = resolved_attention(attention)

@@ -35,7 +35,11 @@ class ShardedModel(nn.Module):
     refuses the options."""
 
     def __init__(
-        self, model: PreTrainedModel, options: Fsdp2Options, device: torch.device, peers: Sequence[int]
+        self,
+        model: PreTrainedModel,
+        options: Fsdp2Options,
+        device: torch.device,
+        peers: Sequence[int],
     ) -> None:
         super().__init__()
         self.model = model

@@ -43,7 +43,13 @@ class WeightGroup:
     """A gloo group of its own, beside torch's default group. The sender opens it and is its rank 0; the
     others reach it at `meeting`. Errors of gloo are raised as WorkerError."""
 
-    def __init__(self, meeting: Meeting, store: dist.TCPStore, host: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        store: dist.TCPStore,
+        host: str,
+        timeout_s: float,
+    ) -> None:
         self.meeting = meeting
         self._store = store
         self._host = host
@@ -114,7 +120,13 @@ class NodeReceiver:
         self._group: WeightGroup | None = None
         self._memory: SharedMemory | None = None
 
-    def join_group(self, meeting: Meeting, rank: int, size: int, timeout_s: float) -> None:
+    def join_group(
+        self,
+        meeting: Meeting,
+        rank: int,
+        size: int,
+        timeout_s: float,
+    ) -> None:
         """Joins the group of the sender; leaves the one before."""
         self._group = WeightGroup.find(meeting, timeout_s)
         self._group.join(rank, size)
