@@ -21,7 +21,7 @@ from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.tracking.jsonl import read_metrics
 
-TIMES = ("time/", "system/tps", "weights/seconds")
+TIMES = ("time/", "system/tps")
 """Prefixes of metrics that differ between two otherwise equal runs."""
 LETTERS = {
     "env_type": "toy_envs:LettersEnv",

@@ -82,7 +82,7 @@ class PolicyTransfer:
             Metric("weights/copied_bytes", num_bytes, "sum"),
             Metric("weights/bytes", weights.manifest.num_bytes * self.num_copies, "sum"),
             Metric("weights/copies", self.num_copies, "max"),
-            Metric("weights/seconds", time.perf_counter() - started, "sum"),
+            Metric("time/weight_transfer_s", time.perf_counter() - started, "sum"),
         ]
 
     async def _give(self, server: JoiningServer, version: int) -> None:
