@@ -23,7 +23,9 @@ class FolderTokenizer:
         if isinstance(configured, list):
             entries = [entry for entry in configured if isinstance(entry, dict)]
             configured = {entry.get("name"): entry.get("template") for entry in entries}
-        self.chat_template = _templates_in_files(folder) or configured
+        in_files = _templates_in_files(folder)
+        # An empty file is a template, and hides the one of the config.
+        self.chat_template = configured if in_files is None or in_files == {} else in_files
         self.name_or_path = str(folder)
         self.special_tokens_map: dict[str, str] = {}
         for key, value in values.items():

@@ -42,6 +42,5 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             row = json.loads(line)
-            row.pop(SENTENCES, None)
-            rows.append(row)
+            rows.append({name: value for name, value in row.items() if name != SENTENCES})
     return rows
