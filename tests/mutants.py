@@ -5,7 +5,8 @@ A mutant is a piece of the package's code and what stands there instead (`mutant
 its tokens, however the lines are broken. Each is applied to a copy of the package in a temporary folder, and
 its tests run against the copy in a process of their own, forked off one that has imported the libraries; as
 many at a time as there are cores. A mutant that its tests let pass has survived: a test is missing. Beside
-one that was killed stands the test that failed. `--check` only looks whether every piece is in the source.
+one that was killed stands the test that failed. `--check` only looks whether every piece is in the source, and
+every mutant is Python.
 `--changed REVISION` chooses the mutants that are new since then, and those where the code of their file or of
 their named tests, with the helpers there, has changed. A change in any other file, such as a `conftest.py` or
 one of `tests/support`, selects nothing; `make test-full` is there for those, as it runs every mutant.
@@ -129,17 +130,30 @@ def places(source: str, piece: str) -> list[tuple[int, int]]:
 
 
 def stale(mutants: Sequence[Mutant]) -> list[str]:
-    """A sentence for each mutant whose code isn't in the source exactly once, or whose test is gone."""
+    """A sentence for each mutant whose code isn't in the source exactly once, that is no Python, or whose test
+    is gone."""
     found = []
     for mutant in mutants:
         path = ROOT / "turnwise" / mutant.file
-        count = len(places(path.read_text(encoding="utf-8"), mutant.old)) if path.is_file() else 0
-        if count != 1:
+        source = path.read_text(encoding="utf-8") if path.is_file() else ""
+        count = len(places(source, mutant.old))
+        if count == 1:
+            found += _syntax_error(mutant, source)
+        else:
             found.append(
                 f"{mutant.name}: turnwise/{mutant.file} holds its code {count} times: {mutant.old!r}"
             )
         found += [f"{mutant.name}: there is no {test}" for test in mutant.tests if not _is_there(test)]
     return found
+
+
+def _syntax_error(mutant: Mutant, source: str) -> list[str]:
+    [(start, end)] = places(source, mutant.old)
+    try:
+        compile(source[:start] + mutant.new + source[end:], mutant.file, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return [f"{mutant.name}: turnwise/{mutant.file} would be no Python: {error}"]
+    return []
 
 
 def _is_there(test: str) -> bool:
