@@ -124,5 +124,5 @@ class TokenContexts:
 
 
 def _sampling_of_context(sampling: SamplingParams, index: int) -> SamplingParams:
-    # The index of a turn counts from 0 in each context, so the contexts of an episode need seeds of their own.
+    # Turns are counted from 0 in each context, so the contexts of an episode need seeds of their own.
     return replace(sampling, seed=derive_seed(sampling.seed, "context", index))
