@@ -42,6 +42,10 @@ class ProcessLife(ABC):
     def fate(self) -> str:
         """How the process ended."""
 
+    def hidden_output(self) -> str:
+        """The last lines that the process wrote to its standard error, if that isn't the run's own."""
+        return ""
+
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.process_id, number)
