@@ -52,10 +52,12 @@ class ProcessLife(ABC):
 
 
 class LaunchedLife(ProcessLife):
-    """A process that a launcher has started. It ends when its connection is closed."""
+    """A process that a launcher has started, on this machine unless `host` names another. It ends when its
+    connection is closed."""
 
-    def __init__(self, process_id: int) -> None:
+    def __init__(self, process_id: int, host: str = "") -> None:
         self.process_id = process_id
+        self._host = host
 
     def stop(self) -> bool:
         return False
@@ -63,8 +65,15 @@ class LaunchedLife(ProcessLife):
     def release(self) -> None: ...
 
     def stacks(self) -> str:
+        if self._host:
+            return f"it runs on {self._host}: `kill -USR1 {self.process_id}` there prints them to its stderr"
         self._signal(signal.SIGUSR1)
         return "it prints its stacks to stderr itself"
+
+    def _signal(self, number: int) -> None:
+        # Its number may be another process's here.
+        if not self._host:
+            super()._signal(number)
 
     def fate(self) -> str:
         return "its own messages say why"
