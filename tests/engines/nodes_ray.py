@@ -21,7 +21,8 @@ from turnwise.models.make import make_model
 
 PORT = 6399
 START_S = 240.0
-SHELL = [
+SHELL = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+SHELL += ["bash", "-c"]
     "unshare",
     "--mount",
     "--ipc",
