@@ -23,17 +23,6 @@ PORT = 6399
 START_S = 240.0
 SHELL = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 SHELL += ["bash", "-c"]
-    "unshare",
-    "--mount",
-    "--ipc",
-    "--uts",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-    "bash",
-    "-c",
-]
 OWN_FOLDERS = 'set -e; hostname "$1"; mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; shift; '
 RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus", "2", "--disable-usage-stats"]
 HEAD = [*RAY, "--head", "--port", str(PORT), "--include-dashboard", "false"]
