@@ -8,8 +8,8 @@ takes the time of its tokens, and nothing waits in reality. So the process's CPU
 that of the simulated engines, which is measured apart and taken off.
 
 For each number of replicas: CPU microseconds of the controller for a turn; the turns a second of the run and
-the share of one core that they take (`controller_load`: above 1 the controller is what is waited for); the load
-of the busiest replica over the mean (`imbalance`); the share of their best rate at which engines decode
+the share of one core that they take (`controller_load`: above 1 the controller is what is waited for); the
+load of the busiest replica over the mean (`imbalance`); the share of their best rate at which engines decode
 (`utilisation`), and what it would be if the trainer's rate alone bounded it (`bound`); the age of the trained
 samples in versions (`staleness`).
 """
