@@ -18,7 +18,7 @@ from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.servers import build_servers
 from turnwise.assemble.tasks import build_tasks, say_shared_prompts
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.cluster.env_pool import EnvPool, prepare_workers
