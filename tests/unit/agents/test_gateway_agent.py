@@ -242,9 +242,10 @@ def test_threads_that_stay_are_left_behind_and_too_many_end_the_run() -> None:
 
     player = function_player(play, stuck=stuck)
     try:
-        play_episodes(player, ["x"], num_episodes=2, episode_timeout_s=0.5)
+        played = play_episodes(player, ["x"], num_episodes=17, episode_timeout_s=2.0)
+        assert {trajectory.limit for trajectory in played} == {"time"}
         with pytest.raises(DeadlineError, match="grace_s"):
-            play_episodes(player, ["x"], num_episodes=16, episode_timeout_s=2.0)
+            play_episodes(player, ["x"])
     finally:
         release.set()
 
