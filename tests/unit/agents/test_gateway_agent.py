@@ -18,7 +18,9 @@ from http_players import post, two_turns
 
 from turnwise.agents.played_function import StuckThreads
 from turnwise.agents.seat import outcome_of_line, read_outcome
+from turnwise.envs.base import TextEnv
 from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
+from turnwise.types import Task
 
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "go"}]}
 CLIENT = """
@@ -248,6 +250,47 @@ def test_threads_that_stay_are_left_behind_and_too_many_end_the_run() -> None:
             play_episodes(player, ["x"])
     finally:
         release.set()
+
+
+class Guess(TextEnv):
+    """Rewards the word `left`."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return f"guess {seed}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return f"you said {action}", float(action == "left"), action == "left", False, {}
+
+
+GUESS: dict[str, Any] = {"make_env": lambda task: Guess(), "task": Task("train/G/0", "G", "train", 7)}
+
+
+def test_a_function_plays_an_environment_whose_rewards_go_to_the_newest_response() -> None:
+    seen: list[Any] = []
+
+    async def play(base_url: str, api_key: str, task: dict[str, Any], env: Any) -> None:
+        seen.append((task["prompt"], env.observation))
+        for step in (env.step, env.astep):
+            text = await asyncio.to_thread(ask, base_url, api_key, env.observation)
+            result = step(text)
+            if asyncio.iscoroutine(result):
+                result = await result
+            seen.append(result)
+
+    [trajectory] = play_episodes(function_player(play, "env"), ["right", "left"], max_steps=4, **GUESS)
+    assert seen[0] == ("guess 7", "guess 7")
+    assert (seen[1].observation, seen[1].reward, seen[1].terminated) == ("you said right", 0.0, False)
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 1.0]
+    assert (trajectory.score, trajectory.status, trajectory.metrics["env_steps"]) == (1.0, "finished", 2.0)
+
+
+def test_an_environment_s_last_step_is_a_limit() -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any], env: Any) -> None:
+        while True:
+            env.step(ask(base_url, api_key, env.observation))
+
+    [trajectory] = play_episodes(function_player(play, "env"), lambda n: f"no{n}", max_steps=3, **GUESS)
+    assert (trajectory.limit, len(trajectory.turns)) == ("max_steps", 4)
 
 
 def test_outcomes() -> None:

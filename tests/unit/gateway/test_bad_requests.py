@@ -221,5 +221,5 @@ def test_a_port_in_use() -> None:
         finally:
             await first.close()
 
-    with pytest.raises(ConfigError, match="gateway.port"):
+    with pytest.raises(ConfigError, match=r"gateway\.port"):
         asyncio.run(play())

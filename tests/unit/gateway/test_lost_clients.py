@@ -58,7 +58,7 @@ def test_an_answer_that_nobody_got_waits_for_its_request_and_is_not_trained_unti
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.05)
             before = scripted.trained_turns()
-            status, answer = await scripted.post(BODY)
+            _, answer = await scripted.post(BODY)
             return before, answer["choices"][0]["message"]["content"], scripted.trained_turns()
 
     assert asyncio.run(play()) == ([], "left", [0])
