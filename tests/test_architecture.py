@@ -20,7 +20,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS: list[set[str]] = [
     {"errors", "spec", "types", "costs", "model_files", "runtime", "transfer", "protocols"},
     {"config", "algorithms", "chat", "data", "models", "batching"},
-    {"envs", "tools"},
+    {"envs", "tools", "gateway"},
     {"agents", "inference", "training"},
     {"rollout"},
     {"examine"},
@@ -61,6 +61,7 @@ READS_CONFIG = {"examine", "lifecycle", "pipelines", "assemble", "play", "cli", 
 
 HEAVY: dict[str, str] = {
     "ray": "cluster/ray_",
+    "aiohttp": "gateway/",
     "vllm": "inference/",
     "sglang": "inference/",
     **{spec.extra: "training/" for spec in STRATEGIES.values() if spec.extra and spec.kind != "sampling"},
@@ -90,6 +91,7 @@ CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools
 """Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {
+    "agents/gateway_agent.py",
     "cluster/actor_host.py",
     "cluster/channel.py",
     "cluster/child.py",

@@ -1,12 +1,14 @@
 """All keys of one run of reinforcement learning, in one tree, and what follows from them without changing
 them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from turnwise.config.schema.algorithm import AlgorithmKeys
 from turnwise.config.schema.environments import Agent, CustomEnv, Data, EnvManager
+from turnwise.config.schema.gateway import GatewayArgs, GatewayPlay
 from turnwise.config.schema.model_args import ROLES, ActorTrain, GeneratingArgs, Role
 from turnwise.config.schema.model_shape import ModelShape, read_model_shape
 from turnwise.config.schema.running import LimitKeys, RunKeys
@@ -61,6 +63,7 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     val_env_manager: EnvManager = Field(default_factory=EnvManager)
     data: Data = Field(default_factory=Data)
     agent: Agent = Field(default_factory=Agent)
+    gateway: GatewayArgs = Field(default_factory=GatewayArgs)
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -145,6 +148,28 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def needs_reward_role(self) -> bool:
         return self.needs_reward_model or self.has_own_judge
+
+    @property
+    def gateway_tags(self) -> list[str]:
+        """The environments that agents of the gateway play."""
+        return [tag for tag, env in self.custom_envs.items() if env.agent_name == "gateway"]
+
+    @property
+    def names_gateway(self) -> bool:
+        """Whether environments, or rows that name no agent, are played through the gateway. A row may name
+        it too."""
+        plays_rows = bool(self.data.train_files) and self.data.default_agent == "gateway"
+        return plays_rows or bool(self.gateway_tags)
+
+    @property
+    def may_bring_tools(self) -> bool:
+        """Whether there may be agents that bring tools of their own."""
+        return bool(self.data.train_files or self.gateway_tags)
+
+    def gateway_play(self, arguments: Mapping[str, Any]) -> GatewayPlay:
+        """What an agent of the gateway plays: the keys of `agent`, over which `arguments` win."""
+        values = {key: self.agent.__dict__[key] for key in GatewayPlay.model_fields}
+        return GatewayPlay.model_validate(values | dict(arguments))
 
     @property
     def uses_validation(self) -> bool:
