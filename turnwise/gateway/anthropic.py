@@ -4,7 +4,6 @@ speaks it."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from turnwise.gateway.message_blocks import messages_of, system_of, tools_of
 from turnwise.gateway.dialect import (
     Choice,
     GatewayError,
@@ -20,6 +19,7 @@ from turnwise.gateway.dialect import (
     refuse,
     server_sent_event,
 )
+from turnwise.gateway.message_blocks import messages_of, system_of, tools_of
 from turnwise.types import CallOptions
 
 _OF_SAMPLING = ("top_p", "top_k", "thinking")
