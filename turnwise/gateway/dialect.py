@@ -22,6 +22,7 @@ STATUS_OF_CODE = {
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
+    "request_timeout": 408,
     "session_ended": 410,
     "body_too_large": 413,
     "unsupported_media_type": 415,
