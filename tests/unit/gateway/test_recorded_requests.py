@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,15 @@ def sampled_text(reply: Mapping[str, Any]) -> str:
     return thinking + (reply.get("content") or "") + "".join(calls)
 
 
+@cache
+def byte_template() -> ChatTemplate:
+    return ChatTemplate(byte_tokenizer(), CHAT_TEMPLATE)
+
+
 def replayed(name: str, match: MatchRule = "omitted") -> ConversationTree:
     """The tree after the requests of a case. A reply that is null was lost with its connection."""
     requests = [request for request in CASES[name] if request["path"] in DIALECTS]
-    template = ChatTemplate(byte_tokenizer(), CHAT_TEMPLATE)
+    template = byte_template()
     replies = [template.respond(sampled_text(request["reply"] or {"content": "x"})) for request in requests]
     sampling = SamplingParams(max_new_tokens=1000)
     tree = ConversationTree(
