@@ -114,10 +114,10 @@ async def scripted_gateway(
     **rules: Any,
 ) -> AsyncIterator[Scripted]:
     server = HeldReplies(replies)
-    sessions = Sessions(replace(RULES, **rules))
+    sessions = Sessions()
     gateway = Gateway(sessions, settings)
     await gateway.start()
-    session = sessions.open(scripted_tree(server, max_turns=max_turns), "e")
+    session = sessions.open(scripted_tree(server, max_turns=max_turns), replace(RULES, **rules), "e")
     async with aiohttp.ClientSession() as http:
         try:
             yield Scripted(gateway, sessions, session, server, http)

@@ -186,6 +186,7 @@ class ConversationTree:
         for node in self._forest.nodes:
             turn = self.turns[node.turn]
             turn.is_trained = node.is_delivered and node.request.is_trained and not turn.is_greedy
+        self.counts["undelivered"] = sum(not node.is_delivered for node in self._forest.nodes)
         status: Status = "truncated" if self.limit else "finished"
         return Trajectory(
             task,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from turnwise.errors import NotAvailableError, RequestError, ServerError, TurnwiseError, install_hint
+from turnwise.errors import ConfigError, NotAvailableError, RequestError, TurnwiseError, install_hint
 from turnwise.gateway.dialect import Dialect, GatewayError, ModelRequest, TokenCounter
 from turnwise.gateway.dialects import COUNTERS, DIALECTS
 from turnwise.gateway.incoming import (
@@ -32,6 +32,8 @@ _RETRIED = (429, 500)
 """Statuses after which a client may send the request again."""
 _WRITE_S = 60.0
 """Maximum seconds in which a client must read a part of an answer."""
+_SHUTDOWN_S = 1.0
+"""Maximum seconds that requests may go on after the end of the gateway."""
 _DEFAULT = DIALECTS["/v1/chat/completions"]
 """The dialect of errors before a path is known."""
 
@@ -65,6 +67,7 @@ class Gateway:
     def __init__(self, sessions: FindsSessions, settings: GatewaySettings) -> None:
         self.sessions = sessions
         self.settings = settings
+        self._starting = asyncio.Lock()
         self._runner: web.ServerRunner | None = None
         self._port = settings.port
         self._hosts = {settings.host.lower()}
@@ -86,23 +89,30 @@ class Gateway:
         return f"{self.url}/s/{key}"
 
     async def start(self) -> None:
-        """Listens. Raises NotAvailableError without aiohttp, ServerError if the port is in use."""
+        """Listens, if it doesn't yet. Raises NotAvailableError without aiohttp, ConfigError if the port is in
+        use."""
+        async with self._starting:
+            if self._runner is None:
+                await self._start()
+
+    async def _start(self) -> None:
         web = aiohttp_web()
         settings = self.settings
         # A client that goes away cancels its handler.
         server = web.Server(self._handle, handler_cancellation=True, auto_decompress=False, access_log=None)
-        self._runner = web.ServerRunner(server)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, settings.host, settings.port, backlog=1024)
+        runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_S)
+        self._runner = runner
+        await runner.setup()
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
         try:
             await site.start()
         except (OSError, OverflowError) as fault:
             await self.close()
-            raise ServerError(
+            raise ConfigError(
                 f"the gateway can't listen on {settings.host}, port {settings.port}: {fault}; "
                 "gateway.host and gateway.port set the address (port 0 = a free one)"
             ) from fault
-        self._port = self._runner.addresses[0][1]
+        self._port = runner.addresses[0][1]
         logger.info("the gateway listens on %s", self.url)
 
     async def close(self) -> None:

@@ -7,57 +7,28 @@ import hmac
 import logging
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from turnwise.chat.message_keys import read_history, read_tools
 from turnwise.chat.tree import Answer, ConversationTree
-from turnwise.errors import ChatTemplateError, DeadlineError, ReplicasDeadError, RequestError, nearest
+from turnwise.errors import ChatTemplateError, DeadlineError, ReplicasDeadError, RequestError
 from turnwise.gateway.dialect import Choice, GatewayError, ModelRequest, TokenLogprob
+from turnwise.gateway.rules import Notices, SessionRules
 from turnwise.types import Turn
 
 logger = logging.getLogger(__name__)
 
-ModelUse = Literal["trained", "untrained"]
 _KEY_BYTES = 16
 _MAX_ENDED = 100_000
-_WILDCARDS = "*?["
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRules:
-    """What clients may ask for."""
-
-    models: Mapping[str, ModelUse]
-    """Name of a model, or a pattern of names, → whether its answers are trained on. The first that fits
-    counts. All names are answered by the policy."""
-    max_requests: int = 16
-    """Maximum requests of one session at once."""
-    max_choices: int = 8
-    """Maximum `n` of a request."""
-    is_strict: bool = False
-    """Whether a request is refused that asks for what can't be enforced."""
-    takes_temperature: bool = False
-    """Whether the client's temperature replaces the run's."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of models that aren't patterns."""
-        return [name for name in self.models if not any(mark in name for mark in _WILDCARDS)]
-
-    def is_trained(self, model: str) -> bool:
-        """Whether the answers of a model are trained on. Raises GatewayError if there is no such model."""
-        for pattern, use in self.models.items():
-            if fnmatchcase(model, pattern):
-                return use == "trained"
-        raise GatewayError(
-            f"there is no model {model[:80]!r}; the names are {', '.join(self.models)}."
-            f"{nearest(model, self.names)} agent.models sets them",
-            "model_not_found",
-            param="model",
-        )
+_REASONS = ("first", "tools", "changed", "template", "repeat")
+_METRICS = (
+    *(f"gateway/contexts/{reason}" for reason in _REASONS),
+    *(f"gateway/{name}" for name in ("requests", "delivered", "undelivered", "replayed", "lost")),
+    *(f"gateway/{name}" for name in ("ignored", "unenforced", "refused")),
+)
+"""The metrics that every episode has."""
 
 
 class Answered(NamedTuple):
@@ -100,18 +71,6 @@ class FindsSessions(Protocol):
         """Raises GatewayError if no session has this key, or its session has ended."""
 
 
-@dataclass(slots=True)
-class Notices:
-    """Says a thing once a run, as a warning; later only to those who debug."""
-
-    _said: set[str] = field(default_factory=set)
-
-    def say(self, kind: str, sentence: str, *values: object) -> None:
-        level = logging.DEBUG if kind in self._said else logging.WARNING
-        self._said.add(kind)
-        logger.log(level, sentence, *values)
-
-
 class EpisodeSession:
     """One episode's session, over its tree of conversations."""
 
@@ -134,6 +93,8 @@ class EpisodeSession:
         self._notices = notices
         self._num_requests = 0
         self._num_choices = 0
+        self._num_prompt_tokens = 0
+        self._num_reused = 0
         self._is_ended = False
 
     @property
@@ -172,6 +133,9 @@ class EpisodeSession:
             self.tree.deliver(answer)
             self.last_delivered = answer.node
         self.counts["delivered"] += len(answered.answers)
+        for choice in answered.choices:
+            self._num_prompt_tokens += choice.usage.prompt
+            self._num_reused += choice.usage.reused
 
     def drop(self, answered: Answered) -> None:
         for answer in answered.answers:
@@ -192,6 +156,19 @@ class EpisodeSession:
             error.status,
             error,
         )
+
+    def metrics(self) -> dict[str, float]:
+        """The counts of the session and its tree, by the names of metrics, and the share of prompt tokens
+        that no earlier response of their context had."""
+        counts = Counter({f"gateway/{name}": count for name, count in self.tree.counts.items()})
+        for name, count in self.counts.items():
+            kind = name.partition("/")[0]
+            counts[f"gateway/{kind}"] += count
+        metrics = {name: float(counts[name]) for name in (*_METRICS, *counts)}
+        if self._num_prompt_tokens:
+            num_new = self._num_prompt_tokens - self._num_reused
+            metrics["gateway/new_prompt_tokens"] = num_new / self._num_prompt_tokens
+        return metrics
 
     async def end(self) -> None:
         """Ends the session: requests that run are aborted, and new ones are told that it has ended."""
@@ -281,16 +258,15 @@ class EpisodeSession:
 class Sessions:
     """The sessions of the episodes that play, by key."""
 
-    def __init__(self, rules: SessionRules) -> None:
-        self.rules = rules
+    def __init__(self) -> None:
         self._notices = Notices()
         self._by_digest: dict[bytes, EpisodeSession] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
 
-    def open(self, tree: ConversationTree, label: str) -> EpisodeSession:
+    def open(self, tree: ConversationTree, rules: SessionRules, label: str) -> EpisodeSession:
         """Opens a session with a new random key. `label` names the episode, for messages."""
         key = secrets.token_hex(_KEY_BYTES)
-        session = EpisodeSession(key, label, tree, self.rules, self._notices)
+        session = EpisodeSession(key, label, tree, rules, self._notices)
         self._by_digest[_digest(key)] = session
         return session
 
