@@ -1,23 +1,19 @@
 """Serves a model over HTTP, without training: `turnwise serve`."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from turnwise.assemble.rollouts import ServedPolicy, open_served_policy, sampling_params
-from turnwise.chat.tool_calls import find_parser
+from turnwise.chat.tool_calls import parser_if_asked
 from turnwise.chat.tree import ConversationTree
 from turnwise.config import AgenticConfig
-from turnwise.errors import ConfigError
 from turnwise.examine.examined import Examined
-from turnwise.gateway.served import ServedModel
+from turnwise.gateway.served import RULES, ServedModel
 from turnwise.gateway.server import Gateway, GatewaySettings
-from turnwise.protocols import ToolCallParser
 from turnwise.types import SamplingParams
 
-logger = logging.getLogger(__name__)
 _FORGET_S = 60.0
 """Seconds between two looks for conversations to forget."""
 
@@ -38,25 +34,28 @@ def serve_model(examined: Examined, options: ServeOptions, on_start: Callable[[s
     """Serves the config's policy until it is interrupted. `on_start` gets the address when it listens. Raises
     ServerError if it can't listen, or the policy's servers fail."""
     with closing(open_served_policy(examined)) as policy:
-        parser = _parser(examined.config, policy)
-        policy.event_loop.run(_serve(examined.config, policy, parser, options, on_start))
+        policy.event_loop.run(_serve(examined.config, policy, options, on_start))
 
 
 async def _serve(
-    config: AgenticConfig,
-    policy: ServedPolicy,
-    parser: ToolCallParser | None,
-    options: ServeOptions,
-    on_start: Callable[[str], None],
+    config: AgenticConfig, policy: ServedPolicy, options: ServeOptions, on_start: Callable[[str], None]
 ) -> None:
     sampling = _sampling(config)
+    parser = parser_if_asked(config.agent.tool_parser, policy.template)
 
     def open_tree(name: str) -> ConversationTree:
         return ConversationTree(
-            policy.template, policy.servers, name, sampling, config.sequence_length, parser=parser
+            policy.template,
+            policy.servers,
+            name,
+            sampling,
+            config.sequence_length,
+            parser=parser,
+            match=config.gateway.match,
         )
 
-    served = ServedModel(options.name, options.key, open_tree, options.show)
+    rules = replace(RULES, is_strict=config.gateway.strict)
+    served = ServedModel(options.name, options.key, open_tree, options.show, rules=rules)
     gateway = Gateway(served, options.gateway)
     await gateway.start()
     forgetting = asyncio.create_task(_forget_regularly(served))
@@ -78,18 +77,7 @@ async def _forget_regularly(served: ServedModel) -> None:
 
 def _sampling(config: AgenticConfig) -> SamplingParams:
     """How responses are sampled if a client says nothing. They may fill the context."""
-    sampling = sampling_params(config, "train")
+    sampling = replace(sampling_params(config, "train"), seed=config.seed)
     if config.sampling("train").max_new_tokens is None:
         sampling = replace(sampling, max_new_tokens=config.sequence_length)
     return sampling
-
-
-def _parser(config: AgenticConfig, policy: ServedPolicy) -> ToolCallParser | None:
-    """The parser of tool calls; None if no parser reads the template's, and none is named."""
-    try:
-        return find_parser(config.agent.tool_parser, policy.template)
-    except ConfigError as fault:
-        if config.agent.tool_parser is not None:
-            raise
-        logger.warning("answers have no tool calls: %s", fault)
-        return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cli.options import print_notes
-from turnwise.config import parse_config, require, unavailable_to_play
+from turnwise.config import AgenticConfig, parse_config, require, unavailable_to_play
 from turnwise.config.read.yaml_text import load_yaml
 from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.errors import ConfigError
@@ -18,15 +18,32 @@ from turnwise.lifecycle.interrupt import ends_at_once
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 _MAX_CONTEXT = 4096
 """Tokens of a context, if neither `sequence_length` nor the model says less."""
+_SETTINGS = (
+    "sequence_length",
+    "seed",
+    "template_kwargs",
+    "actor_infer",
+    "actor_train.model_args",
+    "agent.tool_parser",
+    "deadlines",
+    "cluster",
+    "num_gpus_per_node",
+    "gateway.match",
+    "gateway.strict",
+    "gateway.max_body_mb",
+)
+"""The settings that change how a model is served."""
 _NOTHING_PLAYED = {"served": {"env_type": "frozen_lake"}}
 """A config needs something to play."""
 
 
 def run(options: argparse.Namespace) -> int:
     """Serves a model until Ctrl-C, with a line a request."""
-    settings = _settings(options)
+    _check_address(options)
     config, notes = parse_config(_values(options))
-    print_notes(notes)
+    keys = [text.partition("=")[0] for text in options.overrides]
+    # Other notes are about training.
+    print_notes(note for note in notes if any(key in note for key in keys))
     require(unavailable_to_play(config, "train"))
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
@@ -43,12 +60,14 @@ def run(options: argparse.Namespace) -> int:
     def show(line: str) -> None:
         print(line, flush=True)
 
+    max_body_bytes = config.gateway.max_body_mb * 2**20
+    settings = GatewaySettings(options.host, options.port, options.public_url, max_body_bytes)
     serve_model(examine(config), ServeOptions(name, key, settings, show), begin)
     return 0
 
 
-def _settings(options: argparse.Namespace) -> GatewaySettings:
-    """Where to listen. Raises ConfigError or NotAvailableError if nothing can listen there."""
+def _check_address(options: argparse.Namespace) -> None:
+    """Raises ConfigError or NotAvailableError if nothing can listen at the address."""
     host = options.host
     if host in _EVERY_ADDRESS and options.public_url is None:
         raise ConfigError(
@@ -64,7 +83,6 @@ def _settings(options: argparse.Namespace) -> GatewaySettings:
             f"--host {host} --port {options.port} can't be listened on: {fault}; end what uses the port, or "
             "choose another --port"
         ) from fault
-    return GatewaySettings(host, options.port, options.public_url)
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -81,6 +99,7 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise ConfigError(f"got {text!r}; a setting is KEY=VALUE, like sequence_length=8192")
+        _check_setting(key)
         section = values
         *outer, last = key.split(".")
         for name in outer:
@@ -89,3 +108,10 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
                 raise ConfigError(f"got {text!r}, and {name} has no keys: another setting is its value")
         section[last] = load_yaml(value, f"{text[:60]!r}")
     return values
+
+
+def _check_setting(key: str) -> None:
+    """Raises ConfigError for a setting that changes nothing here. Unknown ones are left to the config."""
+    is_known = key.partition(".")[0] in AgenticConfig.model_fields
+    if is_known and not any(f"{key}.".startswith(f"{allowed}.") for allowed in _SETTINGS):
+        raise ConfigError(f"{key} changes nothing in a served model; these do: {', '.join(_SETTINGS)}")

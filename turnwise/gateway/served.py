@@ -14,14 +14,8 @@ from turnwise.chat.message_keys import canonical, read_history, read_tools
 from turnwise.chat.tree import ConversationTree
 from turnwise.errors import RequestError
 from turnwise.gateway.dialect import GatewayError, ModelRequest
-from turnwise.gateway.sessions import (
-    Answered,
-    EpisodeSession,
-    Notices,
-    SessionRules,
-    as_gateway_error,
-    num_prompt_tokens,
-)
+from turnwise.gateway.rules import Notices, SessionRules
+from turnwise.gateway.sessions import Answered, EpisodeSession, as_gateway_error, num_prompt_tokens
 
 MAX_IDLE_S = 3600.0
 """Seconds after its last request in which a conversation is remembered."""
@@ -29,8 +23,10 @@ MAX_BYTES = 10**9
 """Maximum bytes of all trees."""
 _BYTES_PER_TOKEN = 32
 """A token of a turn: its id in the turn and in the ledger, its log-prob, its text."""
-_MAX_REQUESTS = 1024
-_MAX_CHOICES = 128
+RULES = SessionRules(
+    {"*": "untrained"}, max_requests=1024, max_choices=128, is_strict=False, takes_temperature=True
+)
+"""Every name of a model means the served one."""
 
 OpenTree = Callable[[str], ConversationTree]
 """Opens a tree with this name."""
@@ -55,7 +51,7 @@ class _Open(NamedTuple):
 
 
 class ServedModel:
-    """The session of all clients, and the finder of it. Every name of a model means this one. `show` gets a
+    """The session of all clients, and the finder of it. `name` is the model's in `/v1/models`. `show` gets a
     line for each answer and each refusal; `clock` is in seconds."""
 
     def __init__(
@@ -65,6 +61,7 @@ class ServedModel:
         open_tree: OpenTree,
         show: Callable[[str], None],
         *,
+        rules: SessionRules = RULES,
         max_idle_s: float = MAX_IDLE_S,
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -79,9 +76,7 @@ class ServedModel:
         self._max_idle_s = max_idle_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._rules = SessionRules(
-            {"*": "untrained"}, _MAX_REQUESTS, _MAX_CHOICES, is_strict=False, takes_temperature=True
-        )
+        self._rules = rules
         self._notices = Notices()
         self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
         self._being_written: dict[str, _Open] = {}
