@@ -22,6 +22,8 @@ import pydantic
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_default_openai_client
 from scripted_gateway import SETTINGS, Scripted, scripted_gateway
 
+from turnwise.errors import ServerError
+
 THINKING = "<think>\nhm\n</think>\n\n"
 SCHEMA = {
     "type": "object",
@@ -59,15 +61,19 @@ class Addresses:
 
 
 def played(
-    replies: Sequence[str],
+    replies: Sequence[str] | Callable[[int], str],
     play: Callable[[Addresses], Any],
     parents: Sequence[int | None],
-    settings: Any = SETTINGS,
+    held_s: float = 0.0,
 ) -> Any:
-    """What a client returns, after a check of the contexts: `parents` of all turns, each trained once."""
+    """What a client returns, after a check of the contexts: `parents` of all turns, each trained once. The
+    model answers after `held_s` seconds."""
 
     async def run() -> Any:
-        async with scripted_gateway(replies, settings) as scripted:
+        async with scripted_gateway(replies) as scripted:
+            if held_s:
+                scripted.server.gate.clear()
+                asyncio.get_running_loop().call_later(held_s, scripted.server.gate.set)
             result = await asyncio.to_thread(play, Addresses(scripted))
             turns = scripted.tree.turns
             assert [turn.parent for turn in turns] == list(parents), [turn.parent for turn in turns]
@@ -148,21 +154,34 @@ def openai_errors() -> None:
 
 
 def broken_streams() -> None:
-    """The script has no answer left, so sampling fails after the headers were sent."""
+    """Sampling fails after the headers and some comments were sent."""
 
     def of_openai(addresses: Addresses) -> Any:
         client = openai.OpenAI(api_key=addresses.key, base_url=addresses.openai, max_retries=0)
         list(client.responses.create(model="policy", input="go", stream=True))
+
+    def of_chat(addresses: Addresses) -> Any:
+        client = openai.OpenAI(api_key=addresses.key, base_url=addresses.openai, max_retries=0)
+        messages: Any = [{"role": "user", "content": "go"}]
+        list(client.chat.completions.create(model="policy", messages=messages, stream=True))
 
     def of_anthropic(addresses: Addresses) -> Any:
         client = anthropic.Anthropic(api_key=addresses.key, base_url=addresses.anthropic, max_retries=0)
         with client.messages.stream(**anthropic_request()) as stream:
             list(stream)
 
-    for play, error in ((of_openai, openai.APIError), (of_anthropic, anthropic.APIError)):
+    def fail(number: int) -> str:
+        raise ServerError("the engine broke")
+
+    for play, error in (
+        (of_openai, openai.APIError),
+        (of_chat, openai.APIError),
+        (of_anthropic, anthropic.APIError),
+    ):
         try:
-            played([], play, [])
-        except error:
+            played(fail, play, [], held_s=0.3)
+        except error as fault:
+            assert "the engine broke" in str(fault) and SETTINGS.keep_alive_s < 0.3
             continue
         raise AssertionError(f"{play.__name__}: a stream that failed counted as a whole answer")
 
