@@ -9,13 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from turnwise.agents.played_function import OFFERED
 from turnwise.config import AgenticConfig
 from turnwise.config.read.agent_files import LoopEntry
-from turnwise.config.schema.gateway import GatewayPlay
-from turnwise.errors import ConfigError, NotAvailableError, install_hint, nearest
+from turnwise.config.schema.gateway import GatewayPlay, gateway_arguments
+from turnwise.errors import ConfigError, NotAvailableError, install_hint
 from turnwise.examine.constructors import required_names
 from turnwise.runtime.entry_points import load_class, load_object
 
@@ -46,7 +44,7 @@ def game_of_tag(config: AgenticConfig, tag: str) -> GatewayGame:
     if keys.command is not None and keys.play is None:
         key = f"custom_envs.{tag}.agent_name"
         raise ConfigError(f"{key}: a command can't reach the environment; name a function in agent.play")
-    section = f"custom_envs.{tag}.agent_args" if arguments.model_fields_set else "agent"
+    section = f"custom_envs.{tag}.agent_args" if arguments else "agent"
     return _game(config, keys, section)
 
 
@@ -54,18 +52,12 @@ def game_of_rows(config: AgenticConfig, loop: LoopEntry | None = None) -> Gatewa
     """What the agent of rows plays, with the arguments of its entry in `agent.agent_config_path`, if there
     is one. Raises ConfigError, which names the key, for a wrong one."""
     if loop is None:
-        return _game(config, config.gateway_play(), "agent")
+        return _game(config, config.gateway_play({}), "agent")
     section = f"agent.agent_config_path {config.agent.agent_config_path}, {loop.name}"
-    extra = loop.model_extra or {}
-    for name in extra:
-        if name not in GatewayPlay.model_fields:
-            hint = nearest(name, GatewayPlay.model_fields)
-            raise ConfigError(f"{section}: {name} isn't a key of the gateway's agent.{hint}")
     try:
-        arguments = GatewayPlay.model_validate(extra)
-    except ValidationError as fault:
-        [first, *_] = fault.errors(include_url=False)
-        raise ConfigError(f"{section}, {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        arguments = gateway_arguments(loop.model_extra or {})
+    except ValueError as fault:
+        raise ConfigError(f"{section}: {fault}") from None
     return _game(config, config.gateway_play(arguments), section)
 
 

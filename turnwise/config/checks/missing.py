@@ -98,6 +98,8 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
         yield "trace.backend: tracing isn't supported yet."
     if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
         yield f"data.default_agent: {config.data.default_agent} isn't supported yet."
+    if config.names_gateway and not _is_installed("aiohttp"):
+        yield f"agent_name: gateway needs aiohttp, which isn't installed; {install_hint('gateway')}."
     for tag in dict.fromkeys(tags):
         if tag not in config.custom_envs:
             continue

@@ -20,6 +20,21 @@ def _has_tools(config: AgenticConfig) -> bool:
     return bool(agent.tools or agent.tool_config_path or agent.function_tool_path)
 
 
+def _may_play_gateway(config: AgenticConfig) -> bool:
+    """Whether something is played through the gateway, or a row or an entry of a file may name it."""
+    return config.names_gateway or bool(config.data.train_files)
+
+
+def _has_own_play(config: AgenticConfig) -> bool:
+    """Whether an environment or an entry of a file says itself what the gateway's agent plays."""
+    has_own = any(config.custom_envs[tag].agent_args for tag in config.gateway_tags)
+    return has_own or bool(config.agent.agent_config_path)
+
+
+def _has_play(config: AgenticConfig) -> bool:
+    return bool(config.agent.play or config.agent.command) or _has_own_play(config)
+
+
 def _has_users(config: AgenticConfig) -> bool:
     return bool(config.agent.interaction_config_path)
 
@@ -171,11 +186,9 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
             "agent.function_tool_path",
             "agent.interaction_config_path",
             "agent.agent_config_path",
-            "agent.tool_parser",
             "agent.max_parallel_calls",
             "agent.max_tool_response_length",
             "agent.tool_response_truncate_side",
-            "agent.max_assistant_turns",
             "agent.tool_timeout_s",
             "agent.max_user_turns",
         ),
@@ -183,8 +196,30 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="there are no data.train_files, whose rows agents play",
     ),
     Requirement(
+        ("agent.tool_parser", "agent.max_assistant_turns", "agent.play", "agent.command"),
+        needs=_may_play_gateway,
+        reason="there are no data.train_files, whose rows agents play, and no agent_name is gateway",
+    ),
+    Requirement(
         (
-            "agent.tool_parser",
+            "agent.environment",
+            "agent.max_processes",
+        ),
+        needs=lambda c: c.agent.command or _has_own_play(c),
+        reason="there is no agent.command",
+    ),
+    Requirement(
+        ("agent.models", "agent.grace_s", "agent.mistakes", "agent.mistake_reward", "gateway"),
+        needs=lambda c: _may_play_gateway(c) and _has_play(c),
+        reason="nothing is played through the gateway; agent.play or agent.command says what",
+    ),
+    Requirement(
+        ("agent.tool_parser",),
+        needs=lambda c: not c.data.train_files or _has_tools(c) or _has_play(c),
+        reason="nothing names tools",
+    ),
+    Requirement(
+        (
             "agent.max_parallel_calls",
             "agent.max_tool_response_length",
             "agent.tool_response_truncate_side",
@@ -193,8 +228,13 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="nothing names tools",
     ),
     Requirement(
-        ("agent.max_assistant_turns", "agent.tool_timeout_s"),
+        ("agent.tool_timeout_s",),
         needs=lambda c: not c.data.train_files or _has_tools(c) or _has_users(c),
+        reason="nothing names tools or simulated users",
+    ),
+    Requirement(
+        ("agent.max_assistant_turns",),
+        needs=lambda c: not c.data.train_files or _has_tools(c) or _has_users(c) or _has_play(c),
         reason="nothing names tools or simulated users",
     ),
     Requirement(
