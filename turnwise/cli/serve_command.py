@@ -12,7 +12,6 @@ from turnwise.config.read.yaml_text import load_yaml
 from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import examine
-from turnwise.gateway.server import GatewaySettings, aiohttp_web
 from turnwise.lifecycle.interrupt import ends_at_once
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -48,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
         from turnwise.assemble.serving import ServeOptions, serve_model
-
+        from turnwise.gateway.server import GatewaySettings, aiohttp_web
+    aiohttp_web()  # before the model is loaded, too
     key = options.api_key or secrets.token_hex(16)
     name = Path(options.model).name
 
@@ -67,14 +67,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_address(options: argparse.Namespace) -> None:
-    """Raises ConfigError or NotAvailableError if nothing can listen at the address."""
+    """Raises ConfigError if nothing can listen at the address."""
     host = options.host
     if host in _EVERY_ADDRESS and options.public_url is None:
         raise ConfigError(
             f"--host {host} listens on every address of this machine: say with --public-url by which address "
             "clients reach it, as in --public-url http://myhost:8000"
         )
-    aiohttp_web()
     try:
         # Only to find out, before the model is loaded; a port that is taken meanwhile is reported later.
         socket.create_server((host, options.port), family=_family(host)).close()

@@ -92,11 +92,12 @@ class ServedModel:
         await self.forget()
         conversation = self._conversation_of(request)
         conversation.num_open += 1
+        answered = None
         try:
             answered = await conversation.session.answer(request, is_retry)
-        except BaseException:  # a lost client cancels
-            conversation.num_open -= 1
-            raise
+        finally:
+            if answered is None:  # the request failed, or its client was lost
+                conversation.num_open -= 1
         self.num_answers += 1
         answered = answered._replace(name=f"{self.num_answers}")
         self._being_written[answered.name] = _Open(conversation, request.model)
