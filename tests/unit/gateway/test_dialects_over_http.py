@@ -165,3 +165,14 @@ def test_the_billing_line_splits_nothing() -> None:
     turns, counts = asyncio.run(play())
     assert [turn.parent for turn in turns] == [None, 0]
     assert counts["removed/x-anthropic-billing-header"] == 2
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_text(path: str) -> None:
+    async def play() -> Any:
+        async with scripted_gateway(["done"]) as scripted:
+            whole = json.dumps(ASKED[path]).replace('"go"', '"\\ud83d\\ude00"')
+            half = whole.replace("\\ude00", "")
+            return [await scripted.post(content.encode(), path) for content in (half, whole)]
+
+    assert [status for status, _ in asyncio.run(play())] == [400, 200]
