@@ -16,7 +16,15 @@ from turnwise.agents.played_env import PlayedEnv
 from turnwise.agents.seat import Outcome, Player, Seat
 from turnwise.chat.contexts import opens_trees
 from turnwise.chat.tree import ConversationTree
-from turnwise.errors import ConfigError, EnvironmentFault, RolloutError, counted
+from turnwise.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    EnvWorkersDeadError,
+    ReplicasDeadError,
+    RolloutError,
+    counted,
+)
 from turnwise.gateway.server import Gateway
 from turnwise.gateway.sessions import EpisodeSession, SessionRules, Sessions
 from turnwise.protocols import MakeEnv, OpenConversation
@@ -118,7 +126,7 @@ class GatewayAgent:
             logger.info("%s ended by a mistake of the model: %r", episode.name, mistake)
             episode.outcome = Outcome(metrics={"mistakes": 1.0})
             episode.mistake_reward = settings.mistake_reward
-        except (ConfigError, RolloutError):
+        except (ConfigError, DeadlineError, EnvWorkersDeadError, ReplicasDeadError, RolloutError):
             raise
         except Exception as fault:  # boundary: the player is foreign code
             if episode.limit_reached is None:
