@@ -41,7 +41,15 @@ NEEDED_MB_TO_READ = 500
 UNUSED_S = 14 * 24 * 3600
 IN_FRONT = {"trackers": ("wandb", "swanlab", "mlflow"), "langgraph": ("langgraph",)}
 """The environments that hold these extras alone, in front of what the Python at hand has."""
-CLIENTS = ("openai", "openai-agents", "anthropic")
+CLIENTS = (
+    "openai",
+    "openai-agents",
+    "anthropic",
+    "pydantic-ai-slim[openai]",
+    "smolagents[openai]",
+    "langchain-openai",
+    "mini-swe-agent",
+)
 """What the environment `clients` holds, in front of what the Python at hand has: no extra of ours."""
 IN_FRONT_ALL = (*IN_FRONT, "clients")
 
