@@ -3,7 +3,7 @@ are mistakes of the model."""
 
 import inspect
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,7 @@ class GatewayGame:
     function: Callable[..., Any] | None
     offered: tuple[str, ...]
     """What the function gets beside base URL, key and task."""
+    command: Sequence[str]
     mistakes: tuple[type[BaseException], ...]
     models: Mapping[str, Any]
     model: str
@@ -83,10 +84,9 @@ def _game(config: AgenticConfig, keys: GatewayPlay, section: str) -> GatewayGame
     if keys.play is not None:
         function = load_object(keys.play, f"{section}.play", ConfigError)
         offered = _offered(function, label)
-    elif keys.command is not None:
-        _check_program(keys.command[0], label)
+    command = _whole_paths(keys.command, label) if keys.command else []
     mistakes = tuple(_mistake(name, section) for name in keys.mistakes)
-    return GatewayGame(keys, label, function, offered, mistakes, models, (names or [folder])[0])
+    return GatewayGame(keys, label, function, offered, command, mistakes, models, (names or [folder])[0])
 
 
 def _offered(function: Any, label: str) -> tuple[str, ...]:
@@ -108,9 +108,14 @@ def _offered(function: Any, label: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_program(program: str, label: str) -> None:
-    if shutil.which(program) is None:
+def _whole_paths(command: Sequence[str], label: str) -> list[str]:
+    """The command with whole paths in place of files of the working directory, since it runs in a folder of
+    its own."""
+    program = shutil.which(command[0])
+    if program is None:
         raise ConfigError(f"{label}: there is no such program; name one on PATH, or its whole path")
+    arguments = [str(Path(word).absolute()) if Path(word).is_file() else word for word in command[1:]]
+    return [str(Path(program).absolute()), *arguments]
 
 
 def _mistake(name: str, section: str) -> type[BaseException]:

@@ -9,7 +9,7 @@ from turnwise.config.place import place, smallest_machine
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.config.show.model_rows import IN_POLICY, model_text, optimizer_text, role_place, role_text
-from turnwise.config.show.played_rows import data_rows, environments, sampling, validation
+from turnwise.config.show.played_rows import data_rows, environments, gateway_rows, sampling, validation
 from turnwise.config.show.settings_table import SettingRow, SettingsTable
 from turnwise.config.show.sizes import checkpoints, episodes_at_once, memory, trained_memory
 from turnwise.config.show.step_rows import (
@@ -102,6 +102,7 @@ def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[Setti
         yield "critic's", text
     yield from environments(config, "train")
     yield from data_rows(config)
+    yield from gateway_rows(config)
     yield from algorithm_rows(config)
     yield from step_rows(config)
     yield "sampling", f"{sampling(config, 'train')}, {counted(episodes_at_once(config), 'episode')} at once"
