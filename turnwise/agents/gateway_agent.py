@@ -140,7 +140,8 @@ class GatewayAgent:
         session = episode.session
         playing = asyncio.ensure_future(self._player.play(self._seat(episode), workdir))
         try:
-            await asyncio.wait([playing, session.fault], return_when=asyncio.FIRST_COMPLETED)
+            awaited: list[asyncio.Future[Any]] = [playing, session.fault]
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if session.fault.done():
                 await session.fault
             return await playing

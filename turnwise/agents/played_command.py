@@ -48,9 +48,9 @@ class PlayedCommand:
                 _kill(group, signal.SIGKILL)
                 await _in_time(process.is_read, _AFTER_S)
                 transport.close()
-        if transport.get_returncode():
-            ending = _ending(transport.get_returncode())
-            raise EnvironmentFault(f"{self.label} {ending}: {process.text(_STDERR)[-_MAX_SHOWN:]}")
+        status = transport.get_returncode() or 0
+        if status:
+            raise EnvironmentFault(f"{self.label} {_ending(status)}: {process.text(_STDERR)[-_MAX_SHOWN:]}")
         lines = process.text(_STDOUT).strip().splitlines()
         return outcome_of_line(lines[-1].strip() if lines else "", self.label)
 

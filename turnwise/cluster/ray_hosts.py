@@ -138,7 +138,8 @@ class RayHosts:
         part = self._parts[index]
         part.agent.add_host.remote(facts.process)
         wire = ActorWire(actor)
-        full_name = f"{name} on {part.node.name}"
+        place = f" on {part.node.name}"
+        full_name = name.removesuffix(place) + place  # one that is started again has the name of the first
         self._wires.setdefault(index, {})[full_name] = wire
         logger.info("%s is process %d", full_name, facts.process.number)
         life = ActorLife(actor, wire, part.agent, facts)
