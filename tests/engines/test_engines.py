@@ -22,6 +22,7 @@ SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vll
 SCRIPTS += [
     ("ray", "contract_ray.py"),
 ]
+SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
     SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]

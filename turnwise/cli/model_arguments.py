@@ -1,4 +1,4 @@
-"""The arguments of the verbs that write model folders, `make-model` and `export`."""
+"""The arguments of the verbs about models: `make-model` and `export`, which write them, and `serve`."""
 
 from argparse import ArgumentParser
 
@@ -46,3 +46,20 @@ def add_make_model(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=["fp32", "bf16"], help="of a GGUF file's converted weights (default: fp32)"
     )
+
+
+def add_serve(parser: ArgumentParser) -> None:
+    """Adds those of `turnwise serve`."""
+    parser.add_argument("model", metavar="MODEL", help="model folder, checkpoint, or a name on the hub")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="settings, such as sequence_length=8192 or actor_infer.strategy_args.strategy_name=vllm",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
+    parser.add_argument(
+        "--public-url", metavar="URL", help="by which clients reach it (default: host and port)"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="that clients send (default: a new one, printed)")

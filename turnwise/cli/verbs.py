@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnwise.cli.model_arguments import add_export, add_make_model
+from turnwise.cli.model_arguments import add_export, add_make_model, add_serve
 
 Command = Callable[[Namespace], int]
 """Runs a verb with its options and returns the exit status."""
@@ -329,6 +329,12 @@ def _load_play() -> Command:
     return run
 
 
+def _load_serve() -> Command:
+    from turnwise.cli.serve_command import run
+
+    return run
+
+
 VERBS: dict[str, Verb] = {
     "train": Verb("train a policy by reinforcement learning", _add_train, _load_train, _TRAINING_CONTINUES),
     "sft": Verb(
@@ -343,6 +349,7 @@ VERBS: dict[str, Verb] = {
         _load_rollout,
     ),
     "eval": Verb("success of saved models on a config's validation tasks", _add_eval, _load_eval),
+    "serve": Verb("serve a model over HTTP by the protocols of OpenAI and Anthropic", add_serve, _load_serve),
     "config": Verb("print the resolved config and what will be applied", _add_config_options, _load_config),
     "export": Verb(
         "write a checkpoint as a plain model folder, its LoRA adapter merged", add_export, _load_export

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+from turnwise.gateway.anthropic import CountTokens, Messages
 from turnwise.gateway.chat_completions import ChatCompletions
 from turnwise.gateway.dialect import Dialect, TokenCounter
+from turnwise.gateway.responses import Responses
 
-_DIALECTS: tuple[Dialect, ...] = (ChatCompletions(),)
-_COUNTERS: tuple[TokenCounter, ...] = ()
+_DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages())
+_COUNTERS: tuple[TokenCounter, ...] = (CountTokens(),)
 
 DIALECTS: Mapping[str, Dialect] = {dialect.path: dialect for dialect in _DIALECTS}
 """Path → the dialect of the requests that are answered there."""

@@ -80,6 +80,9 @@ def parsed_body(content: bytes) -> Mapping[str, Any]:
         raise GatewayError(f"the body must be a JSON object, not {type(body).__name__}")
     if _is_deeper(body, _MAX_DEPTH):
         raise GatewayError(f"the body is nested deeper than {_MAX_DEPTH} levels")
+    # Only an escape can make a text that isn't one; no tokenizer takes it.
+    if (b"\\ud" in content or b"\\uD" in content) and not _is_text(body):
+        raise GatewayError("the body has half a surrogate pair (\\ud800 to \\udfff): send texts as UTF-8")
     return body
 
 
@@ -119,6 +122,14 @@ def is_retry(request: "web.BaseRequest") -> bool:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} isn't a number of JSON")
+
+
+def _is_text(body: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
