@@ -125,6 +125,7 @@ _NO_TORCH = "refuses what is wrong before it imports torch"
 LATE_IMPORTS = {
     "assemble/ray.py": "ray is an extra, and most runs don't use it",
     "__init__.py": "`import turnwise` is fast",
+    "agents/react_agent.py": "LangGraph is an extra, and most runs don't use it",
     "assemble/prepare.py": "`turnwise config` imports torch only if a run is continued",
     "cli/check_env_command.py": "needs no torch, but with --tokenizer",
     "cli/main.py": "the process that waits for the command imports no numpy",

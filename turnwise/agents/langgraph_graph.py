@@ -5,12 +5,14 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphRecursionError
 
 from turnwise.agents.graph_calls import GraphCalls
 from turnwise.agents.langgraph_messages import as_openai, as_prompt
 from turnwise.agents.langgraph_model import ChatModel
-from turnwise.agents.langgraph_tools import CallLimits, RowTool, row_tools
+from turnwise.agents.langgraph_tools import CallLimits, row_tools
 from turnwise.agents.model_calls import ModelCalls
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Message
@@ -34,7 +36,7 @@ def tools_of_episode(calls: GraphCalls, others: Sequence[Any]) -> list[Any]:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise EnvironmentFault(
-            f"two tools of a graph are called {', '.join(doubled)}; a call names one tool, so rename one of them"
+            f"two tools of a graph are called {', '.join(doubled)}; a call names one tool, so rename one"
         )
     return tools
 
@@ -49,8 +51,8 @@ def messages_of(state: Any, agent: str) -> list[Message]:
     messages = state.get("messages") if isinstance(state, Mapping) else None
     if not isinstance(messages, Sequence) or not all(isinstance(each, BaseMessage) for each in messages):
         raise EnvironmentFault(
-            f"the graph of {agent} returned {str(state)[:80]!r}; a graph returns a state whose `messages` are a "
-            "list of LangChain's messages"
+            f"the graph of {agent} returned {str(state)[:80]!r}; a graph returns a state whose `messages` "
+            "are a list of LangChain's messages"
         )
     return as_openai(messages)
 
@@ -61,6 +63,6 @@ def is_endless(fault: BaseException) -> bool:
 
 
 def _name(tool: Any) -> str:
-    if isinstance(tool, RowTool):
+    if isinstance(tool, BaseTool):
         return tool.name
-    return str(getattr(tool, "name", "") or getattr(tool, "__name__", "") or tool)
+    return str(convert_to_openai_tool(tool)["function"]["name"])

@@ -31,7 +31,7 @@ def as_openai(messages: Iterable[BaseMessage]) -> list[Message]:
 
 
 def as_prompt(messages: Sequence[Message]) -> list[Message]:
-    """Messages in OpenAI's form as LangChain reads them: it takes the arguments of calls as JSON text only."""
+    """Messages in OpenAI's form as LangChain reads them: it takes the arguments of calls as JSON text."""
     read = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -42,8 +42,8 @@ def as_prompt(messages: Sequence[Message]) -> list[Message]:
 
 
 def as_ai_message(answer: Answer, model_name: str) -> AIMessage:
-    """A sampled answer as LangChain has it. A call that can't be read is one of its `invalid_tool_calls`, with
-    the error and the text in which it stands."""
+    """A sampled answer as LangChain has it. A call that can't be read is one of its `invalid_tool_calls`,
+    with the error and the text in which it stands."""
     message = answer.message
     calls = []
     for call in message.get("tool_calls") or ():

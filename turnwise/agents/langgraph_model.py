@@ -1,10 +1,11 @@
-"""LangChain's chat model over the tree of an episode: whatever graph calls it is trained on the exact tokens."""
+"""LangChain's chat model over the tree of an episode, so that every graph that calls it is trained on exact
+tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.caches import BaseCache
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -59,8 +60,8 @@ class ChatModel(BaseChatModel):
         tool_choice: Any = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with these tools in its prompt: functions, pydantic classes, LangChain's tools, or schemas.
-        A `tool_choice` can't be enforced while the policy samples."""
+        """The model with these tools in its prompt: functions, pydantic classes, LangChain's tools, or
+        schemas. A `tool_choice` can't be enforced while the policy samples."""
         if tool_choice is not None:
             kwargs["tool_choice"] = tool_choice
         return self.bind(tools=[_schema(tool) for tool in tools], **kwargs)

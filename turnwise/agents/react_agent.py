@@ -1,11 +1,11 @@
-"""The agent of rows that is a LangGraph graph: by default LangChain's `create_agent` over the row's tools, or a
-graph of the user's own."""
+"""The agent of rows that is a LangGraph graph: by default LangChain's `create_agent` over the row's tools, or
+a graph of the user's own."""
 
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from turnwise.agents.graph_calls import GraphCalls
 from turnwise.agents.model_calls import ModelCalls, RequestSettings, SaidOnce
@@ -37,9 +37,23 @@ MakeGraph = Callable[[Any, Sequence[Any]], Any]
 """Called with the model and the tools, returns a graph: an object with `ainvoke` or `invoke`."""
 
 
+@runtime_checkable
+class AsyncGraph(Protocol):
+    """A graph that is awaited."""
+
+    async def ainvoke(self, inputs: Mapping[str, Any], config: Any) -> Any: ...
+
+
+@runtime_checkable
+class SyncGraph(Protocol):
+    """A graph that blocks the thread that calls it."""
+
+    def invoke(self, inputs: Mapping[str, Any], config: Any) -> Any: ...
+
+
 class ReactAgentLoop:
-    """Plays a row as a graph, whose model is the policy. Every call of the model is a response of the episode's
-    tree, so the graph may branch, loop, call sub-graphs, and rewrite its messages.
+    """Plays a row as a graph, whose model is the policy. Every call of the model is a response of the
+    episode's tree, so the graph may branch, loop, call sub-graphs, and rewrite its messages.
 
     `build` makes the graph of an episode: that of `make_graph` (the function that `agent.graph` names), else
     LangChain's `create_agent`. A subclass overrides it, or sets LangChain tools of its own as `tools` in
@@ -55,8 +69,8 @@ class ReactAgentLoop:
 
     @classmethod
     def init_class(cls, config: Any, tokenizer: Any, **kwargs: Any) -> None:
-        """Called once, before the first agent of the class is made, with the run's settings by their published
-        names, and the tokenizer."""
+        """Called once, before the first agent of the class is made, with the run's settings by their
+        published names, and the tokenizer."""
 
     def __init__(
         self,
@@ -166,10 +180,9 @@ class ReactAgentLoop:
             # A graph with a checkpointer asks for it.
             "configurable": {"thread_id": name},
         }
-        is_async = hasattr(graph, "ainvoke") and not self.runs_in_thread
-        if is_async:
+        if isinstance(graph, AsyncGraph) and not self.runs_in_thread:
             return await graph.ainvoke(inputs, options)
-        if not hasattr(graph, "invoke"):
+        if not isinstance(graph, SyncGraph):
             raise EnvironmentFault(
                 f"the graph of {type(self).__name__} is {graph!r:.80}; it must have the method ainvoke or "
                 "invoke, as a compiled graph has: call compile()"
@@ -178,8 +191,8 @@ class ReactAgentLoop:
 
 
 class _Ending:
-    """How an episode of a graph ended. A limit, or a mistake of the model, ends it well; every other exception
-    passes."""
+    """How an episode of a graph ended. A limit, or a mistake of the model, ends it well; every other
+    exception passes."""
 
     limit: Limit | None = None
     is_mistake = False
@@ -214,8 +227,8 @@ class _Ending:
 def _require_turns(tree: ConversationTree, agent: str) -> None:
     if not tree.turns:
         raise EnvironmentFault(
-            f"the graph of {agent} ended without calling the model that it was built with, so there is nothing "
-            "to train on; does it use a model of its own?"
+            f"the graph of {agent} ended without calling the model that it was built with, so there is "
+            "nothing to train on; does it use a model of its own?"
         )
 
 

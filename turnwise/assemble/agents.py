@@ -2,15 +2,25 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.foreign_text import OverForeignText
+from turnwise.agents.model_calls import RequestSettings
+from turnwise.agents.react_agent import ReactAgentLoop
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
+from turnwise.assemble.published_settings import published_settings
 from turnwise.envs.registry import relays_foreign_text
 from turnwise.errors import ConfigError
-from turnwise.examine.agents import OFFERED, AgentClass, agent_settings, env_agent_class, row_agent_class
+from turnwise.examine.agents import (
+    OFFERED,
+    AgentClass,
+    agent_settings,
+    env_agent_class,
+    load_graph,
+    row_agent_class,
+)
 from turnwise.examine.envs import env_factory
 from turnwise.examine.examined import Examined
 from turnwise.protocols import AgentLoop, MakeEnv
@@ -20,6 +30,13 @@ from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import ROWS_TAG
 from turnwise.types import Split
+
+
+@runtime_checkable
+class InitialisesClass(Protocol):
+    """A class of agents that is prepared before its first agent is made."""
+
+    def init_class(self, config: Any, tokenizer: Any) -> None: ...
 
 
 def build_agent(
@@ -56,6 +73,7 @@ def build_row_agent(
     """The agent that rows call `name`."""
     config = examined.config
     kind = row_agent_class(config, examined.loops, name)
+    _prepare(examined, kind, split)
     parts = _parts(examined, kind, split, event_loop.watchdog, event_loop.stopwatch)
     if "settings" in kind.offered:
         parts["settings"] = RowAgentSettings(
@@ -65,6 +83,17 @@ def build_row_agent(
             config.agent.max_user_turns,
         )
     return _make(kind, partial(kind.make, **parts, **kind.arguments))
+
+
+def _prepare(examined: Examined, kind: AgentClass, split: Split) -> None:
+    """Calls the `init_class` of a user's class that has one, as published loops have it: once a run."""
+    make = kind.make
+    if make is ReactAgentLoop or not isinstance(make, InitialisesClass) or make in examined.prepared:
+        return
+    examined.prepared.add(make)
+    tokenizer = examined.policy().tokenizer
+    with Foreign(f"{kind.label}: init_class", "at the start", are_faults=True):
+        make.init_class(published_settings(examined.config, split), tokenizer)
 
 
 def _parts(
@@ -83,6 +112,8 @@ def _parts(
         "limits": lambda: ToolAgentLimits(
             agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
         ),
+        "make_graph": lambda: load_graph(examined.config),
+        "requests": RequestSettings,
         "interactions": lambda: examined.users.watched(watchdog, stopwatch),
     }
     return {name: makers[name]() for name in OFFERED if name in kind.offered}

@@ -20,7 +20,7 @@ from turnwise.assemble.servers import build_servers
 from turnwise.assemble.tasks import build_tasks, say_shared_prompts
 from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
-from turnwise.chat.tool_calls import find_parser
+from turnwise.chat.tool_calls import find_parser, parser_if_asked
 from turnwise.cluster.env_pool import EnvPool, prepare_workers
 from turnwise.cluster.hosts import Hosts
 from turnwise.config import AgenticConfig
@@ -210,10 +210,13 @@ def build_scheduler(
 
 
 def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
-    """The parser that finds tool calls in responses; None if the config names no tools."""
-    if not config.agent.has_tools:
+    """The parser that finds tool calls in responses; None if there are no rows, whose agents may call
+    tools."""
+    if config.agent.has_tools:
+        return find_parser(config.agent.tool_parser, template)
+    if not config.data.train_files:
         return None
-    return find_parser(config.agent.tool_parser, template)
+    return parser_if_asked(config.agent.tool_parser, template)
 
 
 def agents_of(

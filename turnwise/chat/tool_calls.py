@@ -13,7 +13,7 @@ from turnwise.chat.call_json import Unreadable, call_of, json_at, json_value, sk
 from turnwise.chat.marked_calls import MAX_UNREADABLE, CallsAndEnd, MarkedCallParser
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError, ConfigError
-from turnwise.protocols.tools import ToolCall, ToolCallParser
+from turnwise.protocols.tools import ParsedResponse, ToolCall, ToolCallParser
 from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.foreign import Foreign
 from turnwise.spec import TOOL_PARSERS
@@ -63,6 +63,25 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
     if isinstance(parser, MarkedCallParser):
         parser.opens_thinking = template.opens_thinking
     return parser
+
+
+class NoParser:
+    """Stands for a parser that couldn't be found: reading a call with it raises ConfigError."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedResponse:
+        raise ConfigError(self._problem)
+
+
+def parser_if_asked(name: str | None, template: ChatTemplate) -> ToolCallParser:
+    """`find_parser` for agents that may bring tools of their own: if there is no parser, that is raised when
+    the first call is to be read."""
+    try:
+        return find_parser(name, template)
+    except ConfigError as fault:
+        return NoParser(str(fault))
 
 
 def _parser_that_reads(template: ChatTemplate) -> ToolCallParser:

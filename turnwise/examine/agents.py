@@ -12,13 +12,13 @@ from turnwise.config.read.agent_files import LoopEntry
 from turnwise.errors import ConfigError
 from turnwise.examine.constructors import named_parameters, require_offered
 from turnwise.protocols import AgentLoop
-from turnwise.runtime.entry_points import load_class
+from turnwise.runtime.entry_points import load_class, load_function
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENTS, ROW_AGENTS
 from turnwise.types import Split
 
-OFFERED = ("split", "seed", "tools", "limits", "interactions")
+OFFERED = ("split", "seed", "tools", "limits", "interactions", "requests", "make_graph")
 """Names of the objects that an agent's constructor may ask for."""
 
 
@@ -84,6 +84,14 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     _require_run(make, label)
     of_run = [key for key in offered if key not in arguments]
     return AgentClass(label, make, of_run, arguments)
+
+
+def load_graph(config: AgenticConfig) -> Callable[..., Any] | None:
+    """The function that `agent.graph` names; None if it is unset. Raises ConfigError if there is no such
+    function."""
+    if config.agent.graph is None:
+        return None
+    return load_function(config.agent.graph, "agent.graph", ConfigError, ["model", "tools"])
 
 
 def _require_run(make: Callable[..., object], label: str) -> None:

@@ -53,6 +53,15 @@ def _env_type(name: str) -> str:
 AgentName = Annotated[str, aliased(AGENT_ALIASES), AfterValidator(OneOf(AGENTS, form="module:Class"))]
 
 
+def _entry_point(name: str) -> str:
+    if not is_entry_point(name):
+        raise ValueError(f"{name!r} must be module:function")
+    return name
+
+
+EntryPoint = Annotated[Name, AfterValidator(_entry_point)]
+
+
 class CustomEnv(Section):
     """One kind of task: the environment, what the model is told about it, and its limits."""
 
@@ -214,6 +223,9 @@ class Agent(Section):
     """YAML file of simulated users: `interaction`, a list of {name, class_name, config}."""
     agent_config_path: str | None = None
     """YAML file of your own agent loops: a list of {name, _target_, and its arguments}."""
+    graph: EntryPoint | None = None
+    """The function that makes the graph of `react_agent`: `module:function`, called with the model and the
+    tools [LangChain's `create_agent`]."""
     tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, form="module:Class"))] | None = None
     """Form of the tool calls in the model's text [the one that its chat template writes]."""
     max_assistant_turns: PositiveCount | None = None

@@ -20,6 +20,13 @@ def _has_tools(config: AgenticConfig) -> bool:
     return bool(agent.tools or agent.tool_config_path or agent.function_tool_path)
 
 
+def _may_call_tools(config: AgenticConfig) -> bool:
+    """Whether an agent of rows may call tools: those of the config, or its own."""
+    agent = config.data.default_agent
+    has_own = bool(config.agent.agent_config_path) or agent == "react_agent" or ":" in agent
+    return _has_tools(config) or has_own
+
+
 def _has_users(config: AgenticConfig) -> bool:
     return bool(config.agent.interaction_config_path)
 
@@ -171,6 +178,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
             "agent.function_tool_path",
             "agent.interaction_config_path",
             "agent.agent_config_path",
+            "agent.graph",
             "agent.tool_parser",
             "agent.max_parallel_calls",
             "agent.max_tool_response_length",
@@ -189,12 +197,12 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
             "agent.max_tool_response_length",
             "agent.tool_response_truncate_side",
         ),
-        needs=lambda c: not c.data.train_files or _has_tools(c),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c),
         reason="nothing names tools",
     ),
     Requirement(
         ("agent.max_assistant_turns", "agent.tool_timeout_s"),
-        needs=lambda c: not c.data.train_files or _has_tools(c) or _has_users(c),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c) or _has_users(c),
         reason="nothing names tools or simulated users",
     ),
     Requirement(
