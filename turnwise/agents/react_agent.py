@@ -120,7 +120,8 @@ class ReactAgentLoop:
             self._box.open(task) as session,
             self._interactions.open(task, sibling, settings.max_user_turns) as user,
         ):
-            model_calls = ModelCalls(tree, requests, settings.max_new_tokens, self._notes)
+            max_new_tokens = min(settings.max_new_tokens, sampling.max_new_tokens)
+            model_calls = ModelCalls(tree, requests, max_new_tokens, self._notes)
             calls = GraphCalls(ToldSession(session, hears), self._limits, model_calls)
             prompt = prompt_of(task.payload, settings.prompt_key, session.schemas)
             ending = _Ending(tree, requests.mistakes)

@@ -9,8 +9,8 @@ from turnwise.spec import ROWS_TAG, Split
 
 
 def published_settings(config: AgenticConfig, split: Split) -> DictConfig:
-    """What `self.config` of a published agent loop holds: `actor_rollout_ref.model`,
-    `actor_rollout_ref.rollout` and `data`. `response_length` is that of one response, and `max_model_len` that
+    """What `self.config` of a published agent loop holds: `actor_rollout_ref.model` and
+    `.rollout`, and `data`. `response_length` is that of one response, and `max_model_len` that
     of a whole episode."""
     agent = config.agent
     sampling = config.sampling(split)
