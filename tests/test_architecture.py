@@ -20,7 +20,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS: list[set[str]] = [
     {"errors", "spec", "types", "costs", "model_files", "runtime", "transfer", "protocols"},
     {"config", "algorithms", "chat", "data", "models", "batching"},
-    {"envs", "tools"},
+    {"envs", "tools", "gateway"},
     {"agents", "inference", "training"},
     {"rollout"},
     {"examine"},
@@ -61,6 +61,7 @@ READS_CONFIG = {"examine", "lifecycle", "pipelines", "assemble", "play", "cli", 
 
 HEAVY: dict[str, str] = {
     "ray": "cluster/ray_",
+    "aiohttp": "gateway/",
     "vllm": "inference/",
     "sglang": "inference/",
     **{spec.extra: "training/" for spec in STRATEGIES.values() if spec.extra and spec.kind != "sampling"},

@@ -10,7 +10,9 @@ from turnwise.agents.model_calls import RequestSettings
 from turnwise.agents.react_agent import ReactAgentLoop
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
+from turnwise.assemble.gateway import RunGateway
 from turnwise.assemble.published_settings import published_settings
+from turnwise.config import AgenticConfig
 from turnwise.envs.registry import relays_foreign_text
 from turnwise.errors import ConfigError
 from turnwise.examine.agents import (
@@ -23,6 +25,7 @@ from turnwise.examine.agents import (
 )
 from turnwise.examine.envs import env_factory
 from turnwise.examine.examined import Examined
+from turnwise.examine.gateway import GATEWAY, mistakes_of
 from turnwise.protocols import AgentLoop, MakeEnv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.foreign import Foreign
@@ -30,6 +33,11 @@ from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import ROWS_TAG
 from turnwise.types import Split
+
+NEEDS_MODEL = (
+    "an agent of the gateway plays over HTTP, which needs a model that samples tokens here: play it with a "
+    "model folder or a checkpoint"
+)
 
 
 @runtime_checkable
@@ -45,12 +53,17 @@ def build_agent(
     split: Split,
     make_env: MakeEnv | None = None,
     settings: EnvAgentSettings | None = None,
+    gateway: RunGateway | None = None,
 ) -> AgentLoop:
     """The agent that plays the environments of a tag: a built-in one, or a user's class. Its constructor gets
     `make_env`, by default the tag's `env_factory`; `settings`, by default the tag's `agent_settings`; and
     what it asks for of `OFFERED`."""
     config = examined.config
     env = config.custom_envs[tag]
+    if env.agent_name == GATEWAY:
+        if gateway is None:
+            raise ConfigError(f"custom_envs.{tag}.agent_name: {NEEDS_MODEL}")
+        return gateway.agent_of_environment(tag, split, make_env or env_factory(config, tag, split))
     kind = env_agent_class(config, tag)
     make_env = make_env or env_factory(config, tag, split)
     settings = settings or agent_settings(config, tag, split)
@@ -69,9 +82,15 @@ def build_row_agent(
     split: Split,
     name: str,
     event_loop: WatchedRunner,
+    gateway: RunGateway | None = None,
 ) -> AgentLoop:
     """The agent that rows call `name`."""
     config = examined.config
+    loop = examined.loops.get(name)
+    if name == GATEWAY or (loop is not None and loop.target == GATEWAY):
+        if gateway is None:
+            raise ConfigError(f"the agent {name}: {NEEDS_MODEL}")
+        return gateway.agent_of_rows(split, loop)
     kind = row_agent_class(config, examined.loops, name)
     _prepare(examined, kind, split)
     parts = _parts(examined, kind, split, event_loop.watchdog, event_loop.stopwatch)
@@ -113,10 +132,21 @@ def _parts(
             agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
         ),
         "make_graph": lambda: load_graph(examined.config),
-        "requests": RequestSettings,
+        "requests": lambda: _request_settings(examined.config),
         "interactions": lambda: examined.users.watched(watchdog, stopwatch),
     }
     return {name: makers[name]() for name in OFFERED if name in kind.offered}
+
+
+def _request_settings(config: AgenticConfig) -> RequestSettings:
+    gateway = config.gateway
+    return RequestSettings(
+        match=gateway.match,
+        is_strict=gateway.strict,
+        takes_temperature=gateway.client_temperature,
+        mistakes=mistakes_of(config.agent, "agent"),
+        mistake_reward=config.agent.mistake_reward,
+    )
 
 
 def _make(kind: AgentClass, make: Callable[[], object]) -> AgentLoop:

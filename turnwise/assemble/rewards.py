@@ -66,11 +66,12 @@ def _served(weighted: WeightedReward, chat: ServedChat) -> WeightedReward:
 
 
 def response_reader(template: ChatTemplate) -> DecodeCompletion:
-    """A function that returns the text of a trajectory's last response, without the tokens that begin or end
-    a turn."""
+    """A function that returns a trajectory's final answer, without the tokens that begin or end a turn."""
 
     def read(trajectory: Trajectory) -> str:
-        turn = trajectory.turns[-1]
+        if trajectory.answer is not None:
+            return trajectory.answer
+        turn = trajectory.final_turn
         ids: list[int] = turn.response_ids.tolist()
         text_ids = ids
         if turn.finish_reason == "stop":

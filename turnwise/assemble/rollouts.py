@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.assemble.agents import build_agent, build_row_agent
 from turnwise.assemble.env_workers import remote_tags, start_env_workers
+from turnwise.assemble.gateway import RunGateway
 from turnwise.assemble.placement import place_here
 from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rewards import build_reward_manager
@@ -59,6 +60,7 @@ class RolloutContext:
     event_loop: WatchedRunner
     schedule_log: ScheduleLog
     turn_journal: TurnJournal | None
+    gateway: RunGateway = field(kw_only=True)
     env_pools: dict[Split, dict[str, EnvPool]] = field(default_factory=dict, kw_only=True)
     """The environment workers of each split that has agents, by tag. They end with the event loop."""
 
@@ -105,7 +107,13 @@ def open_rollout_context(
         prepare_workers()
     event_loop = WatchedRunner(iteration_s=examined.config.deadlines.env_s, stopwatch=stopwatch)
     return RolloutContext(
-        files.info, files.tokenizer, files.template, event_loop, schedule_log or ScheduleLog(), turn_journal
+        files.info,
+        files.tokenizer,
+        files.template,
+        event_loop,
+        schedule_log or ScheduleLog(),
+        turn_journal,
+        gateway=RunGateway(examined.config, event_loop),
     )
 
 
@@ -210,11 +218,10 @@ def build_scheduler(
 
 
 def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
-    """The parser that finds tool calls in responses; None if there are no rows, whose agents may call
-    tools."""
+    """The parser that finds tool calls in responses; None if no agent may have tools."""
     if config.agent.has_tools:
         return find_parser(config.agent.tool_parser, template)
-    if not config.data.train_files:
+    if not config.may_bring_tools:
         return None
     return parser_if_asked(config.agent.tool_parser, template)
 
@@ -240,12 +247,12 @@ def agents_of(
             make_env = pool.make
             make_shown = partial(pool.make, renders=True)
             settings = replace(settings, calls=replace(settings.calls, are_remote=True))
-        build = partial(build_agent, examined, tag, split, settings=settings)
+        build = partial(build_agent, examined, tag, split, settings=settings, gateway=policy.gateway)
         agent = build(make_env)
         if pictures is not None:
             agent = pictures.recorded(build, make_env, make_shown)
         of_environments[tag, config.custom_envs[tag].agent_name] = agent
-    of_rows = cache(lambda name: build_row_agent(examined, split, name, event_loop))
+    of_rows = cache(lambda name: build_row_agent(examined, split, name, event_loop, policy.gateway))
 
     def agent_of(task: Task) -> AgentLoop:
         key = (task.tag, task.agent)

@@ -27,6 +27,8 @@ class RequestKey(NamedTuple):
     keys: tuple[MessageKey, ...]
     options: CallOptions
     is_trained: bool
+    choice: int = 0
+    """Counts the answers that a client wants to one request from 0."""
 
 
 @dataclass(slots=True, eq=False)

@@ -119,6 +119,7 @@ class ConversationTree:
         if not encode_special_tokens:
             template = template.of_clients
         self.name = name
+        self.template = template
         self.limit: Limit | None = None
         """The limit that refused the newest request, if one did."""
         self.counts: Counter[str] = Counter()
@@ -131,7 +132,7 @@ class ConversationTree:
         self.turns = self._ledger.turns
         self._forest = Forest(is_exact=match == "exact")
         self._running: dict[RequestKey, list[Running]] = {}
-        self._num_running = 0
+        self.num_running = 0
         self._num_requests: Counter[bytes] = Counter()
         self._request_ids: list[str] = []
         self._has_warned = False
@@ -145,11 +146,12 @@ class ConversationTree:
         *,
         is_retry: bool = False,
         is_trained: bool = True,
+        choice: int = 0,
     ) -> Answer:
         """Answers a request. `is_retry`: whether the client says that it sends the request again; such a
         request waits for its twin if that is still being sampled. The response is trained on if
         `is_trained` and if it is delivered. If the caller is cancelled, sampling goes on: the answer waits
-        for the request to come again.
+        for the request to come again. `choice` tells the answers apart that a client wants to one request.
 
         Raises RequestError if the request can't be answered as it is; ServerError if the server can't serve
         it, or its answer breaks the contract. Then nothing is added."""
@@ -158,7 +160,7 @@ class ConversationTree:
         history = read_history(messages)
         tools = read_tools(tools)
         root = canonical(tools, "tools")
-        key = RequestKey(root, history.keys, replace(options, tools=None), is_trained)
+        key = RequestKey(root, history.keys, replace(options, tools=None), is_trained, choice)
         self.counts["requests"] += 1
         node = self._forest.undelivered(key, is_retry)
         if node is None:
@@ -184,6 +186,7 @@ class ConversationTree:
         for node in self._forest.nodes:
             turn = self.turns[node.turn]
             turn.is_trained = node.is_delivered and node.request.is_trained and not turn.is_greedy
+        self.counts["undelivered"] = sum(not node.is_delivered for node in self._forest.nodes)
         status: Status = "truncated" if self.limit else "finished"
         return Trajectory(
             task,
@@ -223,7 +226,7 @@ class ConversationTree:
             running.task = asyncio.create_task(self._sample(request), name=f"request of {self.name}")
             running.task.add_done_callback(lambda _: self._end(request))
             self._running.setdefault(request.key, []).append(running)
-            self._num_running += 1
+            self.num_running += 1
         running.num_waiting += 1
         try:
             return await asyncio.shield(running.task)
@@ -241,7 +244,7 @@ class ConversationTree:
         return Answer(node.message, self.turns[node.turn], node.finish_reason, node.usage, node.turn)
 
     def _end(self, request: _Request) -> None:
-        self._num_running -= 1
+        self.num_running -= 1
         same = self._running[request.key]
         same.remove(request.running)
         if not same:
@@ -251,7 +254,7 @@ class ConversationTree:
             logger.warning("%s: a request whose client was lost failed: %s", self.name, fault)
 
     def _check_turns(self) -> None:
-        num_turns = len(self.turns) + self._num_running
+        num_turns = len(self.turns) + self.num_running
         if self._max_turns is not None and num_turns >= self._max_turns:
             self.limit = "max_steps"
             raise RequestError(

@@ -204,7 +204,7 @@ class FunctionReward:
         """The arguments with one value per run. Raises RewardFault if token ids are asked for by name and
         there are none."""
         payload = group.task.payload
-        prompts = [payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
+        prompts = [payload.get(self.prompt_key, run[0].answer_path[0].observation) for run in runs]
         if self.form == "messages":
             prompts = [prompt_of({self.prompt_key: prompt}, self.prompt_key) for prompt in prompts]
         per_run: dict[str, Any] = {"prompts": prompts}
@@ -212,7 +212,7 @@ class FunctionReward:
             as_form = self.completion if self.form == "text" else self._answer_messages
             per_run["completions"] = [as_form(run[-1]) for run in runs]
         if "completion_ids" in self._run_arguments:
-            turns = [run[-1].turns[-1] for run in runs]
+            turns = [run[-1].final_turn for run in runs]
             per_run["completion_ids"] = [turn.response_ids.tolist() for turn in turns]
             if self._needs_ids and any(turn.text and not len(turn.response_ids) for turn in turns):
                 raise RewardFault(
@@ -226,7 +226,7 @@ class FunctionReward:
     def _answer_messages(self, trajectory: Trajectory) -> list[Message]:
         """All messages after the prompt; the text of the last one is what a function of texts gets."""
         messages = messages_of(trajectory, self.prompt_key)
-        first_turn = replace(trajectory, turns=trajectory.turns[:1])
+        first_turn = replace(trajectory, turns=trajectory.answer_path[:1], answer_turn=None)
         num_of_prompt = len(messages_of(first_turn, self.prompt_key)) - 1
         answers = messages[num_of_prompt:]
         answers[-1]["content"] = self.completion(trajectory)

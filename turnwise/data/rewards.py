@@ -21,7 +21,7 @@ from turnwise.types import Group, Message, Trajectory
 logger = logging.getLogger(__name__)
 
 DecodeCompletion = Callable[[Trajectory], str]
-"""A function that decodes a trajectory's last response, without special tokens."""
+"""A function that returns a trajectory's final answer, without special tokens."""
 
 
 def runs_of(group: Group) -> list[list[Trajectory]]:
@@ -37,11 +37,11 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
-    """The conversation, turn by turn, as the model saw it. A system message that a later context repeats is
-    left out. A turn without recorded messages becomes its observation (in a row's first turn, the prompt) as
-    a user's message, and its text."""
+    """The conversation that ends with the final answer, turn by turn, as the model saw it. A system message
+    that a later context repeats is left out. A turn without recorded messages becomes its observation (in a
+    row's first turn, the prompt) as a user's message, and its text."""
     messages: list[Message] = []
-    for number, turn in enumerate(trajectory.turns):
+    for number, turn in enumerate(trajectory.answer_path):
         turn_messages = list(turn.messages)
         if not turn_messages:
             columns: Mapping[str, Any] = {prompt_key: turn.observation}

@@ -11,6 +11,7 @@ from turnwise.config import AgenticConfig
 from turnwise.config.read.agent_files import LoopEntry
 from turnwise.errors import ConfigError
 from turnwise.examine.constructors import named_parameters, require_offered
+from turnwise.examine.gateway import GATEWAY, game_of_rows, game_of_tag
 from turnwise.protocols import AgentLoop
 from turnwise.runtime.entry_points import load_class, load_function
 from turnwise.runtime.stopwatch import Stopwatch
@@ -41,6 +42,9 @@ def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
     class, or it requires anything else."""
     name = config.custom_envs[tag].agent_name
     key = f"custom_envs.{tag}.agent_name"
+    if name == GATEWAY:
+        game_of_tag(config, tag)
+        return AgentClass(f"{key} {name}", load_class(AGENTS[name], key, ConfigError), ())
     if name in ROW_AGENTS:
         raise ConfigError(
             f"{key}: {name} plays rows of data.train_files, and no environment; remove agent_name "
@@ -70,7 +74,10 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     target = AGENTS.get(name) or name
     if loop is not None:
         arguments = loop.model_extra or {}
-        target = loop.target
+        target = AGENTS.get(loop.target) or loop.target
+    if target == AGENTS[GATEWAY]:
+        game_of_rows(config, loop)
+        return AgentClass(f"the agent {name}", load_class(target, "the agent", ConfigError), ())
     make = load_class(target, "the agent", ConfigError)
     label = f"the agent {name}"
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"

@@ -95,8 +95,8 @@ def _reward(config: AgenticConfig, entry: RewardFunction, name: str) -> Reward:
 
 
 def recorded_text(trajectory: Trajectory) -> str:
-    """The text of the last response, as it was recorded."""
-    return trajectory.turns[-1].text
+    """The final answer, as it was recorded."""
+    return trajectory.final_text
 
 
 def _is_of_trl(function: Callable[..., Any]) -> bool:

@@ -191,7 +191,7 @@ def _answers(
 
 def _read(group: "Group", checker: str) -> list[Answer]:
     row = group.task.payload
-    turns = [trajectory.turns[-1] for trajectory in group.trajectories if trajectory.error is None]
+    turns = [trajectory.final_turn for trajectory in group.trajectories if trajectory.error is None]
     truths = [row["ground_truth"]] * len(turns)
     verdicts = are_correct([turn.text for turn in turns], truths, checker)
     return [

@@ -64,6 +64,7 @@ _OF_TRAJECTORY = (
     "weight",
     "contexts_are",
     "answer_turn",
+    "answer",
 )
 
 
@@ -301,6 +302,7 @@ class _TrajectoryRecord(Record):
     # Older files have one trajectory a conversation, whose contexts were samples of their own.
     contexts_are: ContextsAre = "steps"
     answer_turn: _Index | None = None
+    answer: str | None = None
     score_kl_penalty: _Number
     score: float
 

@@ -74,11 +74,16 @@ class WatchedRunner:
         self._runner = asyncio.Runner(loop_factory=partial(new_loop, self.stopwatch))
         self._iteration_s = iteration_s
         self._at_close = ExitStack()
+        self._before_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop itself."""
         return self._runner.get_loop()
+
+    def before_close(self, main: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Has `close` run what `main` makes on the loop, before the loop's tasks are cancelled."""
+        self._before_close.append(main)
 
     def at_close(self, function: Callable[[], object]) -> None:
         """Has `close` call a function, once the loop's tasks have ended."""
@@ -118,7 +123,11 @@ class WatchedRunner:
                 "the end of the run", "its event loop to close", self._iteration_s, _SETTING
             )
             with end, outer_loop_aside():
-                self._runner.close()
+                try:
+                    while self._before_close:
+                        self._runner.run(self._before_close.pop()())
+                finally:
+                    self._runner.close()
         finally:
             self._at_close.close()
             self.watchdog.close()

@@ -249,6 +249,8 @@ class Trajectory(ViewedTrajectory):
     tokens weigh in one context. `steps`: each is a sample of its own."""
     answer_turn: int | None = None
     """Index of the turn of the final answer; None = the last turn."""
+    answer: str | None = None
+    """The final answer, if the agent handed one back; None = the text of the turn of the final answer."""
     score_kl_penalty: float = 0.0
     """β times the sum of the tokens' KL. `credit` writes it, and estimators on trajectory scores subtract
     it."""
@@ -258,6 +260,29 @@ class Trajectory(ViewedTrajectory):
         """Σ of turn rewards and outcome rewards, before any KL penalty or normalisation."""
         turn_rewards = sum(turn.reward for turn in self.turns)
         return float(turn_rewards + sum(self.outcome_rewards.values()))
+
+    @property
+    def final_turn(self) -> Turn:
+        """The turn of the final answer."""
+        return self.turns[-1 if self.answer_turn is None else self.answer_turn]
+
+    @property
+    def final_text(self) -> str:
+        """The final answer."""
+        return self.final_turn.text if self.answer is None else self.answer
+
+    @property
+    def answer_path(self) -> list[Turn]:
+        """The turns of the conversation that ends with the final answer; all turns if no turn is known to
+        hold it."""
+        if self.answer_turn is None:
+            return self.turns
+        path: list[Turn] = []
+        index: int | None = self.answer_turn
+        while index is not None:
+            path.append(self.turns[index])
+            index = self.turns[index].parent
+        return path[::-1]
 
     @property
     def advantages_by_turn(self) -> dict[int, FloatArray]:

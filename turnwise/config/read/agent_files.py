@@ -14,7 +14,7 @@ from turnwise.config.read.yaml_text import load_yaml, read_yaml
 from turnwise.config.schema.section import Name, PositiveCount, Seconds, Section, is_entry_point
 from turnwise.errors import ConfigError, nearest
 from turnwise.model_files.hub import local_path
-from turnwise.spec import INTERACTION_ALIASES, INTERACTIONS, TOOL_ALIASES, TOOLS
+from turnwise.spec import AGENT_ALIASES, AGENTS, INTERACTION_ALIASES, INTERACTIONS, TOOL_ALIASES, TOOLS
 
 S = TypeVar("S", bound=Section)
 
@@ -36,6 +36,7 @@ def _entry_point(registry: Mapping[str, str], aliases: Mapping[str, str], name: 
     return entry
 
 
+LoopTarget = Annotated[Name, BeforeValidator(partial(_entry_point, AGENTS, AGENT_ALIASES))]
 Target = Annotated[Name, BeforeValidator(partial(_entry_point, TOOLS, TOOL_ALIASES))]
 
 
@@ -73,7 +74,7 @@ class LoopEntry(Section):
     model_config = ConfigDict(extra="allow")
 
     name: Name
-    target: Target = Field(alias="_target_")
+    target: LoopTarget = Field(alias="_target_")
 
 
 class _LoopFile(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.read.agent_files import Target as ToolTarget
+from turnwise.config.schema.gateway import EntryPoint, GatewayPlay
 from turnwise.config.schema.model_args import GeneratingArgs
 from turnwise.config.schema.row_shape import RowShape
 from turnwise.config.schema.section import (
@@ -53,15 +54,6 @@ def _env_type(name: str) -> str:
 AgentName = Annotated[str, aliased(AGENT_ALIASES), AfterValidator(OneOf(AGENTS, form="module:Class"))]
 
 
-def _entry_point(name: str) -> str:
-    if not is_entry_point(name):
-        raise ValueError(f"{name!r} must be module:function")
-    return name
-
-
-EntryPoint = Annotated[Name, AfterValidator(_entry_point)]
-
-
 class CustomEnv(Section):
     """One kind of task: the environment, what the model is told about it, and its limits."""
 
@@ -75,6 +67,8 @@ class CustomEnv(Section):
     """Maximum tokens per response; the smaller of this and max_new_tokens applies [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
     """The agent loop that plays the environment."""
+    agent_args: GatewayPlay = Field(default_factory=GatewayPlay)
+    """Keys of `agent` for agent_name: gateway in this environment, where they win."""
     mode: ContextMode = "trajectory"
     """`trajectory`: one growing context per episode. `step`: a fresh context for each turn, so that each turn
     is a sample."""
@@ -209,8 +203,9 @@ class Data(RowShape):
         }
 
 
-class Agent(Section):
-    """Agents that play the rows of a data set: tools, simulated users, limits, and your own agent loops."""
+class Agent(GatewayPlay):
+    """Agents that play the rows of a data set: tools, simulated users, limits, your own agent loops, and
+    agents over HTTP."""
 
     tools: Annotated[list[ToolTarget], BeforeValidator(as_list)] = Field(default_factory=list)
     """Tools without settings: registered names, or your own `module:function`, `module:Class` or

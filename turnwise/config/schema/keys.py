@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from turnwise.config.schema.algorithm import AlgorithmKeys
 from turnwise.config.schema.environments import Agent, CustomEnv, Data, EnvManager
+from turnwise.config.schema.gateway import GatewayArgs, GatewayPlay
 from turnwise.config.schema.model_args import ROLES, ActorTrain, GeneratingArgs, Role
 from turnwise.config.schema.model_shape import ModelShape, read_model_shape
 from turnwise.config.schema.running import LimitKeys, RunKeys
@@ -61,6 +62,7 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     val_env_manager: EnvManager = Field(default_factory=EnvManager)
     data: Data = Field(default_factory=Data)
     agent: Agent = Field(default_factory=Agent)
+    gateway: GatewayArgs = Field(default_factory=GatewayArgs)
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -145,6 +147,23 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def needs_reward_role(self) -> bool:
         return self.needs_reward_model or self.has_own_judge
+
+    @property
+    def gateway_tags(self) -> list[str]:
+        """The environments that agents of the gateway play."""
+        return [tag for tag, env in self.custom_envs.items() if env.agent_name == "gateway"]
+
+    @property
+    def may_bring_tools(self) -> bool:
+        """Whether there may be agents that bring tools of their own."""
+        return bool(self.data.train_files or self.gateway_tags)
+
+    def gateway_play(self, arguments: GatewayPlay | None = None) -> GatewayPlay:
+        """What an agent of the gateway plays: the keys of `agent`, or those of `arguments` that are set."""
+        values = {key: self.agent.__dict__[key] for key in GatewayPlay.model_fields}
+        if arguments is not None:
+            values |= {key: arguments.__dict__[key] for key in arguments.model_fields_set}
+        return GatewayPlay.model_construct(**values)
 
     @property
     def uses_validation(self) -> bool:

@@ -1,0 +1,34 @@
+"""Functions that play episodes over HTTP, as users write them: with blocking clients of their own."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+
+def post(base_url: str, api_key: str, body: dict[str, Any], path: str = "/chat/completions") -> Any:
+    """A request with Python's own client, which blocks."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
+    request = urllib.request.Request(base_url + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def two_turns(base_url: str, api_key: str, task: dict[str, Any], model: str) -> str:
+    """Asks twice in one conversation; the answer is the last text."""
+    messages = [{"role": "user", "content": task["prompt"]}]
+    for _ in range(2):
+        message = post(base_url, api_key, {"model": model, "messages": messages})["choices"][0]["message"]
+        messages += [message, {"role": "user", "content": "again"}]
+    return str(messages[-2]["content"])
+
+
+def openai_client(base_url: str, api_key: str, task: dict[str, Any], model: str) -> str:
+    """Asks once, with the official client."""
+    import openai
+
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": task["prompt"]}]
+        answer = client.chat.completions.create(model=model, messages=messages)
+    return answer.choices[0].message.content or ""
