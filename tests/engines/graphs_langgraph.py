@@ -123,6 +123,12 @@ def test_the_default_graph_asks_what_tool_agent_asks(responses: list[str], max_p
         assert np.array_equal(sample.response_mask, of_plain.response_mask)
 
 
+def test_a_call_that_can_not_be_read_is_answered_by_a_user() -> None:
+    episode = play(react(), ["<tool_call>{no</tool_call>", "2"])
+    assert episode.contexts == [[0, 1]] and "<|im_start|>user" in episode.prompts[1].partition("{no")[2]
+    assert episode.trajectory.metrics["unreadable_calls"] == 1
+
+
 @tool
 def calculate(a: int, b: int) -> str:
     """Computes.
@@ -433,7 +439,7 @@ def test_what_a_call_asks_for_and_gets(caplog: pytest.LogCaptureFixture) -> None
     said = ["Well, END of it", "<tool_call>{no</tool_call>", ask]
     episode = play(react(simple(asks_for_more)), said)
     assert [turn.parent for turn in episode.trajectory.turns] == [None, 0, 0]
-    assert episode.trajectory.metrics["unenforced"] == episode.trajectory.metrics["ignored"] == 3
+    assert episode.trajectory.metrics["calls/unenforced"] == episode.trajectory.metrics["calls/ignored"] == 3
     assert sum("tool_choice" in record.message for record in caplog.records) == 1
     assert sum("temperature" in record.message for record in caplog.records) >= 1
     assert episode.server.requests[0].sampling.temperature == 1.0

@@ -57,10 +57,11 @@ def as_ai_message(answer: Answer, model_name: str) -> AIMessage:
             "type": "invalid_tool_call",
             "name": None,
             "args": message["content"],
-            "id": f"error{number:04d}",
+            # LangChain answers invalid calls that have an id, by a result of a call that was never made.
+            "id": None,
             "error": error,
         }
-        for number, error in enumerate(message.get("call_errors") or ())
+        for error in message.get("call_errors") or ()
     ]
     thinking = message.get("reasoning_content")
     usage = answer.usage

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import ToolMessage
+from langchain.agents.middleware import AgentMiddleware, hook_config
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, ToolException
 from pydantic import Field
 
@@ -65,11 +65,25 @@ def row_tools(calls: GraphCalls) -> list[RowTool]:
 
 class CallLimits(AgentMiddleware):
     """Holds LangChain's own tools in a graph of `create_agent` to the limits that a row's tools have: their
-    number a response, and the length of results. A mistake of the model is answered by a sentence."""
+    number a response, and the length of results. Mistakes of the model, and calls that can't be read, are
+    answered by a sentence."""
 
     def __init__(self, calls: GraphCalls) -> None:
         super().__init__()
         self._calls = calls
+
+    @hook_config(can_jump_to=["model"])
+    def after_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        """Shows the model why its calls can't be read, if it made no other ones: LangChain's agent would
+        end."""
+        answer = state["messages"][-1]
+        if not isinstance(answer, AIMessage) or answer.tool_calls or not answer.invalid_tool_calls:
+            return None
+        if answer.response_metadata.get("finish_reason") == "length":
+            return None
+        errors = [readable(str(call["error"])) for call in answer.invalid_tool_calls]
+        text = self._calls.shortened("\n".join(errors))
+        return {"messages": [HumanMessage(text)], "jump_to": "model"}
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         if isinstance(request.tool, RowTool):

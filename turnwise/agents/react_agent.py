@@ -141,7 +141,8 @@ class ReactAgentLoop:
         for figure in ("tool_calls", "unreadable_calls"):
             trajectory.metrics[figure] = sum(turn.metrics[figure] for turn in tree.turns)
         trajectory.metrics["mistakes"] = float(ending.is_mistake)
-        trajectory.metrics |= {name: float(number) for name, number in model_calls.counts.items()}
+        counts = dict(tree.counts) | dict(model_calls.counts)
+        trajectory.metrics |= {f"calls/{name}": float(number) for name, number in counts.items()}
         trajectory.metrics |= session.metrics
         trajectory.metrics |= user_metrics
         return [trajectory]
