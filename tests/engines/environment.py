@@ -5,8 +5,8 @@ It prints the minutes and MB of each that wasn't there.
 
 The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each
 engine, content of constraints.txt and requirements in pyproject.toml. They hold the engine and what turnwise
-needs, but not turnwise itself: tests put the checkout on PYTHONPATH. That of the trackers holds them alone,
-in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read: it doesn't import
+needs, but not turnwise itself: tests put the checkout on PYTHONPATH. Those of the trackers and of LangGraph
+hold these alone, in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read: it doesn't import
 on a CPU.
 """
 
@@ -37,8 +37,8 @@ NEEDED_MB = 8000
 """Free space for making two environments at a time, and for what pip unpacks beside them."""
 NEEDED_MB_TO_READ = 500
 UNUSED_S = 14 * 24 * 3600
-TRACKERS = ("wandb", "swanlab", "mlflow")
-"""The extras of `trackers`."""
+IN_FRONT = {"trackers": ("wandb", "swanlab", "mlflow"), "langgraph": ("langgraph",)}
+"""The environments that hold these extras alone, in front of what the Python at hand has."""
 
 NO_NETWORK = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError")
 """What pip writes where it finds no way to an index. A download that breaks off is another error."""
@@ -109,7 +109,9 @@ def _home() -> Path:
 
 
 def _folder(engine: str) -> Path:
-    asked = [*sorted(_wanted(engine)), *([sysconfig.get_path("purelib")] if engine == "trackers" else [])]
+    asked = sorted(_wanted(engine))
+    if engine in IN_FRONT:
+        asked.append(sysconfig.get_path("purelib"))
     key = hashlib.sha256(CONSTRAINTS.read_bytes() + "\n".join(asked).encode()).hexdigest()[:12]
     return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{key}"
 
@@ -118,8 +120,8 @@ def _wanted(engine: str) -> list[str]:
     """What pip installs: the lines of pyproject.toml as they are written there, and what the tests need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    if engine == "trackers":
-        return [requirement for extra in TRACKERS for requirement in extras[extra]]
+    if engine in IN_FRONT:
+        return [requirement for extra in IN_FRONT[engine] for requirement in extras[extra]]
     if engine == "sglang":
         return ["--no-deps", *extras[engine]]
     return project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
@@ -135,7 +137,7 @@ def _remove_unused(engine: str) -> None:
 def _make(engine: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    if engine == "trackers":
+    if engine in IN_FRONT:
         [packages] = folder.glob("lib/python*/site-packages")
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
     # Only what is imported is compiled, when it is first imported: less than half of it.
@@ -187,4 +189,4 @@ def main(engines: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or [*EXTRAS, "trackers", "sglang"]))
+    sys.exit(main(sys.argv[1:] or [*EXTRAS, *IN_FRONT, "sglang"]))
