@@ -6,8 +6,8 @@ It prints the minutes and MB of each that wasn't there.
 The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each
 engine, content of constraints.txt and requirements in pyproject.toml. They hold the engine and what turnwise
 needs, but not turnwise itself: tests put the checkout on PYTHONPATH. Those of the trackers and of LangGraph
-hold these alone, in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read: it doesn't import
-on a CPU.
+hold these alone, in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read:
+it doesn't import on a CPU.
 """
 
 from __future__ import annotations

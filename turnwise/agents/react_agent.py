@@ -66,6 +66,7 @@ class ReactAgentLoop:
     tools: ClassVar[Sequence[Any]] = ()
     """LangChain tools beside those of the row."""
     runs_in_thread: ClassVar[bool] = False
+    _class_initialized: ClassVar[bool] = False
 
     @classmethod
     def init_class(cls, config: Any, tokenizer: Any, **kwargs: Any) -> None:

@@ -106,13 +106,13 @@ def build_row_agent(
 
 def _prepare(examined: Examined, kind: AgentClass, split: Split) -> None:
     """Calls the `init_class` of a user's class that has one, as published loops have it: once a run."""
-    make = kind.make
-    if make is ReactAgentLoop or not isinstance(make, InitialisesClass) or make in examined.prepared:
+    loaded = kind.loaded
+    if loaded is ReactAgentLoop or not isinstance(loaded, InitialisesClass) or loaded in examined.prepared:
         return
-    examined.prepared.add(make)
+    examined.prepared.add(loaded)
     tokenizer = examined.policy().tokenizer
     with Foreign(f"{kind.label}: init_class", "at the start", are_faults=True):
-        make.init_class(published_settings(examined.config, split), tokenizer)
+        loaded.init_class(published_settings(examined.config, split), tokenizer)
 
 
 def _parts(
@@ -131,6 +131,8 @@ def _parts(
         "limits": lambda: ToolAgentLimits(
             agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
         ),
+        "published_config": lambda: published_settings(examined.config, split),
+        "tokenizer": lambda: examined.policy().tokenizer,
         "make_graph": lambda: load_graph(examined.config),
         "requests": lambda: _request_settings(examined.config),
         "interactions": lambda: examined.users.watched(watchdog, stopwatch),
