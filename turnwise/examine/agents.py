@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
+from turnwise.agents.react_agent import ReactAgentLoop, require_langgraph
 from turnwise.config import AgenticConfig
 from turnwise.config.read.agent_files import LoopEntry
 from turnwise.errors import ConfigError
@@ -98,6 +99,8 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     if issubclass(make, AgentLoopBase):
         played = partial(PlayedLoop, make, arguments)
         return AgentClass(label, played, ("settings", "published_config", "tokenizer"), loaded=make)
+    if issubclass(make, ReactAgentLoop):
+        require_langgraph()
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
     allowed = ["settings", *OFFERED, *arguments]
     offered = require_offered(named_parameters(make), allowed, label, hint)

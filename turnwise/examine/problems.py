@@ -128,6 +128,8 @@ def _check_rows(examined: Examined, split: Split) -> None:
             row_agent_class(examined.config, examined.loops, name)
         except ConfigError as fault:
             raise DataError(f"{place}: {fault}") from fault
+        except NotAvailableError as fault:
+            raise NotAvailableError(f"{place}: {fault}") from fault
 
 
 def _env_checks(config: AgenticConfig) -> Iterator[Check]:
