@@ -8,19 +8,36 @@ from typing import Any
 from turnwise.config.problems import Problem
 from turnwise.config.published.coming_from import Retired, retired_keys, vocabulary
 from turnwise.config.schema.model_args import ROLES, Role
-from turnwise.spec import ENVS
+from turnwise.spec import ENVS, TRACKERS
 
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
 _SERVER = ("actor_infer", "strategy_args", "strategy_name")
 _MULTI_TURN = ("actor_rollout_ref", "rollout", "multi_turn")
+_ROLLOUT_AGENT = ("actor_rollout_ref", "rollout", "agent")
+_SAME_NAMES = (
+    "tool_config_path",
+    "interaction_config_path",
+    "function_tool_path",
+    "max_assistant_turns",
+    "max_user_turns",
+    "max_parallel_calls",
+    "max_tool_response_length",
+    "tool_response_truncate_side",
+)
+"""Keys of verl's `multi_turn` that `agent` has too."""
 _SECOND_SYSTEM = (
+    *(((*_MULTI_TURN, name), ("agent", name)) for name in _SAME_NAMES),
+    ((*_MULTI_TURN, "format"), ("agent", "tool_parser")),
+    ((*_ROLLOUT_AGENT, "agent_loop_config_path"), ("agent", "agent_config_path")),
+    ((*_ROLLOUT_AGENT, "default_agent_loop"), ("data", "default_agent")),
+    (("trainer", "experiment_name"), ("exp_name",)),
     (("rollout_name",), _SERVER),
     (("actor_rollout_ref", "rollout", "name"), _SERVER),
-    ((*_MULTI_TURN, "tool_config_path"), ("agent", "tool_config_path")),
-    ((*_MULTI_TURN, "interaction_config_path"), ("agent", "interaction_config_path")),
 )
 """`(verl's key, our key)` for the keys of verl that are translated."""
+_PROJECTS = {"mlflow": "experiment_name", "wandb": "project", "swanlab": "project"}
+"""Tracker → its argument for the project."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -234,15 +251,50 @@ def _answer_second_system(translation: Translation) -> None:
     if rollout.get("mode") == "async":
         translation.notes.append("actor_rollout_ref.rollout.mode: always async here")
         del rollout["mode"]
+    multi_turn = translation.section(*_MULTI_TURN)
+    if multi_turn.get("format") == "gpt-oss":
+        multi_turn["format"] = "gpt_oss"
     for source, target in _SECOND_SYSTEM:
         *sections, key = source
-        if isinstance(translation.section(*sections).get(key), str):
+        if isinstance(translation.section(*sections).get(key), str | int):
             translation.move(source, target)
-    if rollout.get("multi_turn") == {}:
-        del rollout["multi_turn"]
+    _answer_project(translation)
+    for name in ("multi_turn", "agent"):
+        if rollout.get(name) == {}:
+            del rollout[name]
     actor = translation.raw.get("actor_rollout_ref")
     if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
         del translation.raw["actor_rollout_ref"]
+
+
+def _answer_project(translation: Translation) -> None:
+    """Hands the name of verl's project to the trackers in use that keep projects."""
+    trainer = translation.section("trainer")
+    project = trainer.get("project_name")
+    if isinstance(project, str):
+        del trainer["project_name"]
+        trackers = translation.raw.get("track_with") or ()
+        takers = [name for name in _PROJECTS if name in trackers]
+        for name in takers:
+            _set_project(translation, name, project)
+        if not takers:
+            translation.notes.append(
+                f"trainer.project_name {project}: no tracker of track_with keeps projects; exp_name names "
+                "the runs"
+            )
+    if translation.raw.get("trainer") == {}:
+        del translation.raw["trainer"]
+
+
+def _set_project(translation: Translation, tracker: str, project: str) -> None:
+    arguments = translation.raw.setdefault("tracker_kwargs", {})
+    if not isinstance(arguments, dict):
+        return
+    is_by_name = not arguments or any(name in arguments for name in TRACKERS)
+    if is_by_name:
+        arguments = arguments.setdefault(tracker, {})
+    if isinstance(arguments, dict):
+        arguments.setdefault(_PROJECTS[tracker], project)
 
 
 def _translate_manager(translation: Translation, manager: str) -> None:
