@@ -31,7 +31,6 @@ _SECOND_SYSTEM = (
     ((*_MULTI_TURN, "format"), ("agent", "tool_parser")),
     ((*_ROLLOUT_AGENT, "agent_loop_config_path"), ("agent", "agent_config_path")),
     ((*_ROLLOUT_AGENT, "default_agent_loop"), ("data", "default_agent")),
-    (("trainer", "experiment_name"), ("exp_name",)),
     (("rollout_name",), _SERVER),
     (("actor_rollout_ref", "rollout", "name"), _SERVER),
 )
@@ -268,8 +267,11 @@ def _answer_second_system(translation: Translation) -> None:
 
 
 def _answer_project(translation: Translation) -> None:
-    """Hands the name of verl's project to the trackers in use that keep projects."""
+    """Hands the name of verl's project to the trackers in use that keep projects. Its experiment names the
+    run, in place of `exp_name`, which every config has: the name of its file, if no other."""
     trainer = translation.section("trainer")
+    if isinstance(trainer.get("experiment_name"), str):
+        translation.raw["exp_name"] = trainer.pop("experiment_name")
     project = trainer.get("project_name")
     if isinstance(project, str):
         del trainer["project_name"]
