@@ -83,6 +83,7 @@ HEAVY: dict[str, str] = {
     "reasoning_gym": "envs/reasoning_gym_env.py",
     "bm25s": "tools/search.py",
     "mcp": "tools/mcp_server.py",
+    "skyrl_gym": "tools/skyrl_gym.py",
     "math_verify": "data/math_verify_process.py",
 }
 """Optional libraries and the one module or folder that imports each."""

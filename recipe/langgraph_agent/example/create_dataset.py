@@ -17,11 +17,17 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import ConfigError, package_hint
+from turnwise.assemble.sft import fine_tune
+from turnwise.cli.main import exit_status
+from turnwise.config import SFTConfig, load_config
+from turnwise.examine.examined import examine
+from turnwise.models.make import make_model
+from turnwise.runtime.replaceable import point_link, require_new_or_link, write_new_or_same
 
 HERE = Path(__file__).parent
 ASKED = (
@@ -38,17 +44,17 @@ SCHEMA = {
         "name": "calculate",
         "description": "Computes a number of two operands.",
         "parameters": {
-            "type": "object",
             "properties": {
-                "a": {"type": "integer", "description": "The first operand."},
-                "b": {"type": "integer", "description": "The second operand."},
-                "operand": {"type": "string", "description": 'The operator, which is "@".'},
+                "a": {"description": "The first operand.", "type": "integer"},
+                "b": {"description": "The second operand.", "type": "integer"},
+                "operand": {"description": 'The operator, which is "@".', "type": "string"},
             },
             "required": ["a", "b", "operand"],
+            "type": "object",
         },
     },
 }
-"""What the prompt shows of the tool."""
+"""What the prompt shows of the tool, as LangChain writes it."""
 
 
 def value(numbers: Sequence[int]) -> int:
@@ -101,25 +107,17 @@ def demonstration(numbers: Sequence[int], rng: random.Random) -> dict[str, Any]:
         call = {"id": call_id, "type": "function", "function": {"name": "calculate", "arguments": arguments}}
         total = 3 * total - 2 * number
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append(
-            {"role": "tool", "name": "calculate", "tool_call_id": call_id, "content": str(total)}
-        )
+        messages.append({"role": "tool", "name": "calculate", "tool_call_id": call_id, "content": str(total)})
     messages.append({"role": "assistant", "content": f"\\boxed{{{total}}}"})
     return {"messages": messages, "tools": [SCHEMA]}
 
 
 def make_start(out: Path, seed: int, trained: Sequence[Sequence[int]], overrides: Sequence[str]) -> Path:
     """A tiny model that calls the tool, mostly with a wrong number."""
-    from turnwise.assemble.sft import fine_tune
-    from turnwise.config import SFTConfig, load_config
-    from turnwise.examine.examined import examine
-    from turnwise.models.make import make_model
-    from turnwise.runtime.replaceable import point_link
-
     rng = random.Random(seed)
     shown = [demonstration(rng.choice(trained), rng) for _ in range(6000)]
     demonstrations = out / "demonstrations.jsonl"
-    demonstrations.write_text("".join(json.dumps(each) + "\n" for each in shown), encoding="utf-8")
+    write_new_or_same(demonstrations, "".join(json.dumps(each) + "\n" for each in shown), "--output_dir")
     texts = [json.dumps(SCHEMA) * 50, *(json.dumps(each) for each in shown[:2000])]
     made = make_model("tiny", out / "model", texts, seed=seed)
     settings = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{demonstrations}]"]
@@ -130,11 +128,12 @@ def make_start(out: Path, seed: int, trained: Sequence[Sequence[int]], overrides
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    try:
-        from datasets import Dataset
-    except ImportError as error:
-        raise ConfigError(f"Parquet files need datasets, which isn't installed: {package_hint('datasets')}") from error
-    Dataset.from_list(list(rows)).to_parquet(path)
+    import pyarrow
+    from pyarrow import parquet
+
+    table = BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), table)
+    write_new_or_same(path, table.getvalue(), "--output_dir")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -152,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--test_size {options.test_size}: it is from 1 to {MAX_TEST}, for 810 expressions")
     out: Path = options.output_dir
     out.mkdir(parents=True, exist_ok=True)
+    if options.with_model:
+        require_new_or_link(out / "sft_model", "--output_dir")
     trained, tested = split(options.seed, options.test_size)
     rng = random.Random(options.seed)
     drawn = [rng.choice(trained) for _ in range(options.train_size)]
@@ -164,4 +165,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

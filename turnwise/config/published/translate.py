@@ -7,8 +7,9 @@ from typing import Any
 
 from turnwise.config.problems import Problem
 from turnwise.config.published.coming_from import Retired, retired_keys, vocabulary
+from turnwise.config.published.projects import answer_trainer
 from turnwise.config.schema.model_args import ROLES, Role
-from turnwise.spec import ENVS, TRACKERS
+from turnwise.spec import ENVS
 
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
@@ -35,8 +36,6 @@ _SECOND_SYSTEM = (
     (("actor_rollout_ref", "rollout", "name"), _SERVER),
 )
 """`(verl's key, our key)` for the keys of verl that are translated."""
-_PROJECTS = {"mlflow": "experiment_name", "wandb": "project", "swanlab": "project"}
-"""Tracker → its argument for the project."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -257,46 +256,13 @@ def _answer_second_system(translation: Translation) -> None:
         *sections, key = source
         if isinstance(translation.section(*sections).get(key), str | int):
             translation.move(source, target)
-    _answer_project(translation)
+    answer_trainer(translation.raw, translation.notes)
     for name in ("multi_turn", "agent"):
         if rollout.get(name) == {}:
             del rollout[name]
     actor = translation.raw.get("actor_rollout_ref")
     if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
         del translation.raw["actor_rollout_ref"]
-
-
-def _answer_project(translation: Translation) -> None:
-    """Hands the name of verl's project to the trackers in use that keep projects. Its experiment names the
-    run, in place of `exp_name`, which every config has: the name of its file, if no other."""
-    trainer = translation.section("trainer")
-    if isinstance(trainer.get("experiment_name"), str):
-        translation.raw["exp_name"] = trainer.pop("experiment_name")
-    project = trainer.get("project_name")
-    if isinstance(project, str):
-        del trainer["project_name"]
-        trackers = translation.raw.get("track_with") or ()
-        takers = [name for name in _PROJECTS if name in trackers]
-        for name in takers:
-            _set_project(translation, name, project)
-        if not takers:
-            translation.notes.append(
-                f"trainer.project_name {project}: no tracker of track_with keeps projects; exp_name names "
-                "the runs"
-            )
-    if translation.raw.get("trainer") == {}:
-        del translation.raw["trainer"]
-
-
-def _set_project(translation: Translation, tracker: str, project: str) -> None:
-    arguments = translation.raw.setdefault("tracker_kwargs", {})
-    if not isinstance(arguments, dict):
-        return
-    is_by_name = not arguments or any(name in arguments for name in TRACKERS)
-    if is_by_name:
-        arguments = arguments.setdefault(tracker, {})
-    if isinstance(arguments, dict):
-        arguments.setdefault(_PROJECTS[tracker], project)
 
 
 def _translate_manager(translation: Translation, manager: str) -> None:
