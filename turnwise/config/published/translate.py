@@ -7,35 +7,12 @@ from typing import Any
 
 from turnwise.config.problems import Problem
 from turnwise.config.published.coming_from import Retired, retired_keys, vocabulary
-from turnwise.config.published.projects import answer_trainer
+from turnwise.config.published.second_system import answer_second_system
 from turnwise.config.schema.model_args import ROLES, Role
 from turnwise.spec import ENVS
 
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
-_SERVER = ("actor_infer", "strategy_args", "strategy_name")
-_MULTI_TURN = ("actor_rollout_ref", "rollout", "multi_turn")
-_ROLLOUT_AGENT = ("actor_rollout_ref", "rollout", "agent")
-_SAME_NAMES = (
-    "tool_config_path",
-    "interaction_config_path",
-    "function_tool_path",
-    "max_assistant_turns",
-    "max_user_turns",
-    "max_parallel_calls",
-    "max_tool_response_length",
-    "tool_response_truncate_side",
-)
-"""Keys of verl's `multi_turn` that `agent` has too."""
-_SECOND_SYSTEM = (
-    *(((*_MULTI_TURN, name), ("agent", name)) for name in _SAME_NAMES),
-    ((*_MULTI_TURN, "format"), ("agent", "tool_parser")),
-    ((*_ROLLOUT_AGENT, "agent_loop_config_path"), ("agent", "agent_config_path")),
-    ((*_ROLLOUT_AGENT, "default_agent_loop"), ("data", "default_agent")),
-    (("rollout_name",), _SERVER),
-    (("actor_rollout_ref", "rollout", "name"), _SERVER),
-)
-"""`(verl's key, our key)` for the keys of verl that are translated."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -111,7 +88,7 @@ def translate(raw: dict[str, Any], top_level: frozenset[str], interpolated: froz
     translation = Translation(raw)
     translation.unplayed = _unplayed(translation)
     _drop_variables(translation, top_level, interpolated)
-    _answer_second_system(translation)
+    answer_second_system(translation)
     _rename_values(translation)
     _move_keys(translation)
     for manager in MANAGERS:
@@ -238,31 +215,6 @@ def _drop_variables(
             translation.notes.append(
                 f"{key}: nothing to do here: a variable of the published files that nothing refers to."
             )
-
-
-def _answer_second_system(translation: Translation) -> None:
-    data = translation.section("data")
-    if data.get("return_raw_chat") is True:
-        del data["return_raw_chat"]
-        translation.notes.append("data.return_raw_chat: always so here")
-    rollout = translation.section("actor_rollout_ref", "rollout")
-    if rollout.get("mode") == "async":
-        translation.notes.append("actor_rollout_ref.rollout.mode: always async here")
-        del rollout["mode"]
-    multi_turn = translation.section(*_MULTI_TURN)
-    if multi_turn.get("format") == "gpt-oss":
-        multi_turn["format"] = "gpt_oss"
-    for source, target in _SECOND_SYSTEM:
-        *sections, key = source
-        if isinstance(translation.section(*sections).get(key), str | int):
-            translation.move(source, target)
-    answer_trainer(translation.raw, translation.notes)
-    for name in ("multi_turn", "agent"):
-        if rollout.get(name) == {}:
-            del rollout[name]
-    actor = translation.raw.get("actor_rollout_ref")
-    if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
-        del translation.raw["actor_rollout_ref"]
 
 
 def _translate_manager(translation: Translation, manager: str) -> None:
