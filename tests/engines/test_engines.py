@@ -22,6 +22,7 @@ SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vll
 SCRIPTS += [
     ("ray", "contract_ray.py"),
     ("langgraph", "graphs_langgraph.py"),
+    ("langgraph", "train_langgraph.py"),
 ]
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
