@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
@@ -486,6 +488,20 @@ def test_a_call_after_the_end_of_the_episode_is_refused() -> None:
     calls: ModelCalls = models[0].client
     with pytest.raises(RequestError, match="ended"):
         asyncio.run(calls._tree.answer([{"role": "user", "content": "x"}]))
+
+
+def test_the_graphs_of_the_docs_play() -> None:
+    page = Path(__file__).parents[2] / "docs" / "langgraph.md"
+    namespace: dict[str, Any] = {"__name__": "docs"}
+    for block in re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    ):
+        exec(block, namespace)
+    assert play(react(namespace["draft_and_revise"]), ["a", "b"]).contexts == [[0, 1]]
+    weather = namespace["WeatherAgent"]
+    weather.init_class(None, None)
+    call = '<tool_call>{"name": "celsius", "arguments": {"fahrenheit": 212}}</tool_call>'
+    assert "100.0" in play(react(kind=weather), [call, "100"]).prompts[1]
 
 
 if __name__ == "__main__":
