@@ -32,7 +32,7 @@ class SkyRLGym:
             import skyrl_gym
         except ImportError as error:
             raise NotAvailableError(
-                "the interaction SkyRLGym needs skyrl-gym, which isn't installed: pip install skyrl-gym"
+                "the interaction SkyRLGym needs the package skyrl-gym, which isn't installed"
             ) from error
         self._gym = skyrl_gym
         self._has_warned = False
