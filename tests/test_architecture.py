@@ -92,6 +92,7 @@ CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools
 """Files that call the C library or Python's own C. Our own C is called from `models/cpu` alone."""
 
 BROAD_EXCEPT = {
+    "agents/gateway_agent.py",
     "cluster/actor_host.py",
     "cluster/channel.py",
     "cluster/child.py",

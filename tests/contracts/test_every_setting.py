@@ -253,6 +253,7 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for name, text in (tools | {"$functions": half, "$users": users}).items():
         paths[name] = str(folder / f"{name[1:]}.py")
         Path(paths[name]).write_text(text)
+    paths["$http_command"] = str(Path(__file__).parents[1] / "support" / "http_command.py")
     for name in ("$score_model", "$other_score_model"):
         torch.manual_seed(len(name))
         model = load_value_model(tiny_model)

@@ -69,7 +69,12 @@ def of_one_digit(folder: Path) -> None:
     script["write"](folder / "val.jsonl", held_out[:8])
 
 
-ROWS = {"arithmetic": of_sums, "products": of_products, "smollm": of_one_digit}
+ROWS = {
+    "arithmetic": of_sums,
+    "products": of_products,
+    "gateway": of_products,
+    "smollm": of_one_digit,
+}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -11,8 +12,16 @@ def post(base_url: str, api_key: str, body: dict[str, Any], path: str = "/chat/c
     """A request with Python's own client, which blocks."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(base_url + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return json.load(response)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        error.msg = error.read().decode()
+        raise
+
+
+class Mistake(Exception):
+    """The model called a tool that isn't there."""
 
 
 def two_turns(base_url: str, api_key: str, task: dict[str, Any], model: str) -> str:
@@ -32,3 +41,16 @@ def openai_client(base_url: str, api_key: str, task: dict[str, Any], model: str)
         messages: Any = [{"role": "user", "content": task["prompt"]}]
         answer = client.chat.completions.create(model=model, messages=messages)
     return answer.choices[0].message.content or ""
+
+
+def wishful(base_url: str, api_key: str, task: dict[str, Any], model: str) -> str:
+    """Asks for what a run doesn't grant."""
+    body = {"model": model, "messages": [{"role": "user", "content": task["prompt"]}], "n": 2}
+    wishes = {"temperature": 0.01, "response_format": {"type": "json_object"}}
+    return str(post(base_url, api_key, body | wishes)["choices"][0]["message"]["content"])
+
+
+def mistaken(base_url: str, api_key: str, task: dict[str, Any], model: str) -> None:
+    """Ends with a mistake of the model."""
+    two_turns(base_url, api_key, task, model)
+    raise Mistake("add2")

@@ -16,7 +16,15 @@ from turnwise.agents.played_env import PlayedEnv
 from turnwise.agents.seat import Outcome, Player, Seat
 from turnwise.chat.contexts import opens_trees
 from turnwise.chat.tree import ConversationTree
-from turnwise.errors import ConfigError, EnvironmentFault, RolloutError, counted
+from turnwise.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    EnvWorkersDeadError,
+    ReplicasDeadError,
+    RolloutError,
+    counted,
+)
 from turnwise.gateway.server import Gateway
 from turnwise.gateway.sessions import EpisodeSession, SessionRules, Sessions
 from turnwise.protocols import MakeEnv, OpenConversation
@@ -118,7 +126,7 @@ class GatewayAgent:
             logger.info("%s ended by a mistake of the model: %r", episode.name, mistake)
             episode.outcome = Outcome(metrics={"mistakes": 1.0})
             episode.mistake_reward = settings.mistake_reward
-        except (ConfigError, RolloutError):
+        except (ConfigError, DeadlineError, EnvWorkersDeadError, ReplicasDeadError, RolloutError):
             raise
         except Exception as fault:  # boundary: the player is foreign code
             if episode.limit_reached is None:
@@ -132,7 +140,8 @@ class GatewayAgent:
         session = episode.session
         playing = asyncio.ensure_future(self._player.play(self._seat(episode), workdir))
         try:
-            await asyncio.wait([playing, session.fault], return_when=asyncio.FIRST_COMPLETED)
+            awaited: list[asyncio.Future[Any]] = [playing, session.fault]
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if session.fault.done():
                 await session.fault
             return await playing

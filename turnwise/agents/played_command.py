@@ -11,6 +11,8 @@ from pathlib import Path
 from turnwise.agents.seat import Outcome, Seat, outcome_of_line
 from turnwise.errors import EnvironmentFault
 
+_STDOUT = 1
+_STDERR = 2
 _MAX_KEPT = 1_000_000
 """Maximum bytes that are kept of the end of what a command writes."""
 _MAX_SHOWN = 2000
@@ -33,39 +35,31 @@ class PlayedCommand:
 
     async def play(self, seat: Seat, workdir: Path) -> Outcome:
         async with self.places:
-            process = await self._started(seat, workdir)
-            kept = [_Tail(), _Tail()]
-            streams = (process.stdout, process.stderr)
-            reading = [
-                asyncio.ensure_future(tail.read(stream))
-                for tail, stream in zip(kept, streams, strict=True)
-                if stream is not None
-            ]
+            transport, process = await self._started(seat, workdir)
+            group = transport.get_pid()
             try:
-                await _give(process, json.dumps(seat.task).encode())
-                await process.wait()
-                await asyncio.wait(reading, timeout=_AFTER_S)
+                process.give(json.dumps(seat.task).encode() + b"\n")
+                await process.ended.wait()
             except asyncio.CancelledError:
-                await self._end(process)
+                _kill(group, signal.SIGTERM)
+                await _in_time(process.ended, self.grace_s)
                 raise
             finally:
-                _kill(process.pid, signal.SIGKILL)
-                for task in reading:
-                    task.cancel()
-                await process.wait()
-        output, errors = (tail.text() for tail in kept)
-        if process.returncode:
-            raise EnvironmentFault(f"{self.label} {_ending(process.returncode)}: {errors[-_MAX_SHOWN:]}")
-        lines = output.strip().splitlines()
+                _kill(group, signal.SIGKILL)
+                await _in_time(process.is_read, _AFTER_S)
+                transport.close()
+        status = transport.get_returncode() or 0
+        if status:
+            raise EnvironmentFault(f"{self.label} {_ending(status)}: {process.text(_STDERR)[-_MAX_SHOWN:]}")
+        lines = process.text(_STDOUT).strip().splitlines()
         return outcome_of_line(lines[-1].strip() if lines else "", self.label)
 
-    async def _started(self, seat: Seat, workdir: Path) -> asyncio.subprocess.Process:
+    async def _started(self, seat: Seat, workdir: Path) -> tuple[asyncio.SubprocessTransport, "_Process"]:
         try:
-            return await asyncio.create_subprocess_exec(
+            # Not by `create_subprocess_exec`, whose `wait` waits for everybody who has the pipes open.
+            return await asyncio.get_running_loop().subprocess_exec(
+                _Process,
                 *self.command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
                 cwd=workdir,
                 env=self._variables(seat, workdir),
                 start_new_session=True,
@@ -87,41 +81,50 @@ class PlayedCommand:
             **self.environment,
         }
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Asks the group to end, and waits a moment for it."""
-        _kill(process.pid, signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self.grace_s):
-                await process.wait()
-        except TimeoutError:
-            return
 
-
-class _Tail:
-    """The end of what a stream brings."""
+class _Process(asyncio.SubprocessProtocol):
+    """A command that runs: the end of what it writes, and its own end."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
+        self.ended = asyncio.Event()
+        self.is_read = asyncio.Event()
+        """Set when nothing more can be read."""
+        self._kept = {_STDOUT: bytearray(), _STDERR: bytearray()}
+        self._open = {*self._kept}
 
-    async def read(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(2**16):
-            self._kept += chunk
-            del self._kept[:-_MAX_KEPT]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._stdin = transport.get_pipe_transport(0)
 
-    def text(self) -> str:
-        return self._kept.decode(errors="replace")
+    def give(self, content: bytes) -> None:
+        """Writes to stdin and closes it. A command needn't read it."""
+        if isinstance(self._stdin, asyncio.WriteTransport):
+            self._stdin.write(content)
+            self._stdin.close()
+
+    def text(self, fd: int) -> str:
+        return self._kept[fd].decode(errors="replace")
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        kept = self._kept[fd]
+        kept += data
+        del kept[:-_MAX_KEPT]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if not self._open:
+            self.is_read.set()
+
+    def process_exited(self) -> None:
+        self.ended.set()
 
 
-async def _give(process: asyncio.subprocess.Process, task: bytes) -> None:
-    """Writes the task to stdin. A command needn't read it."""
-    stdin = process.stdin
-    if stdin is None:
-        return
+async def _in_time(event: asyncio.Event, seconds: float) -> None:
+    """Waits for an event, but not for long."""
     try:
-        stdin.write(task + b"\n")
-        await stdin.drain()
-        stdin.close()
-    except (BrokenPipeError, ConnectionResetError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
         return
 
 

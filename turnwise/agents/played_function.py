@@ -27,21 +27,20 @@ class StuckThreads:
     _running: list[tuple[DaemonThread, Any]] = field(default_factory=list)
 
     def add(self, thread: DaemonThread, call: Any, label: str) -> None:
-        """Leaves a thread behind. Raises DeadlineError, with the stacks, if there are too many."""
-        self._running = [(other, called) for other, called in self._running if not called.done()]
+        """Leaves a thread behind."""
         self._running.append((thread, call))
-        logger.warning(
-            "%s didn't end with its episode, and its thread was left behind (%d run)",
-            label,
-            len(self._running),
+        logger.warning("%s didn't end with its episode: its thread was left behind", label)
+
+    def check(self, label: str) -> None:
+        """Raises DeadlineError, with the stacks, if too many threads that were left behind still run."""
+        self._running = [(thread, call) for thread, call in self._running if not call.done()]
+        if len(self._running) <= _MAX_STUCK:
+            return
+        stacks = "\n".join(dict.fromkeys(thread.stack() for thread, _ in self._running))
+        raise DeadlineError(
+            f"{label}: {len(self._running)} of its threads go on after their episodes ended, and at most "
+            f"{_MAX_STUCK} may; let it end when its client gets an error, or raise agent.grace_s\n{stacks}"
         )
-        if len(self._running) > _MAX_STUCK:
-            stacks = "\n".join(dict.fromkeys(other.stack() for other, _ in self._running))
-            raise DeadlineError(
-                f"{label}: {len(self._running)} of its threads go on after their episodes ended, and at most "
-                f"{_MAX_STUCK} may; let it end when its client gets an error, or raise agent.grace_s\n"
-                f"{stacks}"
-            )
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class PlayedFunction:
     stuck: StuckThreads
 
     async def play(self, seat: Seat, workdir: Path) -> Outcome:
+        self.stuck.check(self.label)
         arguments = {"model": seat.model, "env": seat.env, "workdir": str(workdir)}
         named = {name: arguments[name] for name in self.offered}
         thread = DaemonThread(f"play {seat.episode}")

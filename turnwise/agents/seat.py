@@ -47,8 +47,9 @@ class Outcome:
 class Player(Protocol):
     """Plays episodes over HTTP."""
 
-    label: str
-    """Names the setting and what it names, for messages."""
+    @property
+    def label(self) -> str:
+        """Names the setting and what it names, for messages."""
 
     async def play(self, seat: Seat, workdir: Path) -> Outcome:
         """Plays one episode. When it is cancelled, the session has ended, and the player has a moment to

@@ -142,6 +142,8 @@ def _obstacles_to_repeat(config: AgenticConfig, placement: Placement, is_asynchr
     run."""
     if not is_asynchronous:
         yield "it trained synchronously, so its config alone repeats it; train without --replay"
+    if config.names_gateway:
+        yield "its agents sent their requests over HTTP when they liked, which a replay can't repeat"
     if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":
         yield (
             "its group_size_redundancy or stale_groups: drop cancelled episodes by time, which a replay "

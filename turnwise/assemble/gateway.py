@@ -90,4 +90,4 @@ class RunGateway:
             return PlayedFunction(game.function, game.label, game.offered, keys.grace_s, self._stuck)
         num_at_once = keys.max_processes or _COMMANDS_PER_CORE * (os.cpu_count() or 1)
         places = self._places.setdefault(num_at_once, asyncio.Semaphore(num_at_once))
-        return PlayedCommand(keys.command or [], game.label, keys.environment, keys.grace_s, places)
+        return PlayedCommand(game.command, game.label, keys.environment, keys.grace_s, places)

@@ -3,19 +3,17 @@ are mistakes of the model."""
 
 import inspect
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from turnwise.agents.played_function import OFFERED
 from turnwise.config import AgenticConfig
 from turnwise.config.read.agent_files import LoopEntry
-from turnwise.config.schema.gateway import GatewayPlay
-from turnwise.errors import ConfigError, NotAvailableError, install_hint, nearest
+from turnwise.config.schema.gateway import GatewayPlay, gateway_arguments
+from turnwise.errors import ConfigError, NotAvailableError, install_hint
 from turnwise.examine.constructors import required_names
 from turnwise.runtime.entry_points import load_class, load_object
 
@@ -33,6 +31,7 @@ class GatewayGame:
     function: Callable[..., Any] | None
     offered: tuple[str, ...]
     """What the function gets beside base URL, key and task."""
+    command: Sequence[str]
     mistakes: tuple[type[BaseException], ...]
     models: Mapping[str, Any]
     model: str
@@ -46,7 +45,7 @@ def game_of_tag(config: AgenticConfig, tag: str) -> GatewayGame:
     if keys.command is not None and keys.play is None:
         key = f"custom_envs.{tag}.agent_name"
         raise ConfigError(f"{key}: a command can't reach the environment; name a function in agent.play")
-    section = f"custom_envs.{tag}.agent_args" if arguments.model_fields_set else "agent"
+    section = f"custom_envs.{tag}.agent_args" if arguments else "agent"
     return _game(config, keys, section)
 
 
@@ -54,18 +53,12 @@ def game_of_rows(config: AgenticConfig, loop: LoopEntry | None = None) -> Gatewa
     """What the agent of rows plays, with the arguments of its entry in `agent.agent_config_path`, if there
     is one. Raises ConfigError, which names the key, for a wrong one."""
     if loop is None:
-        return _game(config, config.gateway_play(), "agent")
+        return _game(config, config.gateway_play({}), "agent")
     section = f"agent.agent_config_path {config.agent.agent_config_path}, {loop.name}"
-    extra = loop.model_extra or {}
-    for name in extra:
-        if name not in GatewayPlay.model_fields:
-            hint = nearest(name, GatewayPlay.model_fields)
-            raise ConfigError(f"{section}: {name} isn't a key of the gateway's agent.{hint}")
     try:
-        arguments = GatewayPlay.model_validate(extra)
-    except ValidationError as fault:
-        [first, *_] = fault.errors(include_url=False)
-        raise ConfigError(f"{section}, {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        arguments = gateway_arguments(loop.model_extra or {})
+    except ValueError as fault:
+        raise ConfigError(f"{section}: {fault}") from None
     return _game(config, config.gateway_play(arguments), section)
 
 
@@ -91,10 +84,9 @@ def _game(config: AgenticConfig, keys: GatewayPlay, section: str) -> GatewayGame
     if keys.play is not None:
         function = load_object(keys.play, f"{section}.play", ConfigError)
         offered = _offered(function, label)
-    elif keys.command is not None:
-        _check_program(keys.command[0], label)
+    command = _whole_paths(keys.command, label) if keys.command else []
     mistakes = mistakes_of(keys, section)
-    return GatewayGame(keys, label, function, offered, mistakes, models, (names or [folder])[0])
+    return GatewayGame(keys, label, function, offered, command, mistakes, models, (names or [folder])[0])
 
 
 def mistakes_of(keys: GatewayPlay, section: str) -> tuple[type[BaseException], ...]:
@@ -122,9 +114,14 @@ def _offered(function: Any, label: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_program(program: str, label: str) -> None:
-    if shutil.which(program) is None:
+def _whole_paths(command: Sequence[str], label: str) -> list[str]:
+    """The command with whole paths in place of files of the working directory, since it runs in a folder of
+    its own."""
+    program = shutil.which(command[0])
+    if program is None:
         raise ConfigError(f"{label}: there is no such program; name one on PATH, or its whole path")
+    arguments = [str(Path(word).absolute()) if Path(word).is_file() else word for word in command[1:]]
+    return [str(Path(program).absolute()), *arguments]
 
 
 def _mistake(name: str, section: str) -> type[BaseException]:

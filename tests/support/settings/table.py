@@ -98,6 +98,13 @@ _TOOLS = _ROWS | {
     "agent.tool_config_path": "$tools",
     "agent.tool_parser": "hermes",
 }
+_GATEWAY = _ROWS | {"data.default_agent": "gateway", "agent.play": "http_players:two_turns"}
+_WISHFUL = _GATEWAY | {"agent.play": "http_players:wishful"}
+_COMMAND = _ROWS | {"data.default_agent": "gateway", "agent.command": ["python3", "$http_command"]}
+_MISTAKEN = _GATEWAY | {
+    "agent.play": "http_players:mistaken",
+    "agent.mistakes": ["http_players:Mistake"],
+}
 _SCORED = {"data.reward.name": "reward_model", "reward_pretrain": "$score_model"}
 
 RUN = (
@@ -348,6 +355,24 @@ AGENTIC: tuple[Live, ...] = (
     Live("agent.max_tool_response_length", 2, "rollouts", _TOOLS),
     Live("agent.tool_response_truncate_side", "left", "rollouts", _TOOLS),
     Live("agent.tool_timeout_s", 2.0, "rollouts", _TOOLS),
+    Live("agent.play", "http_players:wishful", "rollouts", _GATEWAY),
+    Live("agent.command", ["python3"], "error", _GATEWAY),
+    Live("agent.environment", {"WORD": "red"}, "rollouts", _COMMAND),
+    Live("agent.max_processes", 1, "table", _COMMAND),
+    Live("agent.models", {"policy": "untrained"}, "error", _GATEWAY),
+    Live("agent.grace_s", 1.0, "table", _GATEWAY),
+    Live("agent.mistakes", ["http_players:post"], "error", _GATEWAY),
+    Live("agent.mistake_reward", -1.0, "rewards", _MISTAKEN),
+    Live("gateway.host", "0.0.0.0", "error", _GATEWAY),
+    Live("gateway.port", 49731, "table", _GATEWAY),
+    Live("gateway.public_url", "nowhere", "error", _GATEWAY),
+    Live("gateway.match", "exact", "table", _GATEWAY),
+    Live("gateway.strict", True, "error", _WISHFUL),
+    Live("gateway.client_temperature", True, "rollouts", _WISHFUL),
+    Live("gateway.max_requests", 2, "table", _GATEWAY),
+    Live("gateway.max_n", 1, "error", _WISHFUL),
+    Live("gateway.max_body_mb", 1, "table", _GATEWAY),
+    Live("custom_envs.<tag>.agent_args", {"play": "nowhere:play"}, "error"),
     # Environments
     Live("custom_envs.<tag>.env_type", "toy_envs:BanditEnv", "rollouts"),
     Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),

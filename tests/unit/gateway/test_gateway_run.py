@@ -47,6 +47,7 @@ def test_a_blocking_function_is_trained(tiny_model: Path, tmp_path: Path, player
     assert all(len(row["turns"]) == num_turns for row in rows)
     assert all(turn["is_trained"] for row in rows for turn in row["turns"])
     assert all(row["answer"] is not None for row in rows)
-    [first, second] = measured(folder)[:2]
-    assert second["actor/grad_norm"] > 0
-    assert first["env/data/gateway/delivered"] == num_turns
+    steps = measured(folder)
+    assert all(step["actor_train/grad_norm"] > 0 for step in steps)
+    assert steps[0]["env/data/gateway/delivered"] == num_turns
+    assert steps[0]["env/data/gateway/contexts/first"] == 1

@@ -105,6 +105,8 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
                     f"data.default_agent: react_agent needs {module}, which isn't installed; "
                     f"{install_hint('langgraph')}."
                 )
+    if config.names_gateway and not _is_installed("aiohttp"):
+        yield f"agent_name: gateway needs aiohttp, which isn't installed; {install_hint('gateway')}."
     for tag in dict.fromkeys(tags):
         if tag not in config.custom_envs:
             continue

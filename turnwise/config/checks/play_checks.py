@@ -14,6 +14,7 @@ from turnwise.spec import ROW_AGENTS, ROWS_TAG, STEP_PLACEHOLDERS, TURN_PLACEHOL
 def environment_problems(config: AgenticConfig) -> Iterator[Problem]:
     for tag, env in config.custom_envs.items():
         yield from _templates(tag, env)
+        yield from _gateway(tag, env)
     for split in ("train", "val"):
         manager = config.env_manager(split)
         if split == "train" or manager.is_set("tags"):
@@ -62,6 +63,19 @@ def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
             )
 
 
+def _gateway(tag: str, env: CustomEnv) -> Iterator[Problem]:
+    """Keys of an environment that contradict its agent."""
+    if env.agent_name != "gateway":
+        if env.agent_args:
+            message = f"{env.agent_name} takes none; they are for agent_name: gateway"
+            yield Problem(("custom_envs", tag, "agent_args"), message)
+    elif env.mode == "step":
+        yield Problem(
+            ("custom_envs", tag, "mode"),
+            "step isn't for agent_name: gateway, whose agent makes its own prompts; use trajectory",
+        )
+
+
 def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:
     parts = manager.num_groups_partition
     tags = manager.tags
@@ -92,7 +106,13 @@ def reward_problems(config: AgenticConfig) -> Iterator[Problem]:
 def state_problems(config: AgenticConfig) -> Iterator[Problem]:
     """An estimator that compares states, for rows whose agent sets none."""
     agent = config.data.default_agent
-    if config.estimator.needs_state_keys and config.train_env_manager.has_rows and agent in ROW_AGENTS:
+    if config.estimator.needs_state_keys and config.names_gateway:
+        yield Problem.at(
+            "adv_estimator",
+            f"{config.adv_estimator} compares turns that were taken in the same state, and agents of the "
+            "gateway show none; use grpo",
+        )
+    elif config.estimator.needs_state_keys and config.train_env_manager.has_rows and agent in ROW_AGENTS:
         yield Problem.at(
             "adv_estimator",
             f"{config.adv_estimator} compares turns that were taken in the same state, and {agent} sets no "

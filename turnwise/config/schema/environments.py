@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.read.agent_files import Target as ToolTarget
-from turnwise.config.schema.gateway import EntryPoint, GatewayPlay
+from turnwise.config.schema.gateway import EntryPoint, GatewayPlay, gateway_arguments
 from turnwise.config.schema.model_args import GeneratingArgs
 from turnwise.config.schema.row_shape import RowShape
 from turnwise.config.schema.section import (
@@ -67,8 +67,9 @@ class CustomEnv(Section):
     """Maximum tokens per response; the smaller of this and max_new_tokens applies [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
     """The agent loop that plays the environment."""
-    agent_args: GatewayPlay = Field(default_factory=GatewayPlay)
-    """Keys of `agent` for agent_name: gateway in this environment, where they win."""
+    agent_args: Annotated[dict[str, Any], AfterValidator(gateway_arguments)] = Field(default_factory=dict)
+    """Keys of `agent` for agent_name: gateway (`play`, `models`, `grace_s` …), which win in this
+    environment."""
     mode: ContextMode = "trajectory"
     """`trajectory`: one growing context per episode. `step`: a fresh context for each turn, so that each turn
     is a sample."""

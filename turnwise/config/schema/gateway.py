@@ -1,9 +1,10 @@
 """Settings of agents that speak HTTP: what is played, and what the gateway grants them."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from turnwise.config.schema.section import (
     Name,
@@ -13,10 +14,11 @@ from turnwise.config.schema.section import (
     as_list,
     is_entry_point,
 )
+from turnwise.errors import nearest
 from turnwise.spec import MatchRule
 
-NOT_FOR_COMMANDS = ("OPENAI_", "ANTHROPIC_")
-"""Beginnings of the variables that a command gets from the gateway."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The addresses of this machine alone."""
 
 
 def _entry_point(name: str) -> str:
@@ -57,6 +59,26 @@ class GatewayPlay(Section):
     episode ends and is trained on. Other exceptions fail the episode."""
     mistake_reward: float = 0.0
     """Reward of an episode that ends by one of `mistakes`."""
+
+
+def gateway_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks keys of `GatewayPlay` that win over those of `agent`. Raises ValueError, which names the key,
+    for a wrong one.
+
+    >>> gateway_arguments({"grace_s": 2.0})
+    {'grace_s': 2.0}
+    """
+    unknown = [name for name in arguments if name not in GatewayPlay.model_fields]
+    if unknown:
+        hint = nearest(str(unknown[0]), GatewayPlay.model_fields)
+        raise ValueError(f"{unknown[0]!r} isn't a key of an agent of the gateway.{hint}")
+    try:
+        GatewayPlay.model_validate(arguments)
+    except ValidationError as fault:
+        [first, *_] = fault.errors(include_url=False)
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {message}") from None
+    return dict(arguments)
 
 
 class GatewayArgs(Section):

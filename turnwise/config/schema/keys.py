@@ -1,6 +1,7 @@
 """All keys of one run of reinforcement learning, in one tree, and what follows from them without changing
 them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -154,16 +155,21 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
         return [tag for tag, env in self.custom_envs.items() if env.agent_name == "gateway"]
 
     @property
+    def names_gateway(self) -> bool:
+        """Whether environments, or rows that name no agent, are played through the gateway. A row may name
+        it too."""
+        plays_rows = bool(self.data.train_files) and self.data.default_agent == "gateway"
+        return plays_rows or bool(self.gateway_tags)
+
+    @property
     def may_bring_tools(self) -> bool:
         """Whether there may be agents that bring tools of their own."""
         return bool(self.data.train_files or self.gateway_tags)
 
-    def gateway_play(self, arguments: GatewayPlay | None = None) -> GatewayPlay:
-        """What an agent of the gateway plays: the keys of `agent`, or those of `arguments` that are set."""
+    def gateway_play(self, arguments: Mapping[str, Any]) -> GatewayPlay:
+        """What an agent of the gateway plays: the keys of `agent`, over which `arguments` win."""
         values = {key: self.agent.__dict__[key] for key in GatewayPlay.model_fields}
-        if arguments is not None:
-            values |= {key: arguments.__dict__[key] for key in arguments.model_fields_set}
-        return GatewayPlay.model_construct(**values)
+        return GatewayPlay.model_validate(values | dict(arguments))
 
     @property
     def uses_validation(self) -> bool:

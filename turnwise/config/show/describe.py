@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from turnwise.config.checks.missing import unavailable
 from turnwise.config.checks.without_effect import ineffective
-from turnwise.config.place import place, smallest_machine
+from turnwise.config.place import lent_replicas, place, smallest_machine
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.config.show.model_rows import IN_POLICY, model_text, optimizer_text, role_place, role_text
-from turnwise.config.show.played_rows import data_rows, environments, sampling, validation
+from turnwise.config.show.played_rows import data_rows, environments, gateway_rows, sampling, validation
 from turnwise.config.show.settings_table import SettingRow, SettingsTable
 from turnwise.config.show.sizes import checkpoints, episodes_at_once, memory, trained_memory
 from turnwise.config.show.step_rows import (
@@ -102,6 +102,7 @@ def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[Setti
         yield "critic's", text
     yield from environments(config, "train")
     yield from data_rows(config)
+    yield from gateway_rows(config)
     yield from algorithm_rows(config)
     yield from step_rows(config)
     yield "sampling", f"{sampling(config, 'train')}, {counted(episodes_at_once(config), 'episode')} at once"
@@ -110,6 +111,10 @@ def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[Setti
         if config.async_generation_ratio > 1:
             batches = f"{config.async_generation_ratio} batches"
         yield "asynchronous", f"up to {batches} ahead; {asynchronous_text(config)}"
+        if lent := lent_replicas(config, placement):
+            numbers = ", ".join(map(str, lent))
+            noun = "replicas" if len(lent) > 1 else "replica"
+            yield "lent devices", f"{noun} {numbers} of actor_infer, to training in a part of each step"
     if shape:
         yield "memory", memory(config, shape, placement)
         yield "checkpoints", checkpoints(config, shape)

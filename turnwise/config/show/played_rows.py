@@ -95,3 +95,25 @@ def few_groups_note(manager: EnvManager, num_groups: int, phase: str) -> str:
     if num_groups >= num_tags:
         return ""
     return f"; {num_groups} groups hold at most {num_groups} of the {num_tags} tags {phase}"
+
+
+def gateway_rows(config: AgenticConfig) -> Iterator[SettingRow]:
+    """What is played through the gateway, and what its clients may ask for."""
+    if not config.names_gateway:
+        return
+    agent = config.agent
+    arguments = config.gateway
+    played = agent.play or " ".join(agent.command or ()) or "what the environments and rows say"
+    models = ", ".join(f"{name} {use}" for name, use in agent.models.items()) or "the policy's name"
+    port = arguments.port or "free"
+    parts = [
+        f"{played}, at {arguments.public_url or arguments.host}, port {port}, models: {models}",
+        f"at most {counted(arguments.max_requests, 'request')} at once, of {arguments.max_body_mb} MB, with "
+        f"{counted(arguments.max_n, 'answer')}",
+        f"match {arguments.match}, {agent.grace_s:g} s to end",
+    ]
+    if agent.command:
+        parts.append(f"at most {agent.max_processes or '4 × cores'} commands at once")
+    if agent.mistakes:
+        parts.append(f"reward {agent.mistake_reward:g} for {', '.join(agent.mistakes)}")
+    yield "gateway", "; ".join(parts)

@@ -20,11 +20,32 @@ def _has_tools(config: AgenticConfig) -> bool:
     return bool(agent.tools or agent.tool_config_path or agent.function_tool_path)
 
 
+def _may_play_graphs(config: AgenticConfig) -> bool:
+    """Whether an agent of rows may be a graph, or a loop of the user's own."""
+    agent = config.data.default_agent
+    return (
+        bool(config.agent.graph or config.agent.agent_config_path) or agent == "react_agent" or ":" in agent
+    )
+
+
 def _may_call_tools(config: AgenticConfig) -> bool:
     """Whether an agent of rows may call tools: those of the config, or its own."""
-    agent = config.data.default_agent
-    has_own = bool(config.agent.agent_config_path) or agent == "react_agent" or ":" in agent
-    return _has_tools(config) or has_own
+    return _has_tools(config) or _may_play_graphs(config)
+
+
+def _may_play_gateway(config: AgenticConfig) -> bool:
+    """Whether something is played through the gateway, or a row or an entry of a file may name it."""
+    return config.names_gateway or bool(config.data.train_files)
+
+
+def _has_own_play(config: AgenticConfig) -> bool:
+    """Whether an environment or an entry of a file says itself what the gateway's agent plays."""
+    has_own = any(config.custom_envs[tag].agent_args for tag in config.gateway_tags)
+    return has_own or bool(config.agent.agent_config_path)
+
+
+def _has_play(config: AgenticConfig) -> bool:
+    return bool(config.agent.play or config.agent.command) or _has_own_play(config)
 
 
 def _has_users(config: AgenticConfig) -> bool:
@@ -179,11 +200,9 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
             "agent.interaction_config_path",
             "agent.agent_config_path",
             "agent.graph",
-            "agent.tool_parser",
             "agent.max_parallel_calls",
             "agent.max_tool_response_length",
             "agent.tool_response_truncate_side",
-            "agent.max_assistant_turns",
             "agent.tool_timeout_s",
             "agent.max_user_turns",
         ),
@@ -191,8 +210,50 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="there are no data.train_files, whose rows agents play",
     ),
     Requirement(
+        ("agent.tool_parser", "agent.max_assistant_turns", "agent.play", "agent.command"),
+        needs=_may_play_gateway,
+        reason="there are no data.train_files, whose rows agents play, and no agent_name is gateway",
+    ),
+    Requirement(
         (
-            "agent.tool_parser",
+            "agent.environment",
+            "agent.max_processes",
+        ),
+        needs=lambda c: c.agent.command or _has_own_play(c),
+        reason="there is no agent.command",
+    ),
+    Requirement(
+        (
+            "agent.models",
+            "agent.grace_s",
+            "gateway.host",
+            "gateway.port",
+            "gateway.public_url",
+            "gateway.max_requests",
+            "gateway.max_n",
+            "gateway.max_body_mb",
+        ),
+        needs=lambda c: _may_play_gateway(c) and _has_play(c),
+        reason="nothing is played through the gateway; agent.play or agent.command says what",
+    ),
+    Requirement(
+        (
+            "agent.mistakes",
+            "agent.mistake_reward",
+            "gateway.match",
+            "gateway.strict",
+            "gateway.client_temperature",
+        ),
+        needs=lambda c: _may_play_gateway(c) and (_has_play(c) or _may_play_graphs(c)),
+        reason="nothing is played through the gateway (agent.play, agent.command), and nothing names a graph",
+    ),
+    Requirement(
+        ("agent.tool_parser",),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c) or _has_play(c),
+        reason="nothing names tools",
+    ),
+    Requirement(
+        (
             "agent.max_parallel_calls",
             "agent.max_tool_response_length",
             "agent.tool_response_truncate_side",
@@ -201,8 +262,13 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="nothing names tools",
     ),
     Requirement(
-        ("agent.max_assistant_turns", "agent.tool_timeout_s"),
+        ("agent.tool_timeout_s",),
         needs=lambda c: not c.data.train_files or _may_call_tools(c) or _has_users(c),
+        reason="nothing names tools or simulated users",
+    ),
+    Requirement(
+        ("agent.max_assistant_turns",),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c) or _has_users(c) or _has_play(c),
         reason="nothing names tools or simulated users",
     ),
     Requirement(

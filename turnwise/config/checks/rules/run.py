@@ -3,6 +3,7 @@
 from turnwise.config.checks.rules.play import IN_PROCESS
 from turnwise.config.checks.rules.rule import Rule
 from turnwise.config.schema.agentic import AgenticConfig
+from turnwise.config.schema.gateway import LOOPBACK
 
 RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
     Rule(
@@ -32,6 +33,22 @@ RUN_RULES: tuple[Rule[AgenticConfig], ...] = (
         when=lambda c: c.deterministic and c.plays_ahead and c.stale_groups == "drop",
         says=lambda c: (
             "drop lets time decide what is trained on, which deterministic: true forbids; use wait"
+        ),
+    ),
+    Rule(
+        "deterministic",
+        when=lambda c: c.deterministic and c.names_gateway,
+        says=lambda c: (
+            "an agent of the gateway sends its requests when it likes, so no two runs are the same; set it "
+            "to false"
+        ),
+    ),
+    Rule(
+        "gateway.public_url",
+        when=lambda c: c.gateway.host not in LOOPBACK and not c.gateway.public_url,
+        says=lambda c: (
+            f"is unset, and gateway.host {c.gateway.host} isn't an address that agents could use; set it to "
+            "http://HOST:PORT, as agents reach it"
         ),
     ),
     Rule(
