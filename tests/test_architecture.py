@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"config", "algorithms", "chat", "data", "models", "batching"},
     {"envs", "tools", "gateway"},
     {"agents", "inference", "training"},
-    {"rollout"},
+    {"rollout", "published"},
     {"examine"},
     {"lifecycle"},
     {"pipelines"},
@@ -83,6 +83,7 @@ HEAVY: dict[str, str] = {
     "reasoning_gym": "envs/reasoning_gym_env.py",
     "bm25s": "tools/search.py",
     "mcp": "tools/mcp_server.py",
+    "skyrl_gym": "tools/skyrl_gym.py",
     "math_verify": "data/math_verify_process.py",
 }
 """Optional libraries and the one module or folder that imports each."""
@@ -127,6 +128,7 @@ _NO_TORCH = "refuses what is wrong before it imports torch"
 LATE_IMPORTS = {
     "assemble/ray.py": "ray is an extra, and most runs don't use it",
     "__init__.py": "`import turnwise` is fast",
+    "agents/react_agent.py": "LangGraph is an extra, and most runs don't use it",
     "assemble/prepare.py": "`turnwise config` imports torch only if a run is continued",
     "cli/check_env_command.py": "needs no torch, but with --tokenizer",
     "cli/main.py": "the process that waits for the command imports no numpy",
@@ -139,6 +141,7 @@ LATE_IMPORTS = {
     "envs/gymnasium/env.py": "gymnasium, an extra; a missing one gives an error that names it",
     "examine/examined.py": "`turnwise config` imports no torch",
     "examine/problems.py": "`turnwise config` imports torch only for a user's own loss or a reward model",
+    "published/__init__.py": "LangChain is an extra, and most loops don't use it",
     "play/screen.py": "imports no torch, which the setup of an episode does",
     "rl_tool/evaluation.py": _NO_TORCH,
     "rl_tool/tool.py": _NO_TORCH,

@@ -1,5 +1,5 @@
-"""The heavy engines work on this machine, and compute what plain torch computes. Each runs in an environment
-of its own."""
+"""The heavy engines work on this machine, and compute what plain torch computes; graphs of LangGraph play and
+train. Each runs in an environment of its own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vll
 ]
 SCRIPTS += [
     ("ray", "contract_ray.py"),
+    ("langgraph", "graphs_langgraph.py"),
+    ("langgraph", "train_langgraph.py"),
 ]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
 if os.environ.get("TURNWISE_FULL"):

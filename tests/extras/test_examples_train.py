@@ -18,7 +18,7 @@ from turnwise.play.tokenizer_text import environment_text
 from turnwise.types import Split
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = ("config", "tool_config", "accelerate", "grpo_trainer", "sglang_multiturn")
+ELSEWHERE = ("config", "tool_config", "accelerate", "grpo_trainer", "sglang_multiturn", "langgraph")
 """Parts of configs, and examples that train in tests of their own."""
 CONFIGS = sorted(
     path

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.chat.contexts import opens_trees
+from turnwise.chat.contexts import opens_tokens, opens_trees
+from turnwise.chat.token_requests import TokenRequests
 from turnwise.chat.tree import ConversationTree
 from turnwise.protocols import AgentLoop, Conversation, HearsCalls, OpenConversation
 from turnwise.types import SamplingParams, Task, Trajectory
@@ -39,6 +40,9 @@ class _ForeignContexts:
 
     def open_tree(self, sampling: SamplingParams, **options: Any) -> ConversationTree:
         return opens_trees(self.open_conversation, "the agent").open_tree(sampling, **options)
+
+    def open_tokens(self, sampling: SamplingParams) -> TokenRequests:
+        return opens_tokens(self.open_conversation, "the agent").open_tokens(sampling)
 
     def called(
         self,

@@ -72,7 +72,7 @@ class ToolAgent:
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
             prompt = prompt_of(task.payload, self._settings.prompt_key, session.schemas)
             hears = open_conversation if isinstance(open_conversation, HearsCalls) else None
-            limit = await self._converse(_ToldSession(session, hears), user, conversation, prompt)
+            limit = await self._converse(ToldSession(session, hears), user, conversation, prompt)
             rewards = await session.rewards()
             user_metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
@@ -86,7 +86,7 @@ class ToolAgent:
 
     async def _converse(
         self,
-        session: "_ToldSession",
+        session: "ToldSession",
         user: InteractionSession,
         conversation: Conversation,
         messages: Sequence[Message],
@@ -122,7 +122,7 @@ class ToolAgent:
 
     async def _answers(
         self,
-        session: "_ToldSession",
+        session: "ToldSession",
         calls: Sequence[Mapping[str, Any]],
         errors: Sequence[str],
         recorded: Sequence[str] | None,
@@ -150,7 +150,7 @@ class ToolAgent:
             for name, call_id, text in zip(names, ids, recorded, strict=True)
         ]
 
-    async def _results(self, session: "_ToldSession", functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    async def _results(self, session: "ToldSession", functions: Sequence[Mapping[str, Any]]) -> list[str]:
         max_calls = self._limits.max_parallel_calls
         running = []
         for function in functions[:max_calls]:
@@ -165,12 +165,11 @@ class ToolAgent:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         texts = [result.text for result in results]
-        refusal = f"not executed: at most {counted(max_calls, 'call')} a turn"
-        return texts + [refusal] * (len(functions) - len(results))
+        return texts + [not_executed(max_calls)] * (len(functions) - len(results))
 
 
 @dataclass(frozen=True, slots=True)
-class _ToldSession:
+class ToldSession:
     """The tools of an episode, whose answers are told to those who observe it."""
 
     session: ToolSession
@@ -186,6 +185,11 @@ class _ToldSession:
         if self.hears is not None:
             self.hears.called(name, arguments, result.text, time.perf_counter() - started)
         return result
+
+
+def not_executed(max_calls: int) -> str:
+    """What the model is told of a call beyond the maximum of a response."""
+    return f"not executed: at most {counted(max_calls, 'call')} a turn"
 
 
 def shortened(text: str, limit: int, side: Side) -> str:

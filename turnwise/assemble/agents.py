@@ -2,19 +2,30 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.foreign_text import OverForeignText
+from turnwise.agents.model_calls import RequestSettings
+from turnwise.agents.react_agent import ReactAgentLoop
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.assemble.gateway import RunGateway
+from turnwise.assemble.published_settings import published_settings
+from turnwise.config import AgenticConfig
 from turnwise.envs.registry import relays_foreign_text
 from turnwise.errors import ConfigError
-from turnwise.examine.agents import OFFERED, AgentClass, agent_settings, env_agent_class, row_agent_class
+from turnwise.examine.agents import (
+    OFFERED,
+    AgentClass,
+    agent_settings,
+    env_agent_class,
+    load_graph,
+    row_agent_class,
+)
 from turnwise.examine.envs import env_factory
 from turnwise.examine.examined import Examined
-from turnwise.examine.gateway import GATEWAY
+from turnwise.examine.gateway import GATEWAY, mistakes_of
 from turnwise.protocols import AgentLoop, MakeEnv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.foreign import Foreign
@@ -27,6 +38,13 @@ NEEDS_MODEL = (
     "this command doesn't play agents of the gateway, which play over HTTP; turnwise rollout and turnwise "
     "eval do"
 )
+
+
+@runtime_checkable
+class InitialisesClass(Protocol):
+    """A class of agents that is prepared before its first agent is made."""
+
+    def init_class(self, config: Any, tokenizer: Any) -> None: ...
 
 
 def build_agent(
@@ -74,6 +92,7 @@ def build_row_agent(
             raise ConfigError(f"the agent {name}: {NEEDS_MODEL}")
         return gateway.agent_of_rows(split, loop)
     kind = row_agent_class(config, examined.loops, name)
+    _prepare(examined, kind, split)
     parts = _parts(examined, kind, split, event_loop.watchdog, event_loop.stopwatch)
     if "settings" in kind.offered:
         parts["settings"] = RowAgentSettings(
@@ -83,6 +102,17 @@ def build_row_agent(
             config.agent.max_user_turns,
         )
     return _make(kind, partial(kind.make, **parts, **kind.arguments))
+
+
+def _prepare(examined: Examined, kind: AgentClass, split: Split) -> None:
+    """Calls the `init_class` of a user's class that has one, as published loops have it: once a run."""
+    loaded = kind.loaded
+    if loaded is ReactAgentLoop or not isinstance(loaded, InitialisesClass) or loaded in examined.prepared:
+        return
+    examined.prepared.add(loaded)
+    tokenizer = examined.policy().tokenizer
+    with Foreign(f"{kind.label}: init_class", "at the start", are_faults=True):
+        loaded.init_class(published_settings(examined.config, split), tokenizer)
 
 
 def _parts(
@@ -101,9 +131,24 @@ def _parts(
         "limits": lambda: ToolAgentLimits(
             agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
         ),
+        "published_config": lambda: published_settings(examined.config, split),
+        "tokenizer": lambda: examined.policy().tokenizer,
+        "make_graph": lambda: load_graph(examined.config),
+        "requests": lambda: _request_settings(examined.config),
         "interactions": lambda: examined.users.watched(watchdog, stopwatch),
     }
     return {name: makers[name]() for name in OFFERED if name in kind.offered}
+
+
+def _request_settings(config: AgenticConfig) -> RequestSettings:
+    gateway = config.gateway
+    return RequestSettings(
+        match=gateway.match,
+        is_strict=gateway.strict,
+        takes_temperature=gateway.client_temperature,
+        mistakes=mistakes_of(config.agent, "agent"),
+        mistake_reward=config.agent.mistake_reward,
+    )
 
 
 def _make(kind: AgentClass, make: Callable[[], object]) -> AgentLoop:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.sampler import OnPrompt
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.token_requests import TokenRequests
 from turnwise.chat.tree import ConversationTree, OnCommit
 from turnwise.errors import ConfigError
 from turnwise.protocols import OpenConversation, PolicyServer
@@ -44,6 +45,27 @@ def opens_trees(open_conversation: OpenConversation, agent: str) -> OpensTrees:
     )
 
 
+@runtime_checkable
+class OpensTokens(Protocol):
+    """An OpenConversation that can also open requests of token ids, for agents that make their prompts
+    themselves."""
+
+    def open_tokens(self, sampling: SamplingParams) -> TokenRequests: ...
+
+
+def opens_tokens(open_conversation: OpenConversation, agent: str) -> OpensTokens:
+    """`open_conversation` as one that opens requests of token ids. Raises ConfigError like `opens_trees`."""
+    if isinstance(open_conversation, OpensTokens):
+        return open_conversation
+    raise ConfigError(
+        f"{agent} asks for responses to token ids, which needs a model that samples tokens here: play it "
+        "with a model folder or a checkpoint"
+    )
+
+
+_Opened = TokenConversation | ConversationTree | TokenRequests
+
+
 @dataclass(frozen=True)
 class TokenContexts:
     """Opens the conversations of one episode over one server, and its trees of requests. `episode_id` must be
@@ -57,7 +79,7 @@ class TokenContexts:
     episode_id: str
     parser: ToolCallParser | None = None
     on_prompt: OnPrompt | None = None
-    _opened: list[TokenConversation | ConversationTree] = field(init=False, default_factory=list)
+    _opened: list[_Opened] = field(init=False, default_factory=list)
 
     def __call__(
         self,
@@ -110,6 +132,16 @@ class TokenContexts:
         )
         self._opened.append(tree)
         return tree
+
+    def open_tokens(self, sampling: SamplingParams) -> TokenRequests:
+        """Opens requests of token ids (see `OpensTokens`)."""
+        index = len(self._opened)
+        stop_token_ids = dict.fromkeys([*sampling.stop_token_ids, *self.template.stop_token_ids])
+        sampling = replace(_sampling_of_context(sampling, index), stop_token_ids=tuple(stop_token_ids))
+        name = f"{self.episode_id}/{index}"
+        requests = TokenRequests(self.template, self.server, self.max_length, name, sampling)
+        self._opened.append(requests)
+        return requests
 
     def verify(self) -> None:
         """Raises RolloutError unless the turns of every context have the ids that the server saw. Call it

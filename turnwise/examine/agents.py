@@ -3,23 +3,37 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
+from turnwise.agents.react_agent import ReactAgentLoop, require_langgraph
 from turnwise.config import AgenticConfig
 from turnwise.config.read.agent_files import LoopEntry
 from turnwise.errors import ConfigError
 from turnwise.examine.constructors import named_parameters, require_offered
 from turnwise.examine.gateway import GATEWAY, game_of_rows, game_of_tag
 from turnwise.protocols import AgentLoop
-from turnwise.runtime.entry_points import load_class
+from turnwise.published.agent_loop import AgentLoopBase
+from turnwise.published.played_loop import PlayedLoop
+from turnwise.runtime.entry_points import load_class, load_function
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENTS, ROW_AGENTS
 from turnwise.types import Split
 
-OFFERED = ("split", "seed", "tools", "limits", "interactions")
+OFFERED = (
+    "split",
+    "seed",
+    "tools",
+    "limits",
+    "interactions",
+    "requests",
+    "make_graph",
+    "published_config",
+    "tokenizer",
+)
 """Names of the objects that an agent's constructor may ask for."""
 
 
@@ -34,6 +48,8 @@ class AgentClass:
     """The names of `OFFERED`, and `settings` for rows, that the constructor has parameters for."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments, from `agent.agent_config_path`."""
+    loaded: object = None
+    """The class itself, whose `init_class` is called once if it has one."""
 
 
 def env_agent_class(config: AgenticConfig, tag: str) -> AgentClass:
@@ -80,6 +96,11 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
         return AgentClass(f"the agent {name}", load_class(target, "the agent", ConfigError), ())
     make = load_class(target, "the agent", ConfigError)
     label = f"the agent {name}"
+    if issubclass(make, AgentLoopBase):
+        played = partial(PlayedLoop, make, arguments)
+        return AgentClass(label, played, ("settings", "published_config", "tokenizer"), loaded=make)
+    if issubclass(make, ReactAgentLoop):
+        require_langgraph()
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
     allowed = ["settings", *OFFERED, *arguments]
     offered = require_offered(named_parameters(make), allowed, label, hint)
@@ -90,7 +111,15 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
             )
     _require_run(make, label)
     of_run = [key for key in offered if key not in arguments]
-    return AgentClass(label, make, of_run, arguments)
+    return AgentClass(label, make, of_run, arguments, loaded=make)
+
+
+def load_graph(config: AgenticConfig) -> Callable[..., Any] | None:
+    """The function that `agent.graph` names; None if it is unset. Raises ConfigError if there is no such
+    function."""
+    if config.agent.graph is None:
+        return None
+    return load_function(config.agent.graph, "agent.graph", ConfigError, ["model", "tools"])
 
 
 def _require_run(make: Callable[..., object], label: str) -> None:

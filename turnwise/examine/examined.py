@@ -29,6 +29,8 @@ class Examined:
 
     def __init__(self, config: AgenticConfig) -> None:
         self.config = config
+        self.prepared: set[object] = set()
+        """The users' classes whose `init_class` has been called."""
         self._notes: list[str] = []
         self._rows: dict[Split, Rows] = {}
         self._policies: dict[str, PolicyFiles] = {}

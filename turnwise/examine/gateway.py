@@ -95,8 +95,14 @@ def _game(config: AgenticConfig, keys: GatewayPlay, section: str) -> GatewayGame
         function = load_object(keys.play, f"{section}.play", ConfigError)
         offered = _offered(function, label)
     command = _whole_paths(keys.command, label) if keys.command else []
-    mistakes = tuple(_mistake(name, section) for name in keys.mistakes)
+    mistakes = mistakes_of(keys, section)
     return GatewayGame(keys, label, function, offered, command, mistakes, models, (names or [folder])[0])
+
+
+def mistakes_of(keys: GatewayPlay, section: str) -> tuple[type[BaseException], ...]:
+    """The exceptions of an agent that are mistakes of the model. Raises ConfigError for a class that is no
+    exception."""
+    return tuple(_mistake(name, section) for name in keys.mistakes)
 
 
 def _offered(function: Any, label: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from turnwise.data.prompts import prompt_of
 from turnwise.data.tables import noting
 from turnwise.errors import DataError, counted
 from turnwise.rollout.tasks import DataRow
-from turnwise.spec import ROWS_TAG
+from turnwise.spec import ROWS_TAG, TOOL_AGENTS
 from turnwise.types import Message, Split
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class PromptLimit:
 
     def allows(self, row: DataRow) -> bool:
         """Whether the row's prompt isn't too long."""
-        tools = self.tools if row.agent == "tool_agent" else ()
+        tools = self.tools if row.agent in TOOL_AGENTS else ()
         prompt = row.payload[self.prompt_key]
         num_messages = 1 if isinstance(prompt, str) else len(prompt)
         num_bytes = len(json.dumps(prompt, ensure_ascii=False).encode()) + _TEMPLATE_BYTES * num_messages

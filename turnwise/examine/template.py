@@ -14,6 +14,7 @@ from turnwise.errors import ChatTemplateError
 from turnwise.examine.examined import Examined
 from turnwise.examine.rows import splits_with_rows
 from turnwise.model_files.folder import base_of_adapter, folder_here, has_tokenizer
+from turnwise.spec import TOOL_AGENTS
 
 
 def try_rows_template(examined: Examined) -> None:
@@ -26,7 +27,7 @@ def try_rows_template(examined: Examined) -> None:
     schemas = examined.tools.schemas
     for split in splits_with_rows(config):
         rows = examined.rows(split).rows
-        with_tools = (row.payload for _, row in rows if row.agent == "tool_agent")
+        with_tools = (row.payload for _, row in rows if row.agent in TOOL_AGENTS)
         for columns in islice(with_tools, 1):
             template.start(prompt_of(columns, config.data.prompt_key, schemas), schemas)
         examined.prompt_limit(split).require_one(rows)

@@ -16,7 +16,7 @@ from turnwise.model_files.hub import local_path
 from turnwise.protocols import ChecksRows, Interaction, Tool
 from turnwise.runtime.entry_points import load_class, load_object
 from turnwise.runtime.foreign import Foreign
-from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
+from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOL_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.interactions import Interactions, interaction_kwargs
 from turnwise.tools.mcp_server import McpServer
@@ -264,9 +264,10 @@ def check_tools_of_rows(config: AgenticConfig, box: ToolBox, rows: Sequence[Tabl
                 f"without them: give it the column {data.agent_name_key} (tool_agent), or set "
                 "data.default_agent: tool_agent"
             )
-        if agent_name(config, row) != "tool_agent":
+        agent = agent_name(config, row)
+        if agent not in TOOL_AGENTS:
             continue
-        if not names:
+        if not names and agent == "tool_agent":
             hint = "set agent.tools, tool_config_path or function_tool_path"
             if path:
                 hint = f"{path} (agent.tool_config_path) names none"

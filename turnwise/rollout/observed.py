@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from turnwise.chat.contexts import opens_trees
+from turnwise.chat.contexts import opens_tokens, opens_trees
 from turnwise.chat.message_content import Messages
+from turnwise.chat.token_requests import TokenRequests
 from turnwise.chat.tree import Answer, ConversationTree, OnCommit
 from turnwise.protocols import (
     AgentLoop,
@@ -112,6 +113,10 @@ class ObservedContexts:
 
         trees = opens_trees(self._open, "the agent")
         return trees.open_tree(sampling, on_commit=observed, **options)
+
+    def open_tokens(self, sampling: SamplingParams) -> TokenRequests:
+        """Opens requests of token ids. Which of them become turns is only known at the end of the episode."""
+        return opens_tokens(self._open, "the agent").open_tokens(sampling)
 
     def asked(self, context: int, messages: Sequence[Message]) -> None:
         self.tell_rewards()

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.chat.contexts import opens_trees
+from turnwise.chat.contexts import opens_tokens, opens_trees
 from turnwise.chat.ledger import EMPTY, Prefix, Prompt
+from turnwise.chat.token_requests import TokenRequests
 from turnwise.chat.tree import ConversationTree
 from turnwise.errors import EnvironmentFault, RolloutError
 from turnwise.protocols import AgentLoop, Conversation
@@ -132,6 +133,9 @@ class _RecordedContexts:
 
     def open_tree(self, sampling: SamplingParams, **options: Any) -> ConversationTree:
         return opens_trees(self._opened, "the agent").open_tree(sampling, **options)
+
+    def open_tokens(self, sampling: SamplingParams) -> TokenRequests:
+        return opens_tokens(self._opened, "the agent").open_tokens(sampling)
 
 
 class _RecordedConversation:

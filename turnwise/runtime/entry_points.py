@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from turnwise.errors import TurnwiseError, nearest
 from turnwise.runtime.call_board import CALLS
+from turnwise.runtime.published_modules import published_modules
 
 T = TypeVar("T")
 
@@ -77,7 +78,8 @@ def _load(
         )
     line = CALLS.begin(f"importing {module_name}")
     try:
-        module = importlib.import_module(module_name)
+        with published_modules():
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as fault:  # boundary: a user's module may raise anything
         if isinstance(fault, ModuleNotFoundError) and _holds(fault.name, module_name):
             raise error(

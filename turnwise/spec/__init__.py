@@ -206,7 +206,9 @@ CHECKED_REWARDS = ("accuracy", "length_penalty", "step", "combined")
 """Rewards that compare answers by the checker of `data.checker`."""
 AGENTS: dict[str, str] = _TABLES["agents"]
 AGENT_ALIASES: dict[str, str] = _TABLES["agent_aliases"]
-ROW_AGENTS = ("single_turn_agent", "tool_agent")
+TOOL_AGENTS = ("tool_agent", "react_agent")
+"""The registered agents whose prompts show the tools of a row."""
+ROW_AGENTS = ("single_turn_agent", *TOOL_AGENTS)
 """The registered agents that play rows of a data set instead of environments."""
 ENVS: dict[str, str] = _TABLES["envs"]
 TOOLS: dict[str, str] = _TABLES["tools"]

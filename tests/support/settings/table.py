@@ -347,6 +347,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("agent.function_tool_path", "$functions", "rollouts", _TOOLS),
     Live("agent.interaction_config_path", "$users", "rollouts", _TOOLS),
     Live("agent.agent_config_path", "nowhere.yaml", "error", _ROWS),
+    Live("agent.graph", "nowhere:graph", "error", _ROWS),
     Live("agent.tool_parser", "toy_tools:NoParser", "error", _TOOLS),
     Live("agent.max_assistant_turns", 2, "rollouts", _TOOLS),
     Live("agent.max_user_turns", 2, "rollouts", _TOOLS | {"agent.interaction_config_path": "$users"}),

@@ -17,7 +17,7 @@ from messages import mentions, says
 
 from turnwise.cli.main import main
 from turnwise.config import load_config
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, install_hint
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.spec import STRATEGIES
@@ -314,15 +314,15 @@ def test_config_names_a_file_of_agents_that_is_not_where_the_rows_are(key, confi
     assert f"agent.{key}" in refused("train", *words)
 
 
-def test_config_says_that_the_agent_of_a_row_is_missing(config, capsys, refused):
+def test_config_says_that_the_library_of_a_rows_agent_is_missing(config, capsys, refused):
     write_rows(
         *({"prompt": "1", "answer": "1", "agent_name": name} for name in ("single_turn_agent", "react_agent"))
     )
     changes = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
     changes.append("actor_train.model_args.lora_rank=null")
     said = (
-        "rows.jsonl, line 2: the agent react_agent isn't supported yet; available: env_agent, "
-        "single_turn_agent, tool_agent"
+        "rows.jsonl, line 2: react_agent needs LangGraph and LangChain, and langgraph isn't installed; "
+        f"{install_hint('langgraph')}"
     )
     assert main(["config", config, *changes]) == 0
     assert f"missing to run this config here:\n  - {said}" in capsys.readouterr().out

@@ -567,9 +567,8 @@ VLLM = "actor_infer.strategy_args.strategy_name"
     [
         ({VLLM: "vllm"}, says(VLLM, "vllm", "library"), True),
         ({"custom_envs.Lake.tools": ["python"]}, says("custom_envs.Lake.tools", "tool"), True),
-        ({"custom_envs.Lake.agent_name": "react_agent"}, "custom_envs.Lake.agent_name: react_agent", True),
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, says("webshop", "supported"), True),
-        (ROWS | {"data.default_agent": "react_agent"}, "data.default_agent", True),
+        (ROWS | {"data.default_agent": "react_agent"}, says("data.default_agent", "langgraph"), True),
         ({"trace.backend": "jsonl"}, "tracing", True),
         (
             {"actor_train.strategy_args.strategy_config.zero": 2},

@@ -39,7 +39,8 @@ def arguments_of(script: Path, folder: Path, *overrides: str, **variables: str) 
 
 def laptop_overrides(config: Path) -> list[str]:
     """The overrides that the first lines of the config name."""
-    comment = config.read_text(encoding="utf-8").split("exp_name:")[0]
+    lines = config.read_text(encoding="utf-8").splitlines()
+    comment = "\n".join(line for line in lines if line.startswith("#"))
     return [text for text in re.findall(r"[\w.]+=\S+", comment) if not text.startswith("pretrain=")]
 
 

@@ -38,7 +38,7 @@ def test_every_requirement_is_pinned_within_its_range():
     assert wrong == []
 
 
-@pytest.mark.parametrize("engine", ["ray", "deepspeed", "vllm", "trackers", "sglang"])
+@pytest.mark.parametrize("engine", ["ray", "deepspeed", "vllm", "trackers", "langgraph", "sglang"])
 def test_an_engine_whose_requirements_change_gets_another_environment(engine, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "engines"))
     environment = importlib.import_module("environment")

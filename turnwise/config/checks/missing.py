@@ -98,6 +98,13 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
         yield "trace.backend: tracing isn't supported yet."
     if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
         yield f"data.default_agent: {config.data.default_agent} isn't supported yet."
+    if ROWS_TAG in tags and config.data.default_agent == "react_agent":
+        for module in ("langgraph", "langchain"):
+            if not _is_installed(module):
+                yield (
+                    f"data.default_agent: react_agent needs {module}, which isn't installed; "
+                    f"{install_hint('langgraph')}."
+                )
     if config.names_gateway and not _is_installed("aiohttp"):
         yield f"agent_name: gateway needs aiohttp, which isn't installed; {install_hint('gateway')}."
     for tag in dict.fromkeys(tags):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.read.agent_files import Target as ToolTarget
-from turnwise.config.schema.gateway import GatewayPlay, gateway_arguments
+from turnwise.config.schema.gateway import EntryPoint, GatewayPlay, gateway_arguments
 from turnwise.config.schema.model_args import GeneratingArgs
 from turnwise.config.schema.row_shape import RowShape
 from turnwise.config.schema.section import (
@@ -219,6 +219,9 @@ class Agent(GatewayPlay):
     """YAML file of simulated users: `interaction`, a list of {name, class_name, config}."""
     agent_config_path: str | None = None
     """YAML file of your own agent loops: a list of {name, _target_, and its arguments}."""
+    graph: EntryPoint | None = None
+    """The function that makes the graph of `react_agent`: `module:function`, called with the model and the
+    tools [LangChain's `create_agent`]."""
     tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, form="module:Class"))] | None = None
     """Form of the tool calls in the model's text [the one that its chat template writes]."""
     max_assistant_turns: PositiveCount | None = None

@@ -20,6 +20,19 @@ def _has_tools(config: AgenticConfig) -> bool:
     return bool(agent.tools or agent.tool_config_path or agent.function_tool_path)
 
 
+def _may_play_graphs(config: AgenticConfig) -> bool:
+    """Whether an agent of rows may be a graph, or a loop of the user's own."""
+    agent = config.data.default_agent
+    return (
+        bool(config.agent.graph or config.agent.agent_config_path) or agent == "react_agent" or ":" in agent
+    )
+
+
+def _may_call_tools(config: AgenticConfig) -> bool:
+    """Whether an agent of rows may call tools: those of the config, or its own."""
+    return _has_tools(config) or _may_play_graphs(config)
+
+
 def _may_play_gateway(config: AgenticConfig) -> bool:
     """Whether something is played through the gateway, or a row or an entry of a file may name it."""
     return config.names_gateway or bool(config.data.train_files)
@@ -186,6 +199,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
             "agent.function_tool_path",
             "agent.interaction_config_path",
             "agent.agent_config_path",
+            "agent.graph",
             "agent.max_parallel_calls",
             "agent.max_tool_response_length",
             "agent.tool_response_truncate_side",
@@ -209,13 +223,33 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="there is no agent.command",
     ),
     Requirement(
-        ("agent.models", "agent.grace_s", "agent.mistakes", "agent.mistake_reward", "gateway"),
+        (
+            "agent.models",
+            "agent.grace_s",
+            "gateway.host",
+            "gateway.port",
+            "gateway.public_url",
+            "gateway.max_requests",
+            "gateway.max_n",
+            "gateway.max_body_mb",
+        ),
         needs=lambda c: _may_play_gateway(c) and _has_play(c),
         reason="nothing is played through the gateway; agent.play or agent.command says what",
     ),
     Requirement(
+        (
+            "agent.mistakes",
+            "agent.mistake_reward",
+            "gateway.match",
+            "gateway.strict",
+            "gateway.client_temperature",
+        ),
+        needs=lambda c: _may_play_gateway(c) and (_has_play(c) or _may_play_graphs(c)),
+        reason="nothing is played through the gateway (agent.play, agent.command), and nothing names a graph",
+    ),
+    Requirement(
         ("agent.tool_parser",),
-        needs=lambda c: not c.data.train_files or _has_tools(c) or _has_play(c),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c) or _has_play(c),
         reason="nothing names tools",
     ),
     Requirement(
@@ -224,17 +258,17 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
             "agent.max_tool_response_length",
             "agent.tool_response_truncate_side",
         ),
-        needs=lambda c: not c.data.train_files or _has_tools(c),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c),
         reason="nothing names tools",
     ),
     Requirement(
         ("agent.tool_timeout_s",),
-        needs=lambda c: not c.data.train_files or _has_tools(c) or _has_users(c),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c) or _has_users(c),
         reason="nothing names tools or simulated users",
     ),
     Requirement(
         ("agent.max_assistant_turns",),
-        needs=lambda c: not c.data.train_files or _has_tools(c) or _has_users(c) or _has_play(c),
+        needs=lambda c: not c.data.train_files or _may_call_tools(c) or _has_users(c) or _has_play(c),
         reason="nothing names tools or simulated users",
     ),
     Requirement(
