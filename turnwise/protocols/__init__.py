@@ -16,6 +16,7 @@ from turnwise.protocols.episodes import (
     HasExpert as HasExpert,
     HasStateKey as HasStateKey,
     HearsCalls as HearsCalls,
+    HearsUsers as HearsUsers,
     MakeEnv as MakeEnv,
     OpenConversation as OpenConversation,
     RemoteEnv as RemoteEnv,
