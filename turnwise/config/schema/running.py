@@ -63,15 +63,23 @@ class CheckpointConfig(Section):
 
 
 class Trace(Section):
-    """Traces of trajectories: generate calls, tool calls and environment steps. They aren't in this
-    version."""
+    """Traces of episodes: every response, call of a tool, step of an environment and reward as a span with
+    its times (docs/debugging.md)."""
 
     backend: Literal["jsonl", "mlflow"] | None = None
-    """Where traces go; unset = nowhere. Other values are refused: this version has no traces."""
+    """Where traces of training and validation go; unset = nowhere. `jsonl` = the file traces.jsonl in the
+    run's folder; `mlflow` = the experiment in MLflow that metrics go to (`tracker_kwargs`,
+    MLFLOW_TRACKING_URI)."""
     token2text: bool = False
-    """Keep the text in addition to the token ids."""
-    max_samples_per_step: PositiveCount | None = None
-    """Maximum trajectories traced in a step."""
+    """Write the decoded text beside the token ids of prompts and responses."""
+    max_samples_per_step: PositiveCount | None = derived()
+    """Maximum tasks of a step that are traced, chosen by seed, with all siblings of each [all with jsonl, 1
+    with mlflow]."""
+    max_mb: PositiveCount = 256
+    """Maximum size in megabytes of traces.jsonl and traces.1.jsonl together; `jsonl` only."""
+    max_pending_mb: PositiveCount = 256
+    """Maximum megabytes of traces that wait to be written. Beyond that, episodes go without a trace; the run
+    never waits for them."""
 
 
 class Deadlines(Section):
