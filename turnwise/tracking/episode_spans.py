@@ -80,7 +80,7 @@ class EpisodeSpans(SilentObserver):
             attributes["turnwise.tokens_per_s"] = round(num_sampled / turn.generate_s, 1)
         index = len(self.spans)
         self.spans.append(Span("chat", "generate", start, now, 0, attributes, turn=turn))
-        if served - start >= _SHORTEST_NS:
+        if generate_ns and served - start >= _SHORTEST_NS:
             self.spans.append(Span("server_wait", "server_wait", start, served, index))
         number = place.number
         self._generated[number] = index

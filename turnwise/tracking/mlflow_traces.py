@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.spec import MLFLOW_OF_TRACES
 from turnwise.tracking.mlflow_store import open_experiment
 from turnwise.tracking.spans import Decode, Trace
 from turnwise.tracking.store import TrackedRun
