@@ -329,6 +329,20 @@ def _load_play() -> Command:
     return run
 
 
+def _add_trace(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run folder, or a traces.jsonl")
+    parser.add_argument("--task", metavar="ID", help="show the episodes of this task, span by span")
+    parser.add_argument("--step", type=int, metavar="N", help="show those of this step (from 0)")
+    parser.add_argument("--sibling", type=int, metavar="N", help="show those of this sibling (from 0)")
+    parser.add_argument("--json", action="store_true", help="print as JSON, one line an episode")
+
+
+def _load_trace() -> Command:
+    from turnwise.cli.trace_command import run
+
+    return run
+
+
 VERBS: dict[str, Verb] = {
     "train": Verb("train a policy by reinforcement learning", _add_train, _load_train, _TRAINING_CONTINUES),
     "sft": Verb(
@@ -350,6 +364,7 @@ VERBS: dict[str, Verb] = {
     "compare": Verb(
         "compare runs: results, settings in which they differ, curves", _add_compare, _load_compare
     ),
+    "trace": Verb("show the traced episodes of a run, span by span", _add_trace, _load_trace),
     "tool": Verb(
         "one action of the tool: train, load_dataset, create_reward, evaluate, export",
         _add_tool,

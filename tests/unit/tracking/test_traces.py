@@ -21,6 +21,7 @@ from turnwise.assemble.traces import traced_agents, traced_score
 from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
+from turnwise.cli.main import main
 from turnwise.data.rewards import RewardManager, WeightedReward
 from turnwise.errors import DataError, ServerError
 from turnwise.protocols import RewardResult
@@ -267,3 +268,23 @@ def test_a_cancelled_episode_is_traced_as_such() -> None:
     traces.close()
     [trace] = store.traces
     assert trace.tags["status"] == "cancelled" and trace.spans[0].error.startswith("CancelledError")
+
+
+def test_the_command_lists_episodes_and_shows_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "traces.jsonl"
+    traces = Traces(lambda: TracesFile(path, 1_000_000, None), TraceSettings(), TAGS)
+    rows = play(traces, tool_agent(), ROW, [CALL, "2"])
+    games = play(traces, env_agent(), SEEDED, ["<answer>a</answer>"] * 2, sibling=3)
+    traces.end_step(2, [rows, games])
+    traces.close()
+    assert main(["trace", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 2 and ROW.id in listed[0] and SEEDED.id in listed[1]
+    assert main(["trace", str(path), "--task", ROW.id]) == 0
+    shown = capsys.readouterr().out
+    assert "execute_tool note" in shown and "turn 2" in shown and SEEDED.id not in shown
+    assert main(["trace", str(path), "--sibling", "3"]) == 0
+    assert "reward" in capsys.readouterr().out
+    assert main(["trace", str(path), "--step", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["tags"]["step"] == 2
+    assert main(["trace", str(path), "--step", "9"]) == 2 and str(path) in capsys.readouterr().err
