@@ -14,11 +14,15 @@ MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
 _SERVER = ("actor_infer", "strategy_args", "strategy_name")
 _MULTI_TURN = ("actor_rollout_ref", "rollout", "multi_turn")
+_TRACE = ("actor_rollout_ref", "rollout", "trace")
 _SECOND_SYSTEM = (
     (("rollout_name",), _SERVER),
     (("actor_rollout_ref", "rollout", "name"), _SERVER),
     ((*_MULTI_TURN, "tool_config_path"), ("agent", "tool_config_path")),
     ((*_MULTI_TURN, "interaction_config_path"), ("agent", "interaction_config_path")),
+    ((*_TRACE, "backend"), ("trace", "backend")),
+    ((*_TRACE, "token2text"), ("trace", "token2text")),
+    ((*_TRACE, "max_samples_per_step_per_worker"), ("trace", "max_samples_per_step")),
 )
 """`(verl's key, our key)` for the keys of verl that are translated."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
@@ -236,10 +240,11 @@ def _answer_second_system(translation: Translation) -> None:
         del rollout["mode"]
     for source, target in _SECOND_SYSTEM:
         *sections, key = source
-        if isinstance(translation.section(*sections).get(key), str):
+        if isinstance(translation.section(*sections).get(key), str | int):
             translation.move(source, target)
-    if rollout.get("multi_turn") == {}:
-        del rollout["multi_turn"]
+    for name in ("multi_turn", "trace"):
+        if rollout.get(name) == {}:
+            del rollout[name]
     actor = translation.raw.get("actor_rollout_ref")
     if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
         del translation.raw["actor_rollout_ref"]

@@ -3,7 +3,7 @@
 import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.schema.section import (
     Count,
@@ -62,11 +62,20 @@ class CheckpointConfig(Section):
     """Checkpoints go to exp_name/time in this folder [checkpoints in the run's folder]."""
 
 
+def _trace_backend(name: Any) -> Any:
+    if name in ("weave", "trackio"):
+        raise ValueError(
+            f"traces don't go to {name}; use jsonl, a file in the run's folder that `turnwise trace` shows, "
+            "or mlflow"
+        )
+    return name
+
+
 class Trace(Section):
     """Traces of episodes: every response, call of a tool, step of an environment and reward as a span with
     its times (docs/debugging.md)."""
 
-    backend: Literal["jsonl", "mlflow"] | None = None
+    backend: Annotated[Literal["jsonl", "mlflow"] | None, BeforeValidator(_trace_backend)] = None
     """Where traces of training and validation go; unset = nowhere. `jsonl` = the file traces.jsonl in the
     run's folder; `mlflow` = the experiment in MLflow that metrics go to (`tracker_kwargs`,
     MLFLOW_TRACKING_URI)."""
