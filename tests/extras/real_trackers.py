@@ -131,6 +131,7 @@ if __name__ == "__main__":
     assert len(traces) == 4, "one task with its four siblings"
     assert {tags["rollout_n"] for _, tags, _ in traces} == {"0", "1", "2", "3"}, traces
     for _, tags, kinds in traces:
-        assert tags["run"] == run.name and tags["status"] == "finished" and float(tags["score"]) >= 0
+        assert tags["run"] == run.name and tags["status"] in ("finished", "truncated")
+        float(tags["score"])
         assert kinds.count("AGENT") == kinds.count("CHAT_MODEL") == 1 and kinds[0] == "AGENT", kinds
     print("wandb, swanlab and mlflow have kept the run")

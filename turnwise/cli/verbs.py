@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.cli.model_arguments import add_export, add_make_model
+from turnwise.cli.record_arguments import add_compare, add_convert, add_trace
 
 Command = Callable[[Namespace], int]
 """Runs a verb with its options and returns the exit status."""
@@ -229,21 +230,6 @@ def _load_export() -> Command:
     return export
 
 
-def _add_compare(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run folder, or one of an experiment with all of its runs"
-    )
-    parser.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name of metrics.jsonl, `*` for any one part; may be given several times "
-        "(default: success, score or loss)",
-    )
-    parser.add_argument("--out", metavar="FILE", help="draw the curves side by side into this picture")
-
-
 def _load_compare() -> Command:
     from turnwise.cli.compare_command import run
 
@@ -329,16 +315,14 @@ def _load_play() -> Command:
     return run
 
 
-def _add_trace(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run folder, or a traces.jsonl")
-    parser.add_argument("--task", metavar="ID", help="show the episodes of this task, span by span")
-    parser.add_argument("--step", type=int, metavar="N", help="show those of this step (from 0)")
-    parser.add_argument("--sibling", type=int, metavar="N", help="show those of this sibling (from 0)")
-    parser.add_argument("--json", action="store_true", help="print as JSON, one line an episode")
-
-
 def _load_trace() -> Command:
     from turnwise.cli.trace_command import run
+
+    return run
+
+
+def _load_convert() -> Command:
+    from turnwise.cli.convert_command import run
 
     return run
 
@@ -362,9 +346,10 @@ VERBS: dict[str, Verb] = {
         "write a checkpoint as a plain model folder, its LoRA adapter merged", add_export, _load_export
     ),
     "compare": Verb(
-        "compare runs: results, settings in which they differ, curves", _add_compare, _load_compare
+        "compare runs: results, settings in which they differ, curves", add_compare, _load_compare
     ),
-    "trace": Verb("show the traced episodes of a run, span by span", _add_trace, _load_trace),
+    "trace": Verb("show the traced episodes of a run, span by span", add_trace, _load_trace),
+    "convert": Verb("rollouts.jsonl as OpenEnv's TrainingTrace, and back", add_convert, _load_convert),
     "tool": Verb(
         "one action of the tool: train, load_dataset, create_reward, evaluate, export",
         _add_tool,
