@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from turnwise.errors import DataError, counted
 from turnwise.rollout.record import read_record
 
@@ -29,8 +31,8 @@ _FINISH_REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", Non
 def checked_trace(line: bytes, place: str) -> Json:
     """The trace of a line. Raises DataError unless it is one of schema version 1."""
     try:
-        trace = json.loads(line)
-    except (ValueError, RecursionError) as fault:
+        trace = from_json(line)
+    except ValueError as fault:
         raise DataError(f"{place} isn't JSON ({fault}); was the file cut in the middle?") from fault
     if not isinstance(trace, dict) or not isinstance(trace.get("turns"), list):
         raise DataError(f"{place} is no TrainingTrace: it has no list `turns`")
@@ -59,20 +61,24 @@ def checked_turn(turn: Any, place: str) -> Json:
     logprobs = turn["per_token_logps"]
     mask = turn["loss_mask"]
     for key in ("prompt_token_ids", "completion_token_ids"):
-        if not all(type(token) is int and 0 <= token < 2**31 for token in turn[key]):
+        if not _are_ids(turn[key]):
             raise DataError(f"{here}: {key} holds something other than token ids")
     if len(logprobs) != num_sampled:
         raise DataError(
             f"{here} has {num_sampled} sampled tokens and {len(logprobs)} log-probs; training needs the "
             "log-prob of each"
         )
-    if not all(type(logprob) in (int, float) and math.isfinite(logprob) for logprob in logprobs):
+    if not set(map(type, logprobs)) <= {int, float} or not math.isfinite(sum(logprobs)):
         raise DataError(f"{here}: per_token_logps holds something other than finite numbers")
     if len(mask) != num_prompt + num_sampled or not set(mask) <= {0, 1}:
         raise DataError(f"{here}: loss_mask must be 0 or 1 for each of {num_prompt} + {num_sampled} tokens")
     if 1 in mask[:num_prompt]:
         raise DataError(f"{here}: loss_mask is 1 in the prompt, which wasn't sampled")
     return turn
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**31))
 
 
 @dataclass(slots=True)

@@ -13,6 +13,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
 from turnwise.errors import DataError
 from turnwise.rollout.foreign_trace import checked_turn
 from turnwise.rollout.record import read_record
@@ -43,12 +45,12 @@ def written_traces(lines: Iterable[tuple[str, bytes]]) -> Iterator[str]:
         except ValueError as fault:
             raise DataError(f"{place}: not a trajectory ({fault})") from fault
         is_empty = False
-        record = json.loads(line)
+        record = from_json(line)
         if not record["turns"]:
             without_turns.append(record)
             continue
         if held is not None:
-            yield _dumped(held)
+            yield to_json(held).decode()
         held = _trace_of(record)
         if without_turns:
             held["turns"][0]["metadata"]["turnwise"]["before"] = without_turns
@@ -58,7 +60,7 @@ def written_traces(lines: Iterable[tuple[str, bytes]]) -> Iterator[str]:
         raise DataError(f"there is nothing to convert: {reason}")
     if without_turns:
         held["turns"][0]["metadata"]["turnwise"]["after"] = without_turns
-    yield _dumped(held)
+    yield to_json(held).decode()
 
 
 def _dumped(value: Json) -> str:
