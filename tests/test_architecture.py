@@ -20,7 +20,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS: list[set[str]] = [
     {"errors", "spec", "types", "costs", "model_files", "runtime", "transfer", "protocols"},
     {"config", "algorithms", "chat", "data", "models", "batching"},
-    {"envs", "tools"},
+    {"envs", "tools", "gateway"},
     {"agents", "inference", "training"},
     {"rollout"},
     {"examine"},
@@ -59,7 +59,7 @@ NEVER: dict[str, set[str]] = {"training": {"algorithms"}, "rollout": {"agents", 
 READS_CONFIG = {"examine", "lifecycle", "pipelines", "assemble", "play", "cli", "rl_tool", "trainer"}
 """Every other room is told its real parameters."""
 
-HEAVY: dict[str, str] = {
+HEAVY: dict[str, str | tuple[str, ...]] = {
     "ray": "cluster/ray_",
     "vllm": "inference/",
     "sglang": "inference/",
@@ -79,6 +79,7 @@ HEAVY: dict[str, str] = {
     "minigrid": "envs/",
     "pygame": "envs/gymnasium/make.py",
     "textarena": "envs/textarena_env.py",
+    "aiohttp": ("gateway/", "envs/openenv/"),
     "reasoning_gym": "envs/reasoning_gym_env.py",
     "bm25s": "tools/search.py",
     "mcp": "tools/mcp_server.py",

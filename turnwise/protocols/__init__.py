@@ -24,6 +24,7 @@ from turnwise.protocols.episodes import (
     RewardResult as RewardResult,
     SilentObserver as SilentObserver,
     TurnPlace as TurnPlace,
+    WaitsForPlace as WaitsForPlace,
 )
 from turnwise.protocols.servers import (
     InferenceServer as InferenceServer,

@@ -50,6 +50,15 @@ class HasStateKey(Protocol):
 
 
 @runtime_checkable
+class WaitsForPlace(Protocol):
+    """An environment whose server plays a limited number of episodes at once."""
+
+    async def wait_for_place(self) -> None:
+        """Waits until there is a place for this episode. Called once, before `reset`; an environment that
+        raises here is closed already."""
+
+
+@runtime_checkable
 class HasExpert(Protocol):
     """An environment that can name good actions, for a baseline and for demonstrations."""
 
