@@ -22,8 +22,6 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--group-size and --rewards are for a TrainingTrace, and {source} is a rollouts.jsonl"
         )
-    if options.group_size is not None and options.group_size < 1:
-        raise ConfigError(f"--group-size is {options.group_size}; it must be at least 1")
     lines = _rollouts(source, options) if is_trace else written_traces(_lines(source))
     num_lines = 0
     try:

@@ -1,4 +1,4 @@
-"""The arguments of the commands that read what runs have written."""
+"""The arguments of the commands that read what runs have written, and of `serve-env`."""
 
 from argparse import ArgumentParser
 
@@ -34,3 +34,16 @@ def add_convert(parser: ArgumentParser) -> None:
     parser.add_argument("target", metavar="TO", help="a new file of the other kind")
     parser.add_argument("--group-size", type=int, metavar="N", help="so many consecutive traces are a group")
     parser.add_argument("--rewards", metavar="FILE", help="the reward of each trace, one number a line")
+
+
+def add_serve_env(parser: ArgumentParser) -> None:
+    """Adds the arguments of `turnwise serve-env`."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    parser.add_argument("tag", metavar="TAG", help="which environment of the config")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the file's")
+    parser.add_argument("--split", choices=["train", "val"], default="train", help="(default: train)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 = a free one (default: 8000)")
+    parser.add_argument(
+        "--max-sessions", type=int, default=64, metavar="N", help="episodes at once (default: 64)"
+    )

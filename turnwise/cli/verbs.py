@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.cli.model_arguments import add_export, add_make_model
-from turnwise.cli.record_arguments import add_compare, add_convert, add_trace
+from turnwise.cli.record_arguments import add_compare, add_convert, add_serve_env, add_trace
 
 Command = Callable[[Namespace], int]
 """Runs a verb with its options and returns the exit status."""
@@ -42,7 +42,7 @@ def _add_env(parser: ArgumentParser) -> None:
         "env",
         nargs="?",
         metavar="ENV",
-        help="env_type (frozen_lake), your module:Class, or a config (.yaml)",
+        help="env_type (frozen_lake), your module:Class, URL of an OpenEnv server, or a config (.yaml)",
     )
     parser.add_argument(
         "overrides",
@@ -287,6 +287,12 @@ def _load_check_env() -> Command:
     return run
 
 
+def _load_serve_env() -> Command:
+    from turnwise.cli.serve_env_command import run
+
+    return run
+
+
 def _add_play(parser: ArgumentParser) -> None:
     _add_env(parser)
     _add_tokenizer(parser)
@@ -365,6 +371,9 @@ VERBS: dict[str, Verb] = {
     ),
     "check-env": Verb(
         "examine an environment: what is wrong with it, and what to change", _add_check_env, _load_check_env
+    ),
+    "serve-env": Verb(
+        "serve an environment of a config in OpenEnv's protocol", add_serve_env, _load_serve_env
     ),
     "play": Verb("one episode turn by turn, as the model sees it", _add_play, _load_play),
 }

@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from turnwise.errors import ConfigError, NotAvailableError, install_hint
+from turnwise.errors import ConfigError, NotAvailableError, TurnwiseError, install_hint
 from turnwise.protocols import Env
+from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonThread
 from turnwise.types import Observation
 
@@ -148,13 +149,14 @@ class _Session:
         """The result of a call of the environment. An exception of the environment is the client's answer."""
         call = self._thread.start(lambda: function(*args, **kwargs))
         try:
-            result = await asyncio.wrap_future(call)
-            if inspect.isawaitable(result):
-                result = await result
-            return result
-        except Exception as fault:
-            logger.warning("a served environment raised %s: %s", type(fault).__name__, fault)
-            raise _RefusedError("EXECUTION_ERROR", f"{type(fault).__name__}: {fault}") from fault
+            with Foreign("the environment", are_faults=True):
+                result = await asyncio.wrap_future(call)
+                if inspect.isawaitable(result):
+                    result = await result
+                return result
+        except TurnwiseError as fault:
+            logger.warning("a served environment can't go on: %s", fault)
+            raise _RefusedError("EXECUTION_ERROR", str(fault)) from fault
 
 
 def _invalid(field: str, problem: str) -> _RefusedError:

@@ -148,7 +148,7 @@ class OpenEnvEnv(TextEnv):
             reward = 0.0
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise EnvironmentFault(
-                f"{self._connection.url} answers {call} with the reward {reward!r}; a reward is a finite number"
+                f"{self._connection.url} answers {call} with the reward {reward!r}; it must be finite"
             )
         assert self._text is not None
         self._shown = self._text.text(observation)
