@@ -64,7 +64,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "vllm": "inference/",
     "sglang": "inference/",
     **{spec.extra: "training/" for spec in STRATEGIES.values() if spec.extra and spec.kind != "sampling"},
-    "mlflow": "tracking/mlflow_store.py",
+    "mlflow": "tracking/mlflow_",
     "swanlab": "tracking/swanlab_store.py",
     "wandb": "tracking/wandb_store.py",
     "tensorboard": "tracking/tensorboard.py",

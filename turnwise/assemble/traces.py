@@ -13,6 +13,7 @@ from turnwise.data.rewards import RewardManager, runs_of
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.protocols import AgentLoop, Reward, RewardResult
 from turnwise.rollout.observed import ObservedLoop
+from turnwise.tracking.mlflow_traces import MlflowTraces
 from turnwise.tracking.spans import Decode
 from turnwise.tracking.store import TrackedRun, tracker_arguments
 from turnwise.tracking.traces import OpenStore, Traces, TraceSettings
@@ -51,8 +52,6 @@ def build_traces(
 def _opener(config: AgenticConfig, folder: RunFolder, decode: Decode | None) -> OpenStore:
     if config.trace.backend == "jsonl":
         return partial(TracesFile, folder.traces, config.trace.max_mb * 1_000_000, decode)
-    from turnwise.tracking.mlflow_traces import MlflowTraces
-
     run = TrackedRun(folder.path, config.exp_name, folder.path.name)
     arguments = tracker_arguments(config.tracker_kwargs, "mlflow")
     places = {key: arguments.get(key) for key in ("tracking_uri", "experiment_name", "artifact_location")}

@@ -4,12 +4,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from turnwise.cli.options import new_file
 from turnwise.errors import ConfigError, DataError, counted
 from turnwise.rollout.foreign_trace import ForeignTraces, checked_trace
 from turnwise.rollout.training_trace import own_lines, written_traces
+from turnwise.runtime.disk import naming
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,14 +26,13 @@ def run(options: argparse.Namespace) -> int:
         )
     lines = _rollouts(source, options) if is_trace else written_traces(_lines(source))
     num_lines = 0
-    try:
-        with target.open("x", encoding="utf-8") as file:
+    with ExitStack() as on_error:
+        on_error.callback(target.unlink, missing_ok=True)
+        with target.open("x", encoding="utf-8") as file, naming(target):
             for line in lines:
                 file.write(line + "\n")
                 num_lines += 1
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
+        on_error.pop_all()
     noun = "trajectory" if is_trace else "trace"
     print(f"converted  {target}: {counted(num_lines, noun)}")
     return 0

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from turnwise.envs.packages import needs
@@ -37,23 +38,25 @@ class OpenEnvConnection:
 
     async def open(self) -> None:
         """Connects, and waits until the server has a place for another episode."""
+        async with AsyncExitStack() as on_error:
+            on_error.push_async_callback(self.close)
+            await self._place()
+            on_error.pop_all()
+
+    async def _place(self) -> None:
         wait_s = FIRST_WAIT_S
-        try:
-            while True:
-                await self._connect()
-                # A server says that it is full only in answer to the first message.
-                reply = await self.ask("state")
-                code = error_code(reply)
-                if code in _UNUSABLE:
-                    raise EnvironmentFault(f"{self.url} can't make an environment: {error_text(reply)}")
-                if code != NO_PLACE:
-                    return
-                await self.close()
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        except BaseException:
+        while True:
+            await self._connect()
+            # A server says that it is full only in answer to the first message.
+            reply = await self.ask("state")
+            code = error_code(reply)
+            if code in _UNUSABLE:
+                raise EnvironmentFault(f"{self.url} can't make an environment: {error_text(reply)}")
+            if code != NO_PLACE:
+                return
             await self.close()
-            raise
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _connect(self) -> None:
         timeout = self._aiohttp.ClientTimeout(total=None, sock_connect=30.0)
@@ -104,8 +107,7 @@ class OpenEnvConnection:
             raise EnvironmentFault(f"{self.url} sent what can't be read: {_described(received.data)}")
         if received.type is not kinds.TEXT:
             code = self._socket.close_code
-            too_long = f"; its message is above {MAX_MESSAGE_BYTES:,} bytes" if code == 1009 else ""
-            raise EnvironmentFault(f"{self.url} ended the connection in answer to {kind} ({code}{too_long})")
+            raise EnvironmentFault(f"{self.url} ended the connection in answer to {kind} (code {code})")
         try:
             reply = json.loads(received.data)
         except (ValueError, RecursionError):
