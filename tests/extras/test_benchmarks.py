@@ -52,6 +52,7 @@ ARGUMENTS = {
     "step_reward": "",
     "tool_conversations": "",
     "tool_latency": "",
+    "traces": "",
     "train": "",
     "weights": "",
 }

@@ -144,10 +144,10 @@ class EpisodeSpans(SilentObserver):
             episode.error = error_text(fault)
             if not self._asked and self.task.row is None and self._unanswered is not None:
                 start = self.spans[self._generated[self._unanswered]].end_ns
-                attributes = {"turnwise.turn": self._unanswered}
-                self.spans.append(Span("step", "env_step", start, now, 0, attributes, episode.error))
+                turn = {"turnwise.turn": self._unanswered}
+                self.spans.append(Span("step", "env_step", start, now, 0, turn, episode.error))
         for context, asked in self._asked.items():
-            attributes = {"gen_ai.operation.name": "chat", "turnwise.context": context}
+            attributes: dict[str, Any] = {"gen_ai.operation.name": "chat", "turnwise.context": context}
             if fault is None:
                 attributes["gen_ai.response.finish_reasons"] = ["no_room"]
             self.spans.append(Span("chat", "generate", asked, now, 0, attributes, episode.error))

@@ -243,7 +243,7 @@ def _answer_second_system(translation: Translation) -> None:
         if isinstance(translation.section(*sections).get(key), str | int):
             translation.move(source, target)
     for name in ("multi_turn", "trace"):
-        if rollout.get(name) == {}:
+        if rollout.get(name, "absent") in ({}, None):
             del rollout[name]
     actor = translation.raw.get("actor_rollout_ref")
     if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
