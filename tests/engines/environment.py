@@ -5,9 +5,9 @@ It prints the minutes and MB of each that wasn't there.
 
 The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each
 engine, content of constraints.txt and requirements in pyproject.toml. They hold the engine and what turnwise
-needs, but not turnwise itself: tests put the checkout on PYTHONPATH. That of the trackers holds them alone,
-in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read: it doesn't import
-on a CPU.
+needs, but not turnwise itself: tests put the checkout on PYTHONPATH. Those of the trackers and of LangGraph
+hold these alone, in front of what the Python at hand has. That of SGLang holds its wheel alone, to be read:
+it doesn't import on a CPU.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ NEEDED_MB = 8000
 """Free space for making two environments at a time, and for what pip unpacks beside them."""
 NEEDED_MB_TO_READ = 500
 UNUSED_S = 14 * 24 * 3600
-TRACKERS = ("wandb", "swanlab", "mlflow")
-"""The extras of `trackers`."""
+IN_FRONT = {"trackers": ("wandb", "swanlab", "mlflow"), "langgraph": ("langgraph",)}
+"""The environments that hold these extras alone, in front of what the Python at hand has."""
 
 NO_NETWORK = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError")
 """What pip writes where it finds no way to an index. A download that breaks off is another error."""
 UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that come along as builds for accelerators: `import transformers` fails beside them."""
+FOREIGN = {"openenv": ["openenv==0.10.0", "aiohttp==3.14.5"]}
+"""Systems of others that a test talks to, and what is installed of them, in front of what the Python at hand
+has. `pins/NAME.txt` takes the place of constraints.txt, which contradicts them."""
 
 
 class LackingError(RuntimeError):
@@ -109,17 +112,27 @@ def _home() -> Path:
 
 
 def _folder(engine: str) -> Path:
-    asked = [*sorted(_wanted(engine)), *([sysconfig.get_path("purelib")] if engine == "trackers" else [])]
-    key = hashlib.sha256(CONSTRAINTS.read_bytes() + "\n".join(asked).encode()).hexdigest()[:12]
+    asked = sorted(_wanted(engine))
+    if engine in IN_FRONT or engine in FOREIGN:
+        asked.append(sysconfig.get_path("purelib"))
+    key = hashlib.sha256(_constraints(engine).read_bytes() + "\n".join(asked).encode()).hexdigest()[:12]
     return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{key}"
+
+
+def _constraints(engine: str) -> Path:
+    """The pins of an environment."""
+    own = Path(__file__).parent / "pins" / f"{engine}.txt"
+    return own if own.exists() else CONSTRAINTS
 
 
 def _wanted(engine: str) -> list[str]:
     """What pip installs: the lines of pyproject.toml as they are written there, and what the tests need."""
+    if engine in FOREIGN:
+        return FOREIGN[engine]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    if engine == "trackers":
-        return [requirement for extra in TRACKERS for requirement in extras[extra]]
+    if engine in IN_FRONT:
+        return [requirement for extra in IN_FRONT[engine] for requirement in extras[extra]]
     if engine == "sglang":
         return ["--no-deps", *extras[engine]]
     return project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
@@ -135,11 +148,11 @@ def _remove_unused(engine: str) -> None:
 def _make(engine: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    if engine == "trackers":
+    if engine in IN_FRONT or engine in FOREIGN:
         [packages] = folder.glob("lib/python*/site-packages")
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
     # Only what is imported is compiled, when it is first imported: less than half of it.
-    _pip(folder, "install", "--no-compile", "-c", str(CONSTRAINTS), *_wanted(engine))
+    _pip(folder, "install", "--no-compile", "-c", str(_constraints(engine)), *_wanted(engine))
     if engine in UNUSABLE:
         _pip(folder, "uninstall", "-y", *UNUSABLE[engine])
 
@@ -187,4 +200,4 @@ def main(engines: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or [*EXTRAS, "trackers", "sglang"]))
+    sys.exit(main(sys.argv[1:] or [*EXTRAS, *IN_FRONT, *FOREIGN, "sglang"]))
