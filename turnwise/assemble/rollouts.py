@@ -243,7 +243,8 @@ def agents_of(
     event_loop = policy.event_loop
     of_environments: dict[tuple[str, str], AgentLoop] = {}
     if split not in policy.env_pools:
-        policy.env_pools[split] = start_env_workers(config, split, event_loop)
+        hosts = policy.hosts if isinstance(policy, ServedPolicy) else None
+        policy.env_pools[split] = start_env_workers(config, split, event_loop, hosts)
     for tag in config.env_manager(split).env_tags:
         settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
         make_env = make_shown = env_factory(config, tag, split)

@@ -69,15 +69,12 @@ class TokenContexts:
     ) -> TokenConversation:
         index = len(self._opened)
         request_id = f"{self.episode_id}/{index}"
-        # The index of a turn counts from 0 in each context, so the contexts of an episode need seeds of their
-        # own.
-        sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
         template = self.template if encode_special_tokens else self.template.without_special_tokens
         conversation = TokenConversation(
             template,
             self.server,
             request_id,
-            sampling,
+            _sampling_of_context(sampling, index),
             self.max_length,
             parent=parent,
             tools=tools,
@@ -103,7 +100,7 @@ class TokenContexts:
             self.template,
             self.server,
             f"{self.episode_id}/{index}",
-            replace(sampling, seed=derive_seed(sampling.seed, "context", index)),
+            _sampling_of_context(sampling, index),
             self.max_length,
             parser=self.parser,
             match=match,
@@ -124,3 +121,8 @@ class TokenContexts:
         for opened in self._opened:
             await opened.close()
         self._opened.clear()
+
+
+def _sampling_of_context(sampling: SamplingParams, index: int) -> SamplingParams:
+    # Turns are counted from 0 in each context, so the contexts of an episode need seeds of their own.
+    return replace(sampling, seed=derive_seed(sampling.seed, "context", index))
