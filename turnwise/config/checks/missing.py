@@ -133,8 +133,8 @@ def _trace(config: AgenticConfig) -> Iterator[str]:
     version = metadata.version("mlflow")
     if not version.startswith(f"{MLFLOW_OF_TRACES}."):
         yield (
-            f"trace.backend mlflow works with MLflow {MLFLOW_OF_TRACES}, and {version} is installed: "
-            f"`pip install 'mlflow=={MLFLOW_OF_TRACES}.*'`, or use trace.backend jsonl."
+            f"trace.backend mlflow works with MLflow {MLFLOW_OF_TRACES}, and {version} is installed: install "
+            f"mlflow=={MLFLOW_OF_TRACES}.*, or use trace.backend jsonl."
         )
 
 
