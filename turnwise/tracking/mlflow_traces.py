@@ -2,6 +2,7 @@
 MLflow's own inner client: its public, asynchronous exporter discards what its queue of 1,000 can't hold."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ class MlflowTraces:
     ) -> None:
         from mlflow.tracing.client import TracingClient
 
+        # MLflow logs each statement that its database refuses, with a stack; the run says it once.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         client, self._experiment_id = open_experiment(run, tracking_uri, experiment_name, artifact_location)
         self._client = TracingClient(client.tracking_uri)
         self._decode = decode
