@@ -59,13 +59,12 @@ NEVER: dict[str, set[str]] = {"training": {"algorithms"}, "rollout": {"agents", 
 READS_CONFIG = {"examine", "lifecycle", "pipelines", "assemble", "play", "cli", "rl_tool", "trainer"}
 """Every other room is told its real parameters."""
 
-HEAVY: dict[str, str] = {
+HEAVY: dict[str, str | tuple[str, ...]] = {
     "ray": "cluster/ray_",
-    "aiohttp": "gateway/",
     "vllm": "inference/",
     "sglang": "inference/",
     **{spec.extra: "training/" for spec in STRATEGIES.values() if spec.extra and spec.kind != "sampling"},
-    "mlflow": "tracking/mlflow_store.py",
+    "mlflow": "tracking/mlflow_",
     "swanlab": "tracking/swanlab_store.py",
     "wandb": "tracking/wandb_store.py",
     "tensorboard": "tracking/tensorboard.py",
@@ -80,6 +79,7 @@ HEAVY: dict[str, str] = {
     "minigrid": "envs/",
     "pygame": "envs/gymnasium/make.py",
     "textarena": "envs/textarena_env.py",
+    "aiohttp": ("gateway/", "envs/openenv/"),
     "reasoning_gym": "envs/reasoning_gym_env.py",
     "bm25s": "tools/search.py",
     "mcp": "tools/mcp_server.py",

@@ -37,6 +37,7 @@ from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.model_role import ModelRole
 from turnwise.protocols import Cluster, WeightSource
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.tracking.traces_file import read_traces
 
 _NOTES = "toy_tools.Notebook"
 LIVE: dict[Kind, tuple[Live, ...]] = {AgenticConfig: AGENTIC, SFTConfig: SFT}
@@ -162,6 +163,7 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
             {k: v for k, v in turn.items() if k not in not_played} for row in played for turn in row["turns"]
         ],
         "rewards": [row["outcome_rewards"] for row in played],
+        "traces": traced(folder.traces),
         "validation": [{k: v for k, v in row.items() if k.startswith("val/")} for row in metrics],
         "metrics": metrics,
         "calls": calls,
@@ -170,6 +172,13 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
         "error": None,
         "notes": notes,
     }
+
+
+def traced(path: Path) -> list[Any]:
+    """The names of what each span of each trace tells."""
+    if not path.exists():
+        return []
+    return [[sorted(span.attributes) for span in trace.spans] for trace in read_traces(path, [])]
 
 
 def log_lines(path: Path) -> Iterator[str]:

@@ -51,12 +51,15 @@ CLIENTS = (
     "mini-swe-agent",
 )
 """What the environment `clients` holds, in front of what the Python at hand has: no extra of ours."""
-IN_FRONT_ALL = (*IN_FRONT, "clients")
 
 NO_NETWORK = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError")
 """What pip writes where it finds no way to an index. A download that breaks off is another error."""
 UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that come along as builds for accelerators: `import transformers` fails beside them."""
+FOREIGN = {"openenv": ["openenv==0.10.0", "aiohttp==3.14.5"]}
+"""Systems of others that a test talks to, and what is installed of them, in front of what the Python at hand
+has. `pins/NAME.txt` has the pins that contradict constraints.txt."""
+IN_FRONT_ALL = (*IN_FRONT, "clients", *FOREIGN)
 
 
 class LackingError(RuntimeError):
@@ -131,6 +134,8 @@ def _folder(engine: str) -> Path:
 
 def _wanted(engine: str) -> list[str]:
     """What pip installs: the lines of pyproject.toml as they are written there, and what the tests need."""
+    if engine in FOREIGN:
+        return FOREIGN[engine]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if engine == "clients":

@@ -25,6 +25,8 @@ SCRIPTS += [
     ("langgraph", "train_langgraph.py"),
 ]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
+FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py")]
+"""Systems of others; each script gets a model that their environments can't make."""
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
     SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]
@@ -48,4 +50,17 @@ def test_agrees_with_plain_torch(engine, script, words):
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert f"{engine}" in run.stdout
+    print(run.stdout)
+
+
+@pytest.mark.parametrize(("system", "script"), FOREIGN_SCRIPTS)
+def test_talks_to_systems_of_others(system, script, tiny_model):
+    try:
+        python = engine_python(system)
+    except LackingError as error:
+        pytest.skip(str(error))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}
+    command = [python, ENGINES / script, tiny_model]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     print(run.stdout)

@@ -76,6 +76,20 @@ def mlflow_kept(run: Path) -> tuple[dict[int, float], dict[str, str], int]:
     return history, kept.data.params, len(client.list_artifacts(kept.info.run_id, "samples"))
 
 
+def traces_kept(run: Path) -> list[tuple[str, dict[str, str], list[str]]]:
+    """The id, tags and kinds of spans of each trace of the last step, as MLflow's search finds them."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run.parent / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("letters")
+    found = client.search_traces(locations=[experiment.experiment_id], filter_string="tags.step = '1'")
+    traces = [client.get_trace(trace.info.trace_id) for trace in found]
+    return [
+        (trace.info.trace_id, trace.info.tags, [span.span_type for span in trace.data.spans])
+        for trace in traces
+    ]
+
+
 def trained(model: str, folder: Path, **keys: object) -> int:
     values = {
         "pretrain": model,
@@ -100,7 +114,8 @@ if __name__ == "__main__":
     offline = {"mode": "offline"}
     assert not list(folder.glob("letters/*")), "a run that was refused has left its folder"
     kwargs = {"wandb": {**offline, "api_key": "0" * 40}, "swanlab": offline}
-    assert trained(model, folder, track_with=["wandb", "swanlab", "mlflow"], tracker_kwargs=kwargs) == 0
+    everywhere = {"track_with": ["wandb", "swanlab", "mlflow"], "trace": {"backend": "mlflow"}}
+    assert trained(model, folder, tracker_kwargs=kwargs, **everywhere) == 0
     [run] = (path.parent for path in folder.glob("letters/*/metrics.jsonl"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     expected = {row["step"] + 1: row[NAME] for row in rows}
@@ -112,4 +127,11 @@ if __name__ == "__main__":
     assert settings["seed"] == 7 and num_texts == 2, (settings, num_texts)
     steps, settings, num_texts = mlflow_kept(run)
     assert steps == expected and settings["seed"] == "7" and num_texts == 2, (steps, settings, num_texts)
+    traces = traces_kept(run)
+    assert len(traces) == 4, "one task with its four siblings"
+    assert {tags["rollout_n"] for _, tags, _ in traces} == {"0", "1", "2", "3"}, traces
+    for _, tags, kinds in traces:
+        assert tags["run"] == run.name and tags["status"] in ("finished", "truncated")
+        float(tags["score"])
+        assert kinds.count("AGENT") == kinds.count("CHAT_MODEL") == 1 and kinds[0] == "AGENT", kinds
     print("wandb, swanlab and mlflow have kept the run")

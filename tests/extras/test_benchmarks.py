@@ -53,6 +53,7 @@ ARGUMENTS = {
     "step_reward": "",
     "tool_conversations": "",
     "tool_latency": "",
+    "traces": "",
     "train": "",
     "weights": "",
 }

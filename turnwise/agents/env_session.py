@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.envs.contract import StepResult, ask_state_key, checked_key, read_reset, read_step
 from turnwise.errors import BlockingFault, EnvironmentFault
-from turnwise.protocols import Env, HasStateKey, RemoteEnv
+from turnwise.protocols import Env, HasStateKey, RemoteEnv, WaitsForPlace
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import ENVIRONMENTS, Stopwatch
 from turnwise.runtime.threads import DaemonThread
@@ -92,6 +92,17 @@ class EnvSession:
         # Checked once, since isinstance of a protocol takes as long as a step.
         self._keyed = self.env if isinstance(self.env, HasStateKey) else None
         self.has_state_key = self._keyed is not None
+        if isinstance(self.env, WaitsForPlace):
+            settings = self.settings
+            limit = settings.watchdog.waiting(
+                f"an episode of {self.tag}",
+                f"a place for {self._class}",
+                settings.place_timeout_s,
+                "deadlines.env_s",
+            )
+            with Foreign(f"{self._class}.wait_for_place", self._episode):
+                async with limit:
+                    await self.env.wait_for_place()
 
     def _describe(self, class_name: str) -> None:
         """Notes the names of calls, for messages."""

@@ -7,7 +7,7 @@ from typing import Any
 from turnwise.chat.contexts import opens_tokens, opens_trees
 from turnwise.chat.token_requests import TokenRequests
 from turnwise.chat.tree import ConversationTree
-from turnwise.protocols import AgentLoop, Conversation, HearsCalls, OpenConversation
+from turnwise.protocols import AgentLoop, Conversation, HearsCalls, HearsUsers, OpenConversation
 from turnwise.types import SamplingParams, Task, Trajectory
 
 
@@ -31,7 +31,8 @@ class OverForeignText:
 
 @dataclass(frozen=True, slots=True)
 class _ForeignContexts:
-    """Opens contexts for foreign text, unless the agent says otherwise, and passes on the calls of tools."""
+    """Opens contexts for foreign text, unless the agent says otherwise, and passes on what tools and
+    users answer."""
 
     open_conversation: OpenConversation
 
@@ -50,6 +51,14 @@ class _ForeignContexts:
         arguments: Mapping[str, Any],
         result: str,
         seconds: float,
+        *,
+        is_error: bool = False,
+        waited_s: float = 0.0,
     ) -> None:
-        if isinstance(self.open_conversation, HearsCalls):
-            self.open_conversation.called(name, arguments, result, seconds)
+        contexts = self.open_conversation
+        if isinstance(contexts, HearsCalls):
+            contexts.called(name, arguments, result, seconds, is_error=is_error, waited_s=waited_s)
+
+    def replied(self, text: str, seconds: float) -> None:
+        if isinstance(self.open_conversation, HearsUsers):
+            self.open_conversation.replied(text, seconds)

@@ -15,7 +15,7 @@ from turnwise.chat.contexts import opens_trees
 from turnwise.chat.tree import ConversationTree
 from turnwise.data.prompts import prompt_of
 from turnwise.errors import EnvironmentFault, NotAvailableError, RolloutError, install_hint
-from turnwise.protocols import HearsCalls, OpenConversation
+from turnwise.protocols import OpenConversation
 from turnwise.runtime.threads import DaemonPool
 from turnwise.tools.interactions import Interactions, InteractionSession
 from turnwise.tools.tool_box import ToolBox
@@ -116,14 +116,13 @@ class ReactAgentLoop:
         tree = opens_trees(open_conversation, name).open_tree(
             sampling, match=requests.match, max_turns=self._max_calls
         )
-        hears = open_conversation if isinstance(open_conversation, HearsCalls) else None
         async with (
             self._box.open(task) as session,
             self._interactions.open(task, sibling, settings.max_user_turns) as user,
         ):
             max_new_tokens = min(settings.max_new_tokens, sampling.max_new_tokens)
             model_calls = ModelCalls(tree, requests, max_new_tokens, self._notes)
-            calls = GraphCalls(ToldSession(session, hears), self._limits, model_calls)
+            calls = GraphCalls(ToldSession(session, open_conversation), self._limits, model_calls)
             prompt = prompt_of(task.payload, settings.prompt_key, session.schemas)
             ending = _Ending(tree, requests.mistakes)
             with ending:

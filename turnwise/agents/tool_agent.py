@@ -3,6 +3,7 @@ calls."""
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.prompts import prompt_of
 from turnwise.errors import counted
-from turnwise.protocols import Conversation, HearsCalls, OpenConversation
+from turnwise.protocols import Conversation, HearsCalls, HearsUsers, OpenConversation
 from turnwise.tools.interactions import Interactions, InteractionSession
 from turnwise.tools.tool_box import ToolBox, ToolResult, ToolSession, readable
-from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
+from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class ToolAgent:
             # Special tokens in results of tools or messages of users would forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
             prompt = prompt_of(task.payload, self._settings.prompt_key, session.schemas)
-            hears = open_conversation if isinstance(open_conversation, HearsCalls) else None
-            limit = await self._converse(ToldSession(session, hears), user, conversation, prompt)
+            told = ToldSession(session, open_conversation, user)
+            limit = await self._converse(told, conversation, prompt)
             rewards = await session.rewards()
             user_metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
@@ -87,7 +88,6 @@ class ToolAgent:
     async def _converse(
         self,
         session: "ToldSession",
-        user: InteractionSession,
         conversation: Conversation,
         messages: Sequence[Message],
     ) -> Limit | None:
@@ -110,9 +110,9 @@ class ToolAgent:
             transcript += [*messages, reply]
             started = time.perf_counter()
             if not calls and not errors:
-                messages = await user.reply(transcript, turn)
+                messages = await session.reply(transcript, turn)
                 if not messages:
-                    return user.limit
+                    return session.user_limit
             if len(conversation.turns) == settings.max_assistant_turns:
                 return "max_steps"
             if calls or errors:
@@ -170,21 +170,54 @@ class ToolAgent:
 
 @dataclass(frozen=True, slots=True)
 class ToldSession:
-    """The tools of an episode, whose answers are told to those who observe it."""
+    """The tools and the simulated user of an episode, whose answers are told to those who observe it."""
 
     session: ToolSession
-    hears: HearsCalls | None
+    contexts: OpenConversation
+    user: InteractionSession | None = None
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
         return self.session.schemas
 
+    @property
+    def user_limit(self) -> Limit | None:
+        """The limit that ended the simulated user's part, if one did."""
+        return self.user.limit if self.user else None
+
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         started = time.perf_counter()
-        result = await self.session.call(name, arguments)
-        if self.hears is not None:
-            self.hears.called(name, arguments, result.text, time.perf_counter() - started)
-        return result
+        result: ToolResult | None = None
+        try:
+            result = await self.session.call(name, arguments)
+            return result
+        finally:
+            told = result or _fault_as_result()
+            if isinstance(self.contexts, HearsCalls):
+                self.contexts.called(
+                    name,
+                    arguments,
+                    told.text,
+                    time.perf_counter() - started,
+                    is_error=told.is_error,
+                    waited_s=told.waited_s,
+                )
+
+    async def reply(self, transcript: Sequence[Message], turn: Turn) -> list[Message]:
+        if self.user is None:
+            return []
+        started = time.perf_counter()
+        messages = await self.user.reply(transcript, turn)
+        if self.user.is_there and isinstance(self.contexts, HearsUsers):
+            text = "".join(message["content"] for message in messages)
+            self.contexts.replied(text, time.perf_counter() - started)
+        return messages
+
+
+def _fault_as_result() -> ToolResult:
+    """The exception that is being handled, as the answer to a call."""
+    fault = sys.exception()
+    return ToolResult(f"{type(fault).__name__}: {fault}", is_error=True)
 
 
 def not_executed(max_calls: int) -> str:

@@ -19,6 +19,7 @@ from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.servers import build_servers
 from turnwise.assemble.tasks import build_tasks, say_shared_prompts
+from turnwise.assemble.traces import MakeTraces, no_traces, traced_agents, traced_score
 from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser, parser_if_asked
@@ -43,6 +44,7 @@ from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.placement import Placement
 from turnwise.runtime.schedule_log import ScheduleLog
 from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.tracking.traces import Traces
 from turnwise.types import SamplingParams, Split, Task
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class RolloutContext:
     event_loop: WatchedRunner
     schedule_log: ScheduleLog
     turn_journal: TurnJournal | None
+    traces: Traces | None
     gateway: RunGateway = field(kw_only=True)
     env_pools: dict[Split, dict[str, EnvPool]] = field(default_factory=dict, kw_only=True)
     """The environment workers of each split that has agents, by tag. They end with the event loop."""
@@ -100,8 +103,10 @@ def open_rollout_context(
     stopwatch: Stopwatch | None = None,
     schedule_log: ScheduleLog | None = None,
     turn_journal: TurnJournal | None = None,
+    make_traces: MakeTraces = no_traces,
 ) -> RolloutContext:
-    """The config's policy, or the one at `model_path` (a folder or hub name), without its weights."""
+    """The config's policy, or the one at `model_path` (a folder or hub name), without its weights.
+    `make_traces` makes its traces, given its tokenizer."""
     files = examined.policy(model_path)
     if any(remote_tags(examined.config, split) for split in get_args(Split)):
         prepare_workers()
@@ -113,6 +118,7 @@ def open_rollout_context(
         event_loop,
         schedule_log or ScheduleLog(),
         turn_journal,
+        make_traces(files.tokenizer),
         gateway=RunGateway(examined.config, event_loop),
     )
 
@@ -191,6 +197,10 @@ def build_scheduler(
     agents = agents_of(examined, split, policy, pictures)
     if policy.turn_journal:
         agents = policy.turn_journal.noted(agents)
+    score = policy.score
+    if policy.traces:
+        agents = traced_agents(agents, policy.traces)
+        score = traced_score(score, policy.traces)
     run_async: Callable[..., Any] = policy.event_loop.run
     if is_validation and not config.plays_ahead:
         run_async = policy.run_apart
@@ -210,7 +220,7 @@ def build_scheduler(
         settings=settings or scheduler_settings(config, split),
         is_fixed=is_validation,
         keep=None if is_validation else examined.group_filter,
-        score=policy.score,
+        score=score,
         schedule_log=policy.schedule_log,
         stopwatch=policy.event_loop.stopwatch,
         watchdog=policy.event_loop.watchdog,

@@ -29,7 +29,7 @@ from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.live import stdout_tracker
 from turnwise.tracking.metric_columns import MetricColumns
 from turnwise.tracking.pace import Pace
-from turnwise.tracking.store import StoreTracker, TrackedRun
+from turnwise.tracking.store import StoreTracker, TrackedRun, tracker_arguments
 from turnwise.types import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -48,15 +48,13 @@ def build_trackers(
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     values = leaves(resolved_values(config))
     settings = {name: value for name, value in values if not name.startswith("tracker_kwargs")}
-    # Arguments are under the tracker's name, or at the top level if only one tracker takes any.
-    top_level = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
     run = TrackedRun(folder.path, config.exp_name, folder.path.name, folder.num_done, settings)
     with ExitStack() as on_error:
         for name in config.track_with:
             target = TRACKERS[name].target
             if target:
                 tracker_class = load_class(target, "track_with", ConfigError)
-                arguments = {**top_level, **config.tracker_kwargs.get(name, {})}
+                arguments = tracker_arguments(config.tracker_kwargs, name)
                 tracker = StoreTracker(name, partial(tracker_class, run, **arguments))
                 trackers.append(tracker)
                 on_error.callback(tracker.close)

@@ -41,8 +41,9 @@ def read_target(
 ) -> EnvTarget:
     """The environment that a command line names; with `takes_rows` also a config's rows, under the tag
     `ROWS_TAG`. If ENV ends in .yaml, it is the config file, and KEY=VALUE sets any of its keys. Otherwise ENV
-    is an env_type, and KEY=VALUE sets an argument of the environment; with `config_file`, it overrides or
-    extends the arguments that the file gives. `model` is used if the config names no model."""
+    is an env_type or the URL of an OpenEnv server, and KEY=VALUE sets an argument of the environment; with
+    `config_file`, it overrides or extends the arguments that the file gives. `model` is used if the config
+    names no model."""
     word = options.env
     arguments = options.overrides
     keys: list[str] = []
@@ -63,7 +64,8 @@ def read_target(
         return _of_config(options, file, keys, word, arguments, takes_rows)
     if word is None:
         raise ConfigError(
-            "which environment? Name an env_type (frozen_lake), a class (module:Class) or a config (.yaml)"
+            "which environment? Name an env_type (frozen_lake), a class (module:Class), the URL of an "
+            "OpenEnv server, or a config (.yaml)"
         )
     if options.tag is not None:
         raise ConfigError(
@@ -71,6 +73,9 @@ def read_target(
         )
     tag = word.rpartition(":")[2] or word
     env: dict[str, Any] = {"env_type": word, "env_config": parse_arguments(arguments)}
+    if word.startswith(("http://", "https://")):
+        tag = "openenv"
+        env = {"env_type": tag, "env_config": {"url": word, **parse_arguments(arguments)}}
     if options.max_steps is not None:
         env["max_steps"] = options.max_steps
     config, _ = parse_config({"pretrain": model, "custom_envs": {tag: env}})

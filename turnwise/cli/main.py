@@ -25,6 +25,7 @@ EXIT_NO_READER = 141
 """Exit status if the program that reads the output, such as `head`, has ended: the one that a shell reports
 for SIGPIPE."""
 MAX_NUMBER = 10**9
+MAY_BE_ZERO = ("seed", "step", "sibling", "port")
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
 """Options whose commands check by themselves whether the value is "". `check_options` refuses "" for all
 other options."""
@@ -68,7 +69,7 @@ def _check_range(name: str, option: str, value: float) -> None:
     minimum = math.ulp(0.0)
     allowed = "more than 0"
     if isinstance(value, int):
-        minimum = 0 if name == "seed" else 1
+        minimum = 0 if name in MAY_BE_ZERO else 1
         allowed = f"at least {minimum}"
     if not minimum <= value <= MAX_NUMBER:
         raise ConfigError(f"{option} is {value}; it must be {allowed}, and at most {MAX_NUMBER:,}")

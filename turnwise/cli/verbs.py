@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.cli.model_arguments import add_export, add_make_model, add_serve
+from turnwise.cli.record_arguments import add_compare, add_convert, add_serve_env, add_trace
 
 Command = Callable[[Namespace], int]
 """Runs a verb with its options and returns the exit status."""
@@ -41,7 +42,7 @@ def _add_env(parser: ArgumentParser) -> None:
         "env",
         nargs="?",
         metavar="ENV",
-        help="env_type (frozen_lake), your module:Class, or a config (.yaml)",
+        help="env_type (frozen_lake), your module:Class, URL of an OpenEnv server, or a config (.yaml)",
     )
     parser.add_argument(
         "overrides",
@@ -229,21 +230,6 @@ def _load_export() -> Command:
     return export
 
 
-def _add_compare(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run folder, or one of an experiment with all of its runs"
-    )
-    parser.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name of metrics.jsonl, `*` for any one part; may be given several times "
-        "(default: success, score or loss)",
-    )
-    parser.add_argument("--out", metavar="FILE", help="draw the curves side by side into this picture")
-
-
 def _load_compare() -> Command:
     from turnwise.cli.compare_command import run
 
@@ -301,6 +287,12 @@ def _load_check_env() -> Command:
     return run
 
 
+def _load_serve_env() -> Command:
+    from turnwise.cli.serve_env_command import run
+
+    return run
+
+
 def _add_play(parser: ArgumentParser) -> None:
     _add_env(parser)
     _add_tokenizer(parser)
@@ -335,6 +327,18 @@ def _load_serve() -> Command:
     return run
 
 
+def _load_trace() -> Command:
+    from turnwise.cli.trace_command import run
+
+    return run
+
+
+def _load_convert() -> Command:
+    from turnwise.cli.convert_command import run
+
+    return run
+
+
 VERBS: dict[str, Verb] = {
     "train": Verb("train a policy by reinforcement learning", _add_train, _load_train, _TRAINING_CONTINUES),
     "sft": Verb(
@@ -355,8 +359,10 @@ VERBS: dict[str, Verb] = {
         "write a checkpoint as a plain model folder, its LoRA adapter merged", add_export, _load_export
     ),
     "compare": Verb(
-        "compare runs: results, settings in which they differ, curves", _add_compare, _load_compare
+        "compare runs: results, settings in which they differ, curves", add_compare, _load_compare
     ),
+    "trace": Verb("show the traced episodes of a run, span by span", add_trace, _load_trace),
+    "convert": Verb("rollouts.jsonl as OpenEnv's TrainingTrace, and back", add_convert, _load_convert),
     "tool": Verb(
         "one action of the tool: train, load_dataset, create_reward, evaluate, export",
         _add_tool,
@@ -372,6 +378,9 @@ VERBS: dict[str, Verb] = {
     ),
     "check-env": Verb(
         "examine an environment: what is wrong with it, and what to change", _add_check_env, _load_check_env
+    ),
+    "serve-env": Verb(
+        "serve an environment of a config in OpenEnv's protocol", add_serve_env, _load_serve_env
     ),
     "play": Verb("one episode turn by turn, as the model sees it", _add_play, _load_play),
 }

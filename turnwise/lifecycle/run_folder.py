@@ -116,6 +116,7 @@ class RunFolder:
     metrics = _RunPath("metrics.jsonl")
     rollouts = _RunPath("rollouts.jsonl")
     turns = _RunPath("turns.jsonl")
+    traces = _RunPath("traces.jsonl")
     tensorboard = _RunPath("tensorboard")
     schedule_log = _RunPath("schedule.jsonl")
     curve = _RunPath("learning_curve.png")

@@ -43,6 +43,7 @@ from turnwise.rollout.measure import validation_metrics
 from turnwise.rollout.source import Part, RolloutSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.run_log import RunLog
+from turnwise.tracking.traces import Traces
 from turnwise.types import Group, Metric, samples_of
 
 
@@ -68,6 +69,7 @@ class AgenticPipeline:
     cluster: Cluster
     log: RunLog
     journal: Journal
+    traces: Traces | None
     pictures: Pictures
     folder: RunFolder
     checkpoints: Checkpoints
@@ -114,6 +116,8 @@ class AgenticPipeline:
                     is_complete = part.is_last
             log.add(batch_metrics(groups, source, step, total.elapsed_s))
             self.journal.append(step, groups + source.rejected)
+            if self.traces:
+                self.traces.end_step(step, groups + source.rejected)
             if step % config.logging_steps == 0:
                 log.show(*log_samples(step, groups, self.tokenizer.decode))
             yield self.end_step(step, groups)
@@ -159,6 +163,8 @@ class AgenticPipeline:
         assert self.val_rollout_scheduler is not None
         groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
         self.pictures.write(f"step-{step}", groups)
+        if self.traces:
+            self.traces.end_step(step, groups, is_validation=True)
         return groups
 
     def train_on(self, part: Part, update: PolicyUpdate) -> None:

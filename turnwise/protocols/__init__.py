@@ -16,6 +16,7 @@ from turnwise.protocols.episodes import (
     HasExpert as HasExpert,
     HasStateKey as HasStateKey,
     HearsCalls as HearsCalls,
+    HearsUsers as HearsUsers,
     MakeEnv as MakeEnv,
     OpenConversation as OpenConversation,
     RemoteEnv as RemoteEnv,
@@ -23,6 +24,7 @@ from turnwise.protocols.episodes import (
     RewardResult as RewardResult,
     SilentObserver as SilentObserver,
     TurnPlace as TurnPlace,
+    WaitsForPlace as WaitsForPlace,
 )
 from turnwise.protocols.servers import (
     InferenceServer as InferenceServer,

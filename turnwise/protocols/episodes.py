@@ -50,6 +50,15 @@ class HasStateKey(Protocol):
 
 
 @runtime_checkable
+class WaitsForPlace(Protocol):
+    """An environment whose server plays a limited number of episodes at once."""
+
+    async def wait_for_place(self) -> None:
+        """Waits until there is a place for this episode. Called once, before `reset`; an environment that
+        raises here is closed already."""
+
+
+@runtime_checkable
 class HasExpert(Protocol):
     """An environment that can name good actions, for a baseline and for demonstrations."""
 
@@ -141,8 +150,21 @@ class EpisodeObserver(Protocol):
     def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
         """The response was sampled. The agent changes the turn later."""
 
-    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None:
-        """A tool has answered a call."""
+    def called(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        result: str,
+        seconds: float,
+        *,
+        is_error: bool = False,
+        waited_s: float = 0.0,
+    ) -> None:
+        """A tool has answered a call, or failed: then `result` is the error. `seconds` is all that the call
+        took, `waited_s` of them for a place among concurrent calls."""
+
+    def replied(self, text: str, seconds: float) -> None:
+        """The simulated user has answered; empty if it ended the conversation."""
 
     def reset(self, env: Env, result: tuple[Any, ...]) -> None:
         """`env.reset` has returned. This event and `stepped` come in the thread that calls the
@@ -166,7 +188,18 @@ class SilentObserver:
 
     def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None: ...
 
-    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None: ...
+    def called(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        result: str,
+        seconds: float,
+        *,
+        is_error: bool = False,
+        waited_s: float = 0.0,
+    ) -> None: ...
+
+    def replied(self, text: str, seconds: float) -> None: ...
 
     def reset(self, env: Env, result: tuple[Any, ...]) -> None: ...
 
@@ -179,9 +212,26 @@ class SilentObserver:
 
 @runtime_checkable
 class HearsCalls(Protocol):
-    """An OpenConversation of an observed episode: the agent tells it the calls of tools."""
+    """An OpenConversation of an observed episode: the agent tells it the calls of tools, as
+    `EpisodeObserver.called` hears them."""
 
-    def called(self, name: str, arguments: Mapping[str, Any], result: str, seconds: float) -> None: ...
+    def called(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        result: str,
+        seconds: float,
+        *,
+        is_error: bool = False,
+        waited_s: float = 0.0,
+    ) -> None: ...
+
+
+@runtime_checkable
+class HearsUsers(Protocol):
+    """An OpenConversation of an observed episode: the agent tells it what a simulated user answered."""
+
+    def replied(self, text: str, seconds: float) -> None: ...
 
 
 class RewardResult(NamedTuple):

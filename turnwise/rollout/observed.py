@@ -14,6 +14,7 @@ from turnwise.protocols import (
     Conversation,
     EpisodeObserver,
     HearsCalls,
+    HearsUsers,
     OpenConversation,
     TurnPlace,
 )
@@ -74,13 +75,13 @@ class _Faults:
 
 class ObservedContexts:
     """Opens an agent's contexts, and tells the observer what is asked and sampled in them. It also passes on
-    calls of tools, to the observers of `open_conversation` too."""
+    calls of tools and answers of simulated users, to the observers of `open_conversation` too."""
 
     def __init__(self, open_conversation: OpenConversation, observer: EpisodeObserver) -> None:
         self.turns: list[Turn] = []
         """The turns of all contexts, in the order of sampling."""
         self._open = open_conversation
-        self._outer = open_conversation if isinstance(open_conversation, HearsCalls) else None
+        self._outer = open_conversation
         self._observer = observer
         self._num_contexts = 0
         self._places: list[TurnPlace] = []
@@ -136,10 +137,18 @@ class ObservedContexts:
         arguments: Mapping[str, Any],
         result: str,
         seconds: float,
+        *,
+        is_error: bool = False,
+        waited_s: float = 0.0,
     ) -> None:
-        self._observer.called(name, arguments, result, seconds)
-        if self._outer is not None:
-            self._outer.called(name, arguments, result, seconds)
+        self._observer.called(name, arguments, result, seconds, is_error=is_error, waited_s=waited_s)
+        if isinstance(self._outer, HearsCalls):
+            self._outer.called(name, arguments, result, seconds, is_error=is_error, waited_s=waited_s)
+
+    def replied(self, text: str, seconds: float) -> None:
+        self._observer.replied(text, seconds)
+        if isinstance(self._outer, HearsUsers):
+            self._outer.replied(text, seconds)
 
     def tell_rewards(self) -> None:
         """Tells the rewards of the turns since the last call. The agent must have written them."""

@@ -4,12 +4,11 @@ sampled response with its tool calls. The first line of an episode also has the 
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,6 +23,7 @@ from turnwise.rollout.record import (
     written_task,
     written_turn,
 )
+from turnwise.runtime.rotating import RotatingFile, earlier_part
 from turnwise.runtime.threads import DaemonThread
 from turnwise.types import Message, Task, Trajectory, Turn
 
@@ -36,20 +36,14 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:
-    """Appends lines to a file in a thread, so that no episode waits for the disk. A file has at most
-    `max_bytes` / 2 bytes. If the next line doesn't fit, the file is renamed to `turns.1.jsonl`, which
-    replaces an older one, and a new file begins. Lines too long for any file are left out. If the disk fails,
-    the journal logs a warning and writes nothing more."""
+    """Appends lines to a RotatingFile in a thread, so that no episode waits for the disk. Lines too long for
+    any file are left out. If the disk fails, the journal logs a warning and writes nothing more."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        self._path = path
-        self._max_bytes = max_bytes // 2
-        self._file: BinaryIO | None = path.open("ab", buffering=0)
-        self._size = path.stat().st_size
+        self._name = path.name
+        self._file: RotatingFile | None = RotatingFile(path, max_bytes)
         self._thread = DaemonThread("turn journal")
         self._num_left_out = 0
-        if self._size:
-            self._thread.start(self._write, b"\n")  # a kill may have cut the last line
 
     def noted(self, agents: _Agents) -> _Agents:
         """Wraps `agents`, which returns a task's agent, so that all turns of the agents are written to the
@@ -74,38 +68,23 @@ class TurnJournal:
                 separators=(",", ":"),
                 default=lambda it: type(it).__name__,
             )
-            self._write(line.encode(errors="replace") + b"\n")
+            self._write(self._file, line.encode(errors="replace") + b"\n")
 
-    def _write(self, line: bytes) -> None:
-        if self._file is None:
-            return
-        if len(line) > self._max_bytes:
-            self._num_left_out += 1
-            return
+    def _write(self, file: RotatingFile, line: bytes) -> None:
         try:
-            if self._size + len(line) > self._max_bytes:
-                self._file.close()
-                os.replace(self._path, earlier_part(self._path))
-                self._file = self._path.open("ab", buffering=0)
-                self._size = 0
-            self._file.write(line)
-            self._size += len(line)
+            if not file.write(line):
+                self._num_left_out += 1
         except OSError as fault:
-            logger.warning("%s records nothing more: %s", self._path.name, fault)
+            logger.warning("%s records nothing more: %s", self._name, fault)
             self._file = None
 
     def _end(self) -> None:
         if self._num_left_out:
             left_out = counted(self._num_left_out, "line")
-            logger.warning("%s has no room for %s; raise turn_journal_mb", self._path.name, left_out)
+            logger.warning("%s has no room for %s; raise turn_journal_mb", self._name, left_out)
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def earlier_part(path: Path) -> Path:
-    """The file that holds the lines before those in `path`."""
-    return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
 class _EpisodeLines(SilentObserver):

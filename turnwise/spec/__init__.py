@@ -195,6 +195,9 @@ class TrackerSpec:
     none."""
 
 
+MLFLOW_OF_TRACES = "3.17"
+"""The version of MLflow whose inner client of traces `tracking/mlflow_traces.py` is written for."""
+
 _TABLES = read_table(__file__, "spec.yaml")
 ESTIMATORS = TypeAdapter(dict[str, EstimatorSpec]).validate_python(_TABLES["estimators"])
 PG_VARIANTS = TypeAdapter(dict[str, VariantSpec]).validate_python(_TABLES["pg_variants"])

@@ -40,6 +40,8 @@ class ToolResult(NamedTuple):
     text: str
     is_error: bool = False
     """Whether the model made a mistake."""
+    waited_s: float = 0.0
+    """Seconds that the call waited for a place among concurrent calls of the tool."""
 
 
 @dataclass(slots=True)
@@ -196,13 +198,16 @@ class ToolSession:
         if problem := offered.problem_of(arguments):
             return _undecoded(f"Invalid arguments for {offered.name!r}: {problem}")
         state = self._states[offered.name]
+        waited_s = 0.0
+        asked = self._box.stopwatch.now()
         try:
             async with offered.places:
+                waited_s = self._box.stopwatch.now() - asked
                 result = await self._answer(offered, "execute", state, arguments)
         except MISTAKES as mistake:
             offered.first_calls.raised(mistake)
             problem = str(mistake) or type(mistake).__name__
-            return ToolResult(readable(f"Error executing {offered.name!r}: {problem}"), is_error=True)
+            return ToolResult(readable(f"Error executing {offered.name!r}: {problem}"), True, waited_s)
         offered.first_calls.returned()
         text: Any = result
         kind = ""
@@ -213,7 +218,7 @@ class ToolSession:
             kind = f"a {type(text).__name__}"
         if kind:
             raise ToolFault(f"the tool {offered.name} returned {kind}; a tool returns a string")
-        return ToolResult(readable(text))
+        return ToolResult(readable(text), waited_s=waited_s)
 
     async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:
         call = f"{offered.name}.{method}"

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from turnwise.tracking.store import TrackedRun
 
@@ -30,22 +31,10 @@ class MlflowStore:
         artifact_location: str | None = None,
         tags: Mapping[str, object] | None = None,
     ) -> None:
-        import mlflow
         from mlflow.entities import Metric, Param
-        from mlflow.environment_variables import MLFLOW_TRACKING_URI
 
         self._metric = Metric
-        shared = run.folder.parent
-        if tracking_uri is None and not MLFLOW_TRACKING_URI.get():
-            tracking_uri = f"sqlite:///{shared / 'mlflow.db'}"
-            artifact_location = artifact_location or (shared / "mlflow_texts").as_uri()
-        self._client = mlflow.MlflowClient(tracking_uri)
-        name = experiment_name or run.project
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment:
-            experiment_id = experiment.experiment_id
-        else:
-            experiment_id = self._client.create_experiment(name, artifact_location=artifact_location)
+        self._client, experiment_id = open_experiment(run, tracking_uri, experiment_name, artifact_location)
         new_run = self._client.create_run(
             experiment_id,
             run_name=run_name or run.name,
@@ -72,6 +61,29 @@ class MlflowStore:
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
+
+
+def open_experiment(
+    run: TrackedRun,
+    tracking_uri: str | None = None,
+    experiment_name: str | None = None,
+    artifact_location: str | None = None,
+) -> tuple[Any, str]:
+    """A client of MLflow, and the id of the run's experiment there, which is made if it isn't there. The
+    arguments are those of `MlflowStore`."""
+    import mlflow
+    from mlflow.environment_variables import MLFLOW_TRACKING_URI
+
+    shared = run.folder.parent
+    if tracking_uri is None and not MLFLOW_TRACKING_URI.get():
+        tracking_uri = f"sqlite:///{shared / 'mlflow.db'}"
+        artifact_location = artifact_location or (shared / "mlflow_texts").as_uri()
+    client = mlflow.MlflowClient(tracking_uri)
+    name = experiment_name or run.project
+    experiment = client.get_experiment_by_name(name)
+    if experiment:
+        return client, experiment.experiment_id
+    return client, client.create_experiment(name, artifact_location=artifact_location)
 
 
 def _allowed(name: str) -> str:

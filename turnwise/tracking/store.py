@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from turnwise.errors import NotAvailableError
 from turnwise.protocols import NO_TEXTS, StepTexts
@@ -134,6 +134,17 @@ class StoreTracker:
         self._thread.start(self._closing.close)
         self._thread.end()
         self._store = None
+
+
+def tracker_arguments(tracker_kwargs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The arguments of a tracker in a config's `tracker_kwargs`: under its name, or at the top level if only
+    one tracker takes any.
+
+    >>> tracker_arguments({"mode": "offline", "wandb": {"project": "lake"}}, "wandb")
+    {'mode': 'offline', 'project': 'lake'}
+    """
+    top_level = {key: value for key, value in tracker_kwargs.items() if key not in TRACKERS}
+    return {**top_level, **tracker_kwargs.get(name, {})}
 
 
 def _write(

@@ -18,6 +18,7 @@ PLACES: dict[str, str] = {
     "validation": "the validation metrics",
     "metrics": "the metrics",
     "files": "the files that are written",
+    "traces": "the traces of episodes",
     "log": "the log",
     "output": "the terminal",
     "error": "the error that ends the run, which names it",
@@ -58,6 +59,7 @@ _REFERENCE = {"use_kl_loss": True, "kl_loss_coef": 0.5}
 _TWO = {"max_steps": 2}
 _PENALTY = _TWO | {"add_token_level_kl": True, "init_kl_coef": 0.5}
 """In the second step the policy has left the reference."""
+_TRACED = {"trace.backend": "jsonl"}
 _LENGTHS = {"sequence_length": None, "prompt_length": 20, "response_length": 16}
 _CLIPS = {"use_pg_clip_range": True, "pg_clip_low": 0.001, "pg_clip_high": 0.002}
 _STALE = _TWO | {"actor_train.model_update_frequency": 2, _LR: 0.03}
@@ -195,6 +197,9 @@ AGENTIC: tuple[Live, ...] = (
     Live("response_length", 10, "rollouts", _LENGTHS),
     Live("eval_steps", 1, "validation"),
     Live("turn_journal_mb", 1, "files"),
+    Live("trace.backend", "jsonl", "files"),
+    Live("trace.token2text", True, "traces", _TRACED),
+    Live("trace.max_samples_per_step", 1, "traces", _TRACED),
     Live("save_best.metric", "val/score/max", "files", _VALIDATED),
     Live(
         "save_best.mode",

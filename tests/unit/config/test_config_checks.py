@@ -469,6 +469,11 @@ INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
         "reference.training_args.per_device_train_batch_size",
     ),
     ({"trace.token2text": True}, says("trace.token2text", "trace.backend")),
+    ({"trace.max_pending_mb": 9}, says("trace.max_pending_mb", "trace.backend")),
+    (
+        {"trace.backend": "mlflow", "trace.max_mb": 9},
+        says("trace.max_mb", "traces.jsonl", "trace.backend"),
+    ),
     ({"stream_training": True}, says("stream_training", "synchronous")),
     ({"data.val_files": "x.jsonl"}, says("data.val_files", "data.train_files")),
 ]
@@ -569,7 +574,6 @@ VLLM = "actor_infer.strategy_args.strategy_name"
         ({"custom_envs.Lake.tools": ["python"]}, says("custom_envs.Lake.tools", "tool"), True),
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, says("webshop", "supported"), True),
         (ROWS | {"data.default_agent": "react_agent"}, says("data.default_agent", "langgraph"), True),
-        ({"trace.backend": "jsonl"}, "tracing", True),
         (
             {"actor_train.strategy_args.strategy_config.zero": 2},
             "actor_train.strategy_args.strategy_config",
@@ -591,6 +595,27 @@ def test_a_tracker_without_its_library_is_named_with_the_command_that_installs_i
     monkeypatch.setitem(sys.modules, "wandb", None)
     [line] = unavailable(config_of(track_with=["stdout", "wandb"]))
     assert mentions(line, "track_with", "wandb", "pip install -e '.[wandb]'")
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [("3.16.4", True), ("3.17.2", False), ("3.18.0", True)])
+def test_traces_in_another_mlflow_are_refused_by_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_refused: bool
+) -> None:
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "mlflow" / "__init__.py").touch()
+    info = tmp_path / f"mlflow-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mlflow\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = unavailable(config_of(**{"trace.backend": "mlflow"}))
+    assert bool(lines) == is_refused and all(mentions(line, "trace.backend", version) for line in lines)
+
+
+def test_traces_in_mlflow_take_the_arguments_of_its_tracker() -> None:
+    uri = {"tracker_kwargs.mlflow.tracking_uri": "sqlite:///traces.db"}
+    assert config_of(**{"trace.backend": "mlflow"}, **uri).trace.backend == "mlflow"
+    with pytest.raises(ConfigError, match=says("tracker_kwargs.mlflow", "track_with")):
+        config_of(**uri)
 
 
 def test_an_environment_that_is_not_used_is_not_missed() -> None:

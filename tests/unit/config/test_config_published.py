@@ -290,3 +290,17 @@ def test_the_second_systems_overrides() -> None:
         config_of(**{"actor_rollout_ref.rollout.multi_turn.use_inference_chat_template": True})
     with pytest.raises(ConfigError, match=r"actor_rollout_ref.rollout.mode: unknown key"):
         config_of(**{"actor_rollout_ref.rollout.mode": "sync"})
+
+
+def test_the_second_systems_traces() -> None:
+    trace = {"backend": "mlflow", "token2text": True, "max_samples_per_step_per_worker": 3}
+    config = config_of(**{"actor_rollout_ref.rollout.trace": trace})
+    assert (config.trace.backend, config.trace.token2text, config.trace.max_samples_per_step) == (
+        "mlflow",
+        True,
+        3,
+    )
+    assert config_of(**{"trace.backend": "mlflow"}).trace.max_samples_per_step == 1
+    assert config_of(**{"trace.backend": "jsonl"}).trace.max_samples_per_step is None
+    with pytest.raises(ConfigError, match=says("trace.backend", "weave", "jsonl", "mlflow")):
+        config_of(**{"actor_rollout_ref.rollout.trace.backend": "weave"})

@@ -20,11 +20,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "textarena": {"id": "GuessTheNumber-v0"},
     "reasoning_gym": {"dataset": "chain_sum"},
 }
+BEHIND_SERVERS = {"openenv"}
+"""Environments that aren't here alone; they have tests of their own."""
 for_every_env = pytest.mark.parametrize(("env_type", "env_config"), CONFIGS.items(), ids=CONFIGS)
 
 
 def test_every_environment_is_here() -> None:
-    assert set(CONFIGS) == {env_type for env_type, entry_point in ENVS.items() if entry_point}
+    assert set(CONFIGS) | BEHIND_SERVERS == {
+        env_type for env_type, entry_point in ENVS.items() if entry_point
+    }
 
 
 @for_every_env

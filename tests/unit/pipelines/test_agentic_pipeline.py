@@ -116,7 +116,7 @@ def test_sampler_and_trainer_agree_as_far_as_their_dtypes_do(tiny_model, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"trace": {"backend": "jsonl"}}, NotAvailableError, "tracing"),
+        ({"trace": {"backend": "mlflow"}}, NotAvailableError, "trace.backend mlflow"),
         ({"adv_estimator": "nowhere:Class"}, ConfigError, "nowhere"),
     ],
 )

@@ -40,8 +40,8 @@ class Notes(SilentObserver):
     def sampled(self, place, turn, reply):
         self.events.append(("sampled", *place, turn.text))
 
-    def called(self, name, arguments, result, seconds):
-        assert seconds >= 0
+    def called(self, name, arguments, result, seconds, *, is_error=False, waited_s=0.0):
+        assert seconds >= waited_s >= 0 and not is_error
         self.events.append(("called", name, dict(arguments), result))
 
     def reset(self, env, result):

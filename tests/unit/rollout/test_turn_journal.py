@@ -38,7 +38,8 @@ from turnwise.examine.examined import examine
 from turnwise.rollout.journal import write_group
 from turnwise.rollout.record import read_record
 from turnwise.rollout.recorded import replay
-from turnwise.rollout.turn_journal import TurnJournal, earlier_part, is_turn_journal, read_turns
+from turnwise.rollout.turn_journal import TurnJournal, is_turn_journal, read_turns
+from turnwise.runtime.rotating import earlier_part
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.tool_box import OfferedTool, ToolBox
 from turnwise.types import Group, SamplingParams, Task, Trajectory

@@ -89,8 +89,11 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     """Wrong `tracker_kwargs`. They hold arguments by tracker, or directly if only one tracker of `track_with`
-    takes any."""
-    takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
+    takes any. Traces in MLflow take those of the tracker mlflow."""
+    used = list(config.track_with)
+    if isinstance(config, AgenticConfig) and config.trace.backend == "mlflow" and "mlflow" not in used:
+        used.append("mlflow")
+    takers = [name for name in used if TRACKERS[name].arguments != {}]
     for key, value in config.tracker_kwargs.items():
         path = ("tracker_kwargs", key)
         if key not in TRACKERS and len(takers) == 1:
@@ -98,7 +101,7 @@ def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
         elif key not in TRACKERS:
             names = " or ".join(takers) or f"no tracker of track_with ({', '.join(config.track_with)})"
             yield Problem(path, f"taken by {names}; write it under its tracker's name, or remove it")
-        elif key not in config.track_with:
+        elif key not in used:
             yield Problem(path, f"track_with is {', '.join(config.track_with)}; add {key}, or remove this")
         elif not isinstance(value, dict):
             yield Problem(path, f"got {value!r}; the arguments of a tracker are a mapping")

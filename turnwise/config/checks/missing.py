@@ -3,6 +3,7 @@ start."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from turnwise.model_files.folder import (
 )
 from turnwise.model_files.hub import check_hub_name
 from turnwise.runtime.machine import Machine, ray_sign
-from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS, Split
+from turnwise.spec import AGENTS, ENVS, MLFLOW_OF_TRACES, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
 _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
 
@@ -46,6 +47,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
             lines += _role(f"{name}.", role)
         lines += _environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags])
         lines += _checkers(config)
+        lines += _trace(config)
     lines += _trackers(config.track_with)
     lines += _ray(config)
     return lines
@@ -94,8 +96,6 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
 
 
 def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
-    if config.departs("trace.backend"):
-        yield "trace.backend: tracing isn't supported yet."
     if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
         yield f"data.default_agent: {config.data.default_agent} isn't supported yet."
     if ROWS_TAG in tags and config.data.default_agent == "react_agent":
@@ -130,6 +130,20 @@ def _ray(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         yield (
             f"{reason}: so the run uses Ray, which isn't installed; {install_hint('ray')}, or set "
             "cluster.name: process to use this machine alone."
+        )
+
+
+def _trace(config: AgenticConfig) -> Iterator[str]:
+    if config.trace.backend != "mlflow":
+        return
+    if not _is_installed("mlflow"):
+        yield f"trace.backend mlflow needs a library that isn't installed; {install_hint('mlflow')}."
+        return
+    version = metadata.version("mlflow")
+    if not version.startswith(f"{MLFLOW_OF_TRACES}."):
+        yield (
+            f"trace.backend mlflow works with MLflow {MLFLOW_OF_TRACES}, and {version} is installed: install "
+            f"mlflow=={MLFLOW_OF_TRACES}.*, or use trace.backend jsonl."
         )
 
 

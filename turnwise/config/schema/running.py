@@ -3,7 +3,7 @@
 import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.schema.section import (
     Count,
@@ -62,16 +62,33 @@ class CheckpointConfig(Section):
     """Checkpoints go to exp_name/time in this folder [checkpoints in the run's folder]."""
 
 
-class Trace(Section):
-    """Traces of trajectories: generate calls, tool calls and environment steps. They aren't in this
-    version."""
+def _trace_backend(name: Any) -> Any:
+    if name in ("weave", "trackio"):
+        raise ValueError(
+            f"traces don't go to {name}; use jsonl, a file in the run's folder that `turnwise trace` shows, "
+            "or mlflow"
+        )
+    return name
 
-    backend: Literal["jsonl", "mlflow"] | None = None
-    """Where traces go; unset = nowhere. Other values are refused: this version has no traces."""
+
+class Trace(Section):
+    """Traces of episodes: every response, call of a tool, step of an environment and reward as a span with
+    its times (docs/debugging.md)."""
+
+    backend: Annotated[Literal["jsonl", "mlflow"] | None, BeforeValidator(_trace_backend)] = None
+    """Where traces of training and validation go; unset = nowhere. `jsonl` = the file traces.jsonl in the
+    run's folder; `mlflow` = the experiment in MLflow that metrics go to (`tracker_kwargs`,
+    MLFLOW_TRACKING_URI)."""
     token2text: bool = False
-    """Keep the text in addition to the token ids."""
-    max_samples_per_step: PositiveCount | None = None
-    """Maximum trajectories traced in a step."""
+    """Write the decoded text beside the token ids of prompts and responses."""
+    max_samples_per_step: PositiveCount | None = derived()
+    """Maximum tasks of a step that are traced, chosen by seed, with all siblings of each [all with jsonl, 1
+    with mlflow]."""
+    max_mb: PositiveCount = 256
+    """Maximum size in megabytes of traces.jsonl and traces.1.jsonl together; `jsonl` only."""
+    max_pending_mb: PositiveCount = 256
+    """Maximum megabytes of traces that wait to be written. Beyond that, episodes go without a trace; the run
+    never waits for them."""
 
 
 class Deadlines(Section):

@@ -134,4 +134,10 @@ def profile(config: AgenticConfig | SFTConfig) -> str:
 
 
 def _tracking(config: AgenticConfig | SFTConfig) -> str:
-    return ", ".join(["metrics.jsonl", *config.track_with])
+    text = ", ".join(["metrics.jsonl", *config.track_with])
+    if isinstance(config, AgenticConfig) and config.trace.backend:
+        most = config.trace.max_samples_per_step
+        tasks = "every episode" if most is None else f"the episodes of {counted(most, 'task')} a step"
+        place = {"jsonl": "traces.jsonl", "mlflow": "MLflow"}[config.trace.backend]
+        text += f"; traces of {tasks} in {place}"
+    return text

@@ -307,9 +307,14 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="data.reward names no reward_model, and no judge without base_url",
     ),
     Requirement(
-        ("trace.token2text", "trace.max_samples_per_step"),
+        ("trace.token2text", "trace.max_samples_per_step", "trace.max_mb", "trace.max_pending_mb"),
         needs=lambda c: c.trace.backend,
         reason="needs trace.backend",
+    ),
+    Requirement(
+        ("trace.max_mb",),
+        needs=lambda c: c.trace.backend != "mlflow",
+        reason="it bounds traces.jsonl, and trace.backend is mlflow",
     ),
     Requirement(
         ("train_env_manager.max_env_num_per_worker",),

@@ -1,0 +1,139 @@
+"""What traces cost the event loop and a step: `python benchmarks/traces.py`.
+
+1. CPU time of a span: an observer hears 300 episodes of 8 turns with a call of a tool in each (17 spans with
+the episode's own), as the event loop tells them. `traces.jsonl` then has all of them.
+2. A run of the preset `tiny` on FrozenLake with and without `trace.backend: jsonl`, in turn: seconds of a
+step, medians of pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import describe_machine
+from toy import parse_arguments
+
+from turnwise.protocols import TurnPlace
+from turnwise.tracking.traces import Traces, TraceSettings
+from turnwise.tracking.traces_file import TracesFile, read_traces
+from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn, VersionRun
+
+NUM_EPISODES, NUM_TURNS, NUM_TOKENS = 300, 8, 64
+SPANS = 2 * NUM_TURNS + 1
+"""An episode, and a response and a call in each turn."""
+
+
+def turn(number: int) -> Turn:
+    rng = np.random.default_rng(number)
+    return Turn(
+        rng.integers(0, 1000, size=NUM_TOKENS),
+        rng.integers(0, 1000, size=NUM_TOKENS),
+        np.zeros(NUM_TOKENS, np.float32),
+        (VersionRun(0, NUM_TOKENS),),
+        text="x" * NUM_TOKENS,
+        starts_context=number == 0,
+        generate_s=0.01,
+        sampling=SamplingParams(max_new_tokens=NUM_TOKENS),
+    )
+
+
+def spans(folder: Path) -> dict[str, Any]:
+    """CPU microseconds of a span in the loop, and what the file has."""
+    path = folder / "traces.jsonl"
+    tags = {"run": "r", "experiment_name": "e"}
+    traces = Traces(lambda: TracesFile(path, 256_000_000, None), TraceSettings(), tags)
+    turns = [turn(number) for number in range(NUM_TURNS)]
+    groups = []
+    arguments = {"text": "x"}
+    started = time.thread_time()
+    for number in range(NUM_EPISODES):
+        task = Task(f"train/data/{number}", "data", "train", 0, row=number)
+        observer = traces.observe(task, 0)
+        for index, made in enumerate(turns):
+            place = TurnPlace(index, 0)
+            observer.asked(place, ())
+            observer.sampled(place, made, {})
+            observer.called("note", arguments, "x", 0.001)
+            observer.rewarded(place, made)
+        trajectory = Trajectory(task, 0, turns)
+        observer.ended([trajectory], None)
+        groups.append(Group(task, [trajectory], number))
+    traces.end_step(0, groups)
+    loop_s = time.thread_time() - started
+    traces.close()
+    lost: list[str] = []
+    written = list(read_traces(path, lost))
+    num_spans = sum(len(trace.spans) for trace in written)
+    assert len(written) == NUM_EPISODES and not lost, "traces are lost"
+    return {
+        "us_a_span": 1e6 * loop_s / num_spans,
+        "num_spans": num_spans,
+        "num_expected": NUM_EPISODES * SPANS,
+    }
+
+
+def run_s(folder: Path, name: str, backend: str, num_steps: int) -> float:
+    """Median seconds of a step of a run."""
+    from turnwise.cli.main import main
+    from turnwise.tracking.jsonl import read_metrics
+
+    config = {
+        "pretrain": str(folder / "model"),
+        "output_dir": str(folder / "runs"),
+        "exp_name": name,
+        "max_steps": num_steps,
+        "save_steps": 0,
+        "rollout_batch_size": 64,
+        "sequence_length": 2048,
+        "track_with": [],
+        "custom_envs": {"Lake": {"env_type": "frozen_lake", "max_steps": 8, "max_tokens_per_step": 8}},
+        "trace": {"backend": backend} if backend else {},
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(json.dumps(config))
+    assert main(["train", str(file), "--quiet"]) == 0
+    [metrics] = (folder / "runs" / name).glob("*/metrics.jsonl")
+    return statistics.median(row["time/step_wall"] for row in read_metrics(metrics)[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
+    options = parse_arguments(parser, rounds=1, steps=2)
+    from turnwise.models.make import make_model
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recording = min(
+            (spans(make_folder(folder, str(i))) for i in range(5)), key=lambda it: it["us_a_span"]
+        )
+        make_model("tiny", folder / "model", ["Left Right Up Down\n" * 50])
+        ratios = []
+        for number in range(options.rounds):
+            plain = run_s(folder, f"plain{number}", "", options.steps)
+            traced = run_s(folder, f"traced{number}", "jsonl", options.steps)
+            ratios.append(traced / plain)
+    print(describe_machine())
+    print(
+        f"recording   {recording['us_a_span']:.1f} µs of CPU a span, best of five; "
+        f"{recording['num_spans']:,} of {recording['num_expected']:,} spans in traces.jsonl"
+    )
+    print(f"a step      × {statistics.median(ratios):.3f} with trace.backend: jsonl ({len(ratios)} pairs)")
+
+
+def make_folder(parent: Path, name: str) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    return folder
+
+
+if __name__ == "__main__":
+    main()

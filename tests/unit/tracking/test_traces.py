@@ -1,0 +1,290 @@
+"""Traces: every episode span by span, in the order of its events, however it ends; bounded waiting; a file
+that is read again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_envs import IdentityEnv
+from toy_tools import TOOL_CHATML, Notebook
+
+from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
+from turnwise.assemble.traces import traced_agents, traced_score
+from turnwise.chat.contexts import TokenContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import find_parser
+from turnwise.cli.main import main
+from turnwise.data.rewards import RewardManager, WeightedReward
+from turnwise.errors import DataError, ServerError
+from turnwise.protocols import RewardResult
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
+from turnwise.tools.tool_box import OfferedTool, ToolBox
+from turnwise.tracking.mlflow_traces import mlflow_spans
+from turnwise.tracking.spans import Trace
+from turnwise.tracking.traces import Traces, TraceSettings
+from turnwise.tracking.traces_file import TracesFile, read_traces
+from turnwise.types import Group, SamplingParams, Task, Trajectory
+
+TEMPLATE = ChatTemplate(byte_tokenizer(), TOOL_CHATML)
+ROW = Task("train/data/0", "data", "train", 0, payload={"prompt": "6 / 3?"}, agent="tool_agent", row=0)
+SEEDED = Task("train/Toy/0", "Toy", "train", 0)
+CALL = '<tool_call>{"name": "note", "arguments": {"text": "x"}}</tool_call>'
+TAGS = {"run": "r", "experiment_name": "e"}
+
+
+class Kept:
+    """A store in memory."""
+
+    place = "memory"
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+    def write(self, traces: Sequence[Trace]) -> int:
+        self.traces += traces
+        return 0
+
+    def close(self) -> None: ...
+
+
+def tool_agent() -> ToolAgent:
+    tools = ToolBox([OfferedTool(Notebook())], timeout_s=60.0)
+    return ToolAgent(RowAgentSettings(), tools=tools, limits=ToolAgentLimits())
+
+
+def env_agent() -> EnvAgent:
+    settings = EnvAgentSettings("Toy", max_steps=2, turn_template="{observation}")
+    return EnvAgent(lambda _: IdentityEnv(), settings)
+
+
+def play(traces: Traces, agent: Any, task: Task, responses: list[str], sibling: int = 0) -> Group:
+    server = ScriptedServer(map(TEMPLATE.respond, responses), version=3)
+    contexts = TokenContexts(TEMPLATE, server, 4096, "episode", find_parser("hermes", TEMPLATE))
+    loop = traced_agents(lambda _: agent, traces)(task)
+    played = asyncio.run(loop.run(task, sibling, contexts, SamplingParams(max_new_tokens=256)))
+    return Group(task, played)
+
+
+def traced(store: Any, settings: TraceSettings | None = None) -> Traces:
+    return Traces(lambda: store, settings or TraceSettings(), TAGS)
+
+
+def one(agent: Any, task: Task, responses: list[str]) -> Trace:
+    store = Kept()
+    traces = traced(store)
+    group = play(traces, agent, task, responses)
+    traces.end_step(4, [group])
+    traces.close()
+    [trace] = store.traces
+    return trace
+
+
+def kinds(trace: Trace) -> list[str]:
+    return [span.kind for span in trace.spans if span.kind != "server_wait"]
+
+
+def test_an_episode_with_tools_is_spans_of_its_turns_and_calls() -> None:
+    trace = one(tool_agent(), ROW, [CALL, "2"])
+    assert kinds(trace) == ["episode", "generate", "tool", "generate"]
+    episode, first, tool, last = [span for span in trace.spans if span.kind != "server_wait"]
+    assert episode.parent is None and {span.parent for span in (first, tool, last)} == {0}
+    assert all(span.start_ns <= span.end_ns and not span.error for span in trace.spans)
+    assert first.end_ns <= tool.end_ns <= last.end_ns <= episode.end_ns
+    assert tool.attributes["gen_ai.tool.call.arguments"] == {"text": "x"}
+    assert tool.attributes["gen_ai.tool.call.result"] == "x" and tool.attributes["turnwise.turn"] == 0
+    read = first.attributes["gen_ai.usage.input_tokens"] + first.attributes["gen_ai.usage.output_tokens"]
+    assert last.attributes["turnwise.reused_tokens"] == read and last.attributes["turnwise.parent_turn"] == 0
+    assert trace.tags == TAGS | {
+        "step": 4,
+        "sample_index": 0,
+        "validate": False,
+        "task": ROW.id,
+        "rollout_n": 0,
+        "status": "finished",
+        "score": 0.25,
+    }
+
+
+def test_steps_of_an_environment_carry_action_reward_and_end() -> None:
+    trace = one(env_agent(), SEEDED, ["<answer>a</answer>"] * 2)
+    assert kinds(trace) == ["episode", "generate", "env_step", "generate", "env_step"]
+    first, last = [span for span in trace.spans if span.kind == "env_step"]
+    assert first.attributes["turnwise.action"] == "a" and not first.attributes["turnwise.ended"]
+    assert last.attributes["turnwise.turn"] == 1
+    assert trace.tags["score"] == first.attributes["turnwise.reward"] + last.attributes["turnwise.reward"]
+
+
+def test_a_failed_episode_ends_its_open_span_with_the_error() -> None:
+    store = Kept()
+    traces = traced(store)
+    with pytest.raises(ServerError):
+        play(traces, tool_agent(), ROW, [CALL])
+    traces.end_step(0, [Group(ROW, [], rejected="failed")])
+    traces.close()
+    [trace] = store.traces
+    assert kinds(trace) == ["episode", "generate", "tool", "generate"]
+    assert trace.tags["status"] == "failed" and trace.spans[0].error.startswith("ServerError")
+    assert trace.spans[-1].error == trace.spans[0].error
+
+
+def test_what_no_step_has_used_is_written_at_the_end() -> None:
+    store = Kept()
+    traces = traced(store)
+    play(traces, tool_agent(), ROW, ["2"])
+    traces.close()
+    assert [trace.tags["task"] for trace in store.traces] == [ROW.id]
+
+
+def test_each_reward_is_a_span_with_the_score_of_its_episode() -> None:
+    async def double(group: Group) -> RewardResult:
+        return RewardResult([2.0] * len(group.trajectories))
+
+    store = Kept()
+    traces = traced(store)
+    group = play(traces, tool_agent(), ROW, ["2"])
+    manager = traced_score(RewardManager([WeightedReward("double", 0.5, double)], 9.0, Watchdog()), traces)
+    assert manager is not None and asyncio.run(manager(group)) == []
+    traces.end_step(0, [group])
+    traces.close()
+    [trace] = store.traces
+    reward = trace.spans[-1]
+    assert (reward.kind, reward.name, reward.attributes["turnwise.reward"]) == (
+        "reward",
+        "reward double",
+        2.0,
+    )
+    assert trace.tags["score"] == 1.0
+
+
+def test_all_siblings_of_so_many_tasks_are_traced_and_the_seed_chooses_them() -> None:
+    tasks = [Task(f"train/data/{n}", "data", "train", 0, payload=ROW.payload, row=n) for n in range(6)]
+
+    def chosen(seed: int) -> list[tuple[str, int]]:
+        store = Kept()
+        traces = traced(store, TraceSettings(max_tasks=2, seed=seed))
+        groups = []
+        for task in tasks:
+            played = [play(traces, tool_agent(), task, ["2"], sibling) for sibling in range(2)]
+            groups.append(Group(task, [t for group in played for t in group.trajectories]))
+        traces.end_step(0, groups)
+        traces.close()
+        return [(trace.tags["task"], trace.tags["rollout_n"]) for trace in store.traces]
+
+    assert chosen(1) == chosen(1) and len({task for task, _ in chosen(1)}) == 2 and len(chosen(1)) == 4
+    assert len({tuple(chosen(seed)) for seed in range(5)}) > 1
+
+
+def test_what_waits_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    may_write = threading.Event()
+
+    class Slow(Kept):
+        def write(self, traces: Sequence[Trace]) -> int:
+            may_write.wait(60)
+            return super().write(traces)
+
+    store = Slow()
+    traces = traced(store, TraceSettings(max_pending_bytes=4000))
+    for step in range(5):
+        traces.end_step(step, [play(traces, tool_agent(), ROW, ["2"])])
+    may_write.set()
+    traces.close()
+    assert 0 < len(store.traces) < 5
+    assert caplog.text.count("trace.max_pending_mb") == 1
+    assert f"{5 - len(store.traces)} episode" in caplog.text and "of 5 went without" in caplog.text
+
+
+def test_a_store_that_fails_or_never_opens_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse() -> Kept:
+        raise ConnectionRefusedError("nobody at 127.0.0.1:9")
+
+    traces = Traces(refuse, TraceSettings(), TAGS)
+    for step in range(3):
+        traces.end_step(step, [play(traces, tool_agent(), ROW, ["2"])])
+    traces.close()
+    assert caplog.text.count("127.0.0.1:9") == 1 and "3 episodes of 3" in caplog.text
+
+
+@pytest.mark.parametrize("has_text", [False, True])
+def test_a_file_is_read_as_it_was_written(tmp_path: Path, has_text: bool) -> None:
+    path = tmp_path / "traces.jsonl"
+    decode = (lambda ids: bytes(i % 256 for i in ids).decode(errors="replace")) if has_text else None
+    traces = Traces(lambda: TracesFile(path, 1_000_000, decode), TraceSettings(), TAGS)
+    traces.end_step(0, [play(traces, tool_agent(), ROW, [CALL, "2"])])
+    traces.close()
+    lost: list[str] = []
+    [trace] = read_traces(path, lost)
+    assert not lost and kinds(trace) == ["episode", "generate", "tool", "generate"]
+    assert trace.written(None) == json.loads(path.read_text())
+    first = trace.spans[1].attributes
+    assert first["turnwise.response_ids"] and first["turnwise.weight_versions"][0][0] == 3
+    assert ("turnwise.response_text" in first) == has_text
+    for span in mlflow_spans(trace.written(None)):
+        assert all(json.loads(value) is not Ellipsis for value in span["attributes"].values())
+
+    with path.open("a") as file:
+        file.write('{"trace": "cut')
+    assert len(list(read_traces(path, lost))) == 1 and len(lost) == 1
+    with pytest.raises(DataError, match=r"trace\.backend"):
+        list(read_traces(tmp_path / "none.jsonl", []))
+
+
+def test_a_trace_that_is_larger_than_its_file_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "traces.jsonl"
+    traces = Traces(lambda: TracesFile(path, 1000, None), TraceSettings(), TAGS)
+    traces.end_step(0, [play(traces, tool_agent(), ROW, [CALL, "2"])])
+    traces.close()
+    assert not path.read_text() and "trace.max_mb" in caplog.text and "1 episode of 1" in caplog.text
+
+
+def test_a_cancelled_episode_is_traced_as_such() -> None:
+    class Hangs:
+        async def run(self, *_: Any) -> list[Trajectory]:
+            await asyncio.sleep(3600)
+            return []
+
+    store = Kept()
+    traces = traced(store)
+
+    async def cancelled() -> None:
+        loop = traced_agents(lambda _: Hangs(), traces)(ROW)
+        contexts = TokenContexts(TEMPLATE, ScriptedServer([]), 4096, "episode")
+        episode = asyncio.create_task(loop.run(ROW, 0, contexts, SamplingParams(max_new_tokens=4)))
+        await asyncio.sleep(0)
+        episode.cancel()
+        await asyncio.gather(episode, return_exceptions=True)
+
+    asyncio.run(cancelled())
+    traces.close()
+    [trace] = store.traces
+    assert trace.tags["status"] == "cancelled" and trace.spans[0].error.startswith("CancelledError")
+
+
+def test_the_command_lists_episodes_and_shows_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "traces.jsonl"
+    traces = Traces(lambda: TracesFile(path, 1_000_000, None), TraceSettings(), TAGS)
+    rows = play(traces, tool_agent(), ROW, [CALL, "2"])
+    games = play(traces, env_agent(), SEEDED, ["<answer>a</answer>"] * 2, sibling=3)
+    traces.end_step(2, [rows, games])
+    traces.close()
+    assert main(["trace", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 2 and ROW.id in listed[0] and SEEDED.id in listed[1]
+    assert main(["trace", str(path), "--task", ROW.id]) == 0
+    shown = capsys.readouterr().out
+    assert "execute_tool note" in shown and "turn 2" in shown and SEEDED.id not in shown
+    assert main(["trace", str(path), "--sibling", "3"]) == 0
+    assert "reward" in capsys.readouterr().out
+    assert main(["trace", str(path), "--step", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["tags"]["step"] == 2
+    assert main(["trace", str(path), "--step", "9"]) == 2 and str(path) in capsys.readouterr().err
