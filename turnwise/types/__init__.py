@@ -131,7 +131,12 @@ class Turn:
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
     """What is new in this turn: the messages before the response, as the model was shown them, and the
-    response with its whole text and its `tool_calls`. The conversation sets them; files leave them out."""
+    response with its whole text and its `tool_calls`. The conversation sets them; files of older versions
+    leave them out."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The schemas of the tools that the prompt shows, at the first turn of a context."""
+    token_values: dict[str, FloatArray] = field(default_factory=dict)
+    """Values [R] of the sampled tokens by name, for reading only (`record_token_values`)."""
 
     @property
     def num_tokens(self) -> int:
