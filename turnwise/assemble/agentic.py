@@ -38,6 +38,7 @@ from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.model_role import ModelRole
+from turnwise.pipelines.token_values import TokenValueRecorder
 from turnwise.protocols import Algorithm, Cluster, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
@@ -157,7 +158,7 @@ def _roles(
             old_log_probs=old_log_probs,
             is_sharded=config.roles[name].strategy_args.is_sharded,
         )
-    if "ref_logprobs" in algorithm.needs:
+    if config.needs_reference or "ref_logprobs" in algorithm.needs:
         name = "reference"
         plan = batch_plan(config, name)
         if config.is_reference_in_policy:
@@ -210,6 +211,8 @@ def _assemble(
         cluster=cluster,
         log=log,
         journal=Journal(folder.rollouts),
+        val_journal=Journal(folder.val_rollouts) if config.record_validation else None,
+        token_values=TokenValueRecorder(config.record_token_values, actor_train),
         pictures=pictures,
         folder=folder,
         checkpoints=build_checkpoints(config, folder, num_steps, contents),

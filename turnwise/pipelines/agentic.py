@@ -37,6 +37,7 @@ from turnwise.pipelines.pictures import Pictures
 from turnwise.pipelines.policy_update import PolicyUpdate, batch_metrics
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.pipelines.step_report import StepReport
+from turnwise.pipelines.token_values import TokenValueRecorder
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import validation_metrics
@@ -68,6 +69,8 @@ class AgenticPipeline:
     cluster: Cluster
     log: RunLog
     journal: Journal
+    val_journal: Journal | None
+    token_values: TokenValueRecorder
     pictures: Pictures
     folder: RunFolder
     checkpoints: Checkpoints
@@ -156,6 +159,8 @@ class AgenticPipeline:
         assert self.val_rollout_scheduler is not None
         groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
         self.pictures.write(f"step-{step}", groups)
+        if self.val_journal:
+            self.val_journal.append(step, groups)
         return groups
 
     def train_on(self, part: Part, update: PolicyUpdate) -> None:
@@ -172,6 +177,7 @@ class AgenticPipeline:
             log.add(self.actor_train.compute_old_log_probs(samples, version=update.step))
             if critic:
                 log.add(critic.compute_values(samples))
+            self.token_values.note(part.groups)
         with log.phase("adv"):
             if part.groups:
                 log.add(algorithm.credit(part.groups))
@@ -206,6 +212,8 @@ class AgenticPipeline:
             stack.callback(self.interrupts.restore)
             stack.callback(self.event_loop.close)
             stack.callback(self.journal.close)
+            if self.val_journal:
+                stack.callback(self.val_journal.close)
             stack.callback(self.cluster.shutdown)
             stack.callback(lambda: self.event_loop.run(self.actor_infer.close()))
             stack.callback(self.train_rollout_scheduler.close)

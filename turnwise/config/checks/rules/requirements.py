@@ -128,7 +128,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     Requirement(
         ("reference",),
         needs=lambda c: c.needs_reference,
-        reason="no KL to it is taken; set use_kl_loss or add_token_level_kl",
+        reason="no KL to it is taken; set use_kl_loss, add_token_level_kl or record_token_values: [ref]",
     ),
     Requirement(
         ("max_refill_factor",),
