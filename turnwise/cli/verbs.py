@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from turnwise.cli.look_arguments import add_compare, add_view
 from turnwise.cli.model_arguments import add_export, add_make_model
 
 Command = Callable[[Namespace], int]
@@ -229,23 +230,14 @@ def _load_export() -> Command:
     return export
 
 
-def _add_compare(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run folder, or one of an experiment with all of its runs"
-    )
-    parser.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name of metrics.jsonl, `*` for any one part; may be given several times "
-        "(default: success, score or loss)",
-    )
-    parser.add_argument("--out", metavar="FILE", help="draw the curves side by side into this picture")
-
-
 def _load_compare() -> Command:
     from turnwise.cli.compare_command import run
+
+    return run
+
+
+def _load_view() -> Command:
+    from turnwise.cli.view_command import run
 
     return run
 
@@ -348,8 +340,9 @@ VERBS: dict[str, Verb] = {
         "write a checkpoint as a plain model folder, its LoRA adapter merged", add_export, _load_export
     ),
     "compare": Verb(
-        "compare runs: results, settings in which they differ, curves", _add_compare, _load_compare
+        "compare runs: results, settings in which they differ, curves", add_compare, _load_compare
     ),
+    "view": Verb("read the episodes of runs, token by token, in a browser or here", add_view, _load_view),
     "tool": Verb(
         "one action of the tool: train, load_dataset, create_reward, evaluate, export",
         _add_tool,
