@@ -42,7 +42,11 @@ class Browser:
             os.dup2(14, 4)
 
         self._process = subprocess.Popen(
-            [path, *flags], preexec_fn=wire, pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [path, *flags],
+            preexec_fn=wire,
+            pass_fds=(3, 4),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(read_there)
         os.close(write_there)
@@ -58,13 +62,17 @@ class Browser:
             self.call(f"{domain}.enable")
         self.size(width, height)
         scheme = "dark" if is_dark else "light"
-        self.call("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        self.call(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
 
     def size(self, width: int, height: int) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", metrics)
 
-    def call(self, method: str, params: dict[str, Any] | None = None, session: str | None = "own") -> dict[str, Any]:
+    def call(
+        self, method: str, params: dict[str, Any] | None = None, session: str | None = "own"
+    ) -> dict[str, Any]:
         self._next_id += 1
         number = self._next_id
         message: dict[str, Any] = {"id": number, "method": method, "params": params or {}}
@@ -164,7 +172,13 @@ class Browser:
         if is_whole:
             params["captureBeyondViewport"] = True
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            params["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 3000), "scale": 1}
+            params["clip"] = {
+                "x": 0,
+                "y": 0,
+                "width": size["width"],
+                "height": min(size["height"], 3000),
+                "scale": 1,
+            }
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", params)["data"]))
 
     def close(self) -> None:

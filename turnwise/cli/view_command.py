@@ -6,7 +6,7 @@ from pathlib import Path
 
 from turnwise.cli.view_runs import ViewedRun, find_runs, refresh
 from turnwise.cli.view_text import print_view
-from turnwise.errors import ConfigError, DataError
+from turnwise.errors import ConfigError
 from turnwise.report.view.folder import require_own_or_new, write_folder
 from turnwise.report.view.server import LiveRuns, ViewServer
 
@@ -53,7 +53,9 @@ def _steps(text: str | None) -> list[str] | None:
     words = [word.strip() for word in text.split(",") if word.strip()]
     wrong = [word for word in words if word != "last" and not word.isdecimal()]
     if wrong or not words:
-        raise ConfigError(f"--steps {text}: {wrong[:1] or text} isn't a step; write numbers and last, as in 1,50,last")
+        raise ConfigError(
+            f"--steps {text}: {wrong[:1] or text} isn't a step; write numbers and last, as in 1,50,last"
+        )
     return words
 
 

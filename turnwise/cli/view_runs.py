@@ -65,9 +65,7 @@ def find_runs(
             _choose(viewed, steps)
         if not waits and not any(episodes.file.steps for episodes in viewed.source.episodes):
             files = " and ".join(str(episodes.file.path) for episodes in viewed.source.episodes)
-            raise DataError(
-                f"{files}: no step has ended there yet; wait, or watch it with --port 8000"
-            )
+            raise DataError(f"{files}: no step has ended there yet; wait, or watch it with --port 8000")
     return runs
 
 

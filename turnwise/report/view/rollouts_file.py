@@ -84,20 +84,21 @@ class RolloutsFile:
         """The size of a step."""
         return sum(run.stop - run.start for run in self.steps[step])
 
-    def records(self, step: int) -> tuple[list[dict[str, Any]], int]:
-        """The objects of a step's lines, and the number of lines that are damaged."""
-        records = []
-        num_damaged = 0
+    def lines(self, step: int) -> list[bytes]:
+        """The lines of a step."""
+        lines = []
         with self.path.open("rb") as file:
             for run in self.steps[step]:
                 file.seek(run.start)
-                for line in file.read(run.stop - run.start).split(b"\n"):
-                    record = _decoded(line)
-                    if record is not None:
-                        records.append(record)
-                    elif line.strip():
-                        num_damaged += 1
-        return records, num_damaged
+                lines += [line for line in file.read(run.stop - run.start).split(b"\n") if line.strip()]
+        return lines
+
+    def records(self, step: int) -> tuple[list[dict[str, Any]], int]:
+        """The objects of a step's lines, and the number of lines that are damaged."""
+        lines = self.lines(step)
+        decoded = [_decoded(line) for line in lines]
+        records = [record for record in decoded if record is not None]
+        return records, len(lines) - len(records)
 
 
 def _step_of(line: bytes) -> int:

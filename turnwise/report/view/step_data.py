@@ -47,6 +47,8 @@ _OF_TURN = (
     "messages",
 )
 _DIGITS = 4
+_LARGEST = 2**53
+"""Numbers in a browser are exact up to here."""
 STATUS_LETTERS = {"finished": "f", "truncated": "t", "failed": "x"}
 REJECTIONS = (None, "failed", "filtered", "stale")
 
@@ -94,7 +96,7 @@ def step_data(step: int, records: Sequence[Json], texts: TokenTexts | None, num_
             group = {
                 "index": key[0],
                 "rejected": record.get("rejected"),
-                "task": _chosen(task, _OF_TASK),
+                "task": exact(_chosen(task, _OF_TASK)),
                 "length": record.get("group_length"),
                 "members": [],
             }
@@ -132,6 +134,8 @@ def _turn(record: Json, reading: _Reading) -> Json:
     prompt_ids = record.get("prompt_ids", [])
     reading.ids.update(response_ids)
     reading.ids.update(prompt_ids)
+    if "state_key" in turn:
+        turn["state_key"] = exact(turn["state_key"])
     turn["prompt_ids"] = prompt_ids
     turn["response_ids"] = response_ids
     turn["logprobs"] = _short(record.get("logprobs", []))
@@ -184,6 +188,21 @@ def _summary(step: int, groups: Sequence[Json], num_damaged: int) -> Json:
 
 def _rejection(rejected: str | None) -> int:
     return REJECTIONS.index(rejected) if rejected in REJECTIONS else 0
+
+
+def exact(value: Any) -> Any:
+    """The value with whole numbers as text that a browser would round, such as seeds.
+
+    >>> exact({"seed": 2**62, "row": 3})
+    {'seed': '4611686018427387904', 'row': 3}
+    """
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return str(value)
+    if isinstance(value, dict):
+        return {name: exact(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [exact(inner) for inner in value]
+    return value
 
 
 def finite(value: Any) -> Any:

@@ -15,7 +15,9 @@ def timeline_data(path: Path) -> dict[str, Any]:
     DataError if it isn't a trace."""
     try:
         events = json.loads(path.read_bytes())["traceEvents"]
-        names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M" and _names(event)}
+        names = {
+            event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M" and _names(event)
+        }
         spans = [event for event in events if event["ph"] == "X"]
         num_left_out = max(0, len(spans) - MAX_SPANS)
         if num_left_out:

@@ -147,6 +147,11 @@ function decoded(part) {
   }
 }
 
+// A list's head; a name that begins with # is over numbers.
+function head(names) {
+  return el("thead", {}, el("tr", {}, names.map((name) => (String(name).startsWith("#") ? el("th", { class: "num" }, shown(name.slice(1))) : el("th", {}, shown(name))))));
+}
+
 // Numbers.
 function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";

@@ -9,8 +9,8 @@ function parentOf(turns, i) {
 }
 
 // For each turn its lane, the lane it branched off, and whether a context starts there. The first turn that
-// continues another stays in its lane; a second one branches into a new lane. Contexts that follow each other,
-// as in mode `step`, share a lane.
+// continues another stays in its lane; a second one branches into a new lane, which begins beside the turn that it
+// leaves. Contexts that follow each other, as in mode `step`, share a lane.
 function lanesOf(turns) {
   const children = new Map();
   turns.forEach((_, i) => {
@@ -28,7 +28,7 @@ function lanesOf(turns) {
     let lane;
     if (!isRoot && children.get(parent)[0] === i) lane = places[parent].lane;
     else if (isRoot && i > 0) {
-      const free = lastUse.findIndex((last) => last < i);
+      const free = origin === null ? lastUse.findIndex((last) => last < i) : lastUse[places[origin].lane] === origin ? places[origin].lane : -1;
       lane = free >= 0 ? free : count++;
     } else lane = count++;
     places.push({ lane, from: origin === null ? null : origin, startsContext: isRoot, isBranch: !isRoot && children.get(parent)[0] !== i });
@@ -58,34 +58,45 @@ function contextCount(turns) {
   return turns.filter((_, i) => parentOf(turns, i) === null).length;
 }
 
-// The piece of the lanes' picture beside one turn: vertical lines of the lanes that pass, a dot for the turn, and a
-// curve from the lane it branched off.
+// The piece of the lanes' picture beside one turn: vertical lines of the lanes that pass, a dot for the turn, and
+// curves to the lanes that leave here.
 function laneGutter(lanes, turns, i) {
   const width = 14 * lanes.count + 10;
   const picture = svg("svg", { class: "gutter", width, height: 44, viewBox: `0 0 ${width} 44`, "aria-hidden": "true" });
   const x = (lane) => 9 + lane * 14;
-  const { lane, from } = lanes.places[i];
-  const rail = el("div", { class: "rails" }, railsBeside(lanes, turns, i).map(({ lane: other, isOwn, startsHere, endsHere }) => el("span", {
-    class: `rail${isOwn ? " own" : ""}${startsHere ? " starts" : ""}${endsHere ? " ends" : ""}`,
+  const { lane } = lanes.places[i];
+  const rail = el("div", { class: "rails" }, railsBeside(lanes, turns, i).map(({ lane: other, form }) => el("span", {
+    class: `rail ${form}`,
     style: { left: `${x(other)}px`, "--lane": `var(--c${(other % 8) + 1})` },
   })));
-  if (from !== null && lanes.places[from].lane !== lane) {
-    append(picture, [svg("path", { class: "branch", d: `M${x(lanes.places[from].lane)} 0C${x(lanes.places[from].lane)} 16 ${x(lane)} 6 ${x(lane)} 22`, style: { stroke: `var(--c${(lane % 8) + 1})` } })]);
+  for (const place of lanes.places) {
+    if (place.from !== i || place.lane === lane) continue;
+    append(picture, [svg("path", { class: "branch", d: `M${x(lane)} 22C${x(lane)} 36 ${x(place.lane)} 30 ${x(place.lane)} 44`, style: { stroke: `var(--c${(place.lane % 8) + 1})` } })]);
   }
   append(picture, [svg("circle", { cx: x(lane), cy: 22, r: 5, style: { fill: `var(--c${(lane % 8) + 1})` } })]);
   return el("div", { class: "lanes", style: { width: `${width}px` } }, rail, picture);
 }
 
+// Which lanes pass a turn's row, and in what form: `whole`, from the turn down (`starts`), down to the turn (`ends`),
+// or from the curve of a branch down (`leaves`). A lane ends between two contexts.
 function railsBeside(lanes, turns, i) {
   const rails = [];
   for (let lane = 0; lane < lanes.count; lane += 1) {
-    const members = lanes.places.map((place, at) => ({ ...place, at })).filter((place) => place.lane === lane);
-    const before = members.filter((place) => place.at < i).pop();
-    const own = members.find((place) => place.at === i);
-    const after = members.find((place) => place.at > i);
-    const continues = (place) => place && !place.startsContext && !place.isBranch;
-    if (own) rails.push({ lane, isOwn: true, startsHere: !continues(own), endsHere: !continues(after) });
-    else if (before && continues(after)) rails.push({ lane, isOwn: false, startsHere: false, endsHere: false });
+    for (const [above, below] of links(lanes, turns, lane)) {
+      if (above < i && i < below) rails.push({ lane, form: "whole" });
+      else if (above === i) rails.push({ lane, form: lanes.places[i].lane === lane ? "starts" : "leaves" });
+      else if (below === i) rails.push({ lane, form: "ends" });
+    }
   }
   return rails;
+}
+
+// The pairs of turns that a lane joins: a turn and the one that it continues or leaves.
+function links(lanes, turns, lane) {
+  const pairs = [];
+  lanes.places.forEach((place, i) => {
+    const isNewContext = place.startsContext && (place.from === null || lanes.places[place.from].lane === lane);
+    if (place.lane === lane && place.from !== null && !isNewContext) pairs.push([place.from, i]);
+  });
+  return pairs;
 }

@@ -9,6 +9,7 @@ turnwise.pages.run = (parts, query) => {
   const chosen = turnwise.runs.map((run, place) => [run, place]);
   const metric = query.get("metric") || "";
   return el("section", { class: "run-page" },
+    chosen.length === 1 ? runTitle(chosen[0][0]) : el("h1", {}, `${chosen.length} runs`),
     curvePanel(metric),
     el("div", { class: chosen.length > 1 ? "side-by-side" : "" }, chosen.map(([run, place]) => runPart(run, place))));
 };
@@ -73,10 +74,14 @@ function curvePanel(metric) {
     el("p", { class: "muted small" }, "Click a step to see its groups. A ▾ is where a health check spoke."));
 }
 
+function runTitle(run) {
+  return el("div", {}, el("h1", {}, shown(run.name)), el("p", { class: "muted mono small path" }, shown(run.path)));
+}
+
 function runPart(run, place) {
   const about = run.about;
   return el("div", { class: "run" },
-    el("h1", {}, run.name), el("p", { class: "muted mono small path" }, shown(run.path)),
+    turnwise.runs.length > 1 ? runTitle(run) : null,
     (about.notes || []).map((note) => el("p", { class: "note" }, shown(note))),
     healthPart(about.health || []),
     run.kinds.map((kind) => stepsPart(run, place, kind)),
@@ -100,7 +105,7 @@ function stepsPart(run, place, kind) {
   if (kind.damaged) notes.push(`${counted(kind.damaged, "line")} can't be read`);
   return el("div", { class: "panel" }, el("div", { class: "panel-head" }, el("h2", {}, title), el("span", { class: "muted small" }, [counted(rows.length, "step"), ...notes].join(" · "))),
     rows.length ? el("div", { class: "scroll" }, el("table", { class: "list" },
-      el("thead", {}, el("tr", {}, ["step", "groups", "mean score", "scores of episodes", "failed", "filtered", "tokens"].map((name) => el("th", {}, name)))),
+      head(["step", "#groups", "#mean score", "scores of episodes", "#failed", "#filtered", "#tokens"]),
       el("tbody", { class: "rows" }, rows.map((row) => stepRow(place, kind.kind, row, low, high))))) : el("p", { class: "empty" }, "No step has ended yet."));
 }
 

@@ -97,7 +97,7 @@ turnwise.pages.search = (parts, query) => {
   const number_ = newestSearch;
   const state = el("p", { class: "muted" }, text ? "searching…" : SEARCH_HELP);
   const body = el("tbody", { class: "rows" });
-  const table = el("table", { class: "list" }, el("thead", {}, el("tr", {}, ["step", "group", "sibling", "task", "score", "turns", "tokens", "status", ""].map((name) => el("th", {}, name)))), body);
+  const table = el("table", { class: "list" }, head(["step", "group", "sibling", "task", "#score", "#turns", "#tokens", "status", ""]), body);
   if (text) {
     const isStale = () => number_ !== newestSearch;
     let count = 0;
@@ -109,7 +109,7 @@ turnwise.pages.search = (parts, query) => {
       if (!isStale()) state.textContent = `${counted(found, "episode")}${found >= MAX_FOUND ? `, the first ${MAX_FOUND}; add a condition` : ""}`;
     }, (fault) => { state.textContent = fault.message; });
   }
-  return el("section", {}, el("h1", {}, "Search"), el("p", { class: "muted small" }, SEARCH_HELP), state, table);
+  return el("section", {}, el("h1", {}, "Search"), el("p", { class: "muted small" }, SEARCH_HELP), state, el("div", { class: "panel scroll" }, table));
 };
 
 function foundRow(episode) {
@@ -119,7 +119,7 @@ function foundRow(episode) {
     el("td", {}, link(parts.slice(0, 3), `${name}${episode.kind === "train" ? "" : `${episode.kind} `}${episode.step}`)),
     el("td", {}, link(parts.slice(0, 4), episode.group)), el("td", {}, link(parts, episode.member)),
     el("td", { class: "mono" }, shown(episode.task)), el("td", { class: "num" }, number(episode.score)), el("td", { class: "num" }, episode.turns), el("td", { class: "num" }, number(episode.length)),
-    el("td", {}, statusBadge(episode.rejected || episode.status)), el("td", { class: "muted" }, episode.excerpt ? shown(episode.excerpt) : ""));
+    el("td", {}, statusBadge(episode.rejected || episode.status)), el("td", { class: "muted small excerpt" }, episode.excerpt ? shown(episode.excerpt) : ""));
 }
 
 function statusBadge(status) {

@@ -33,7 +33,7 @@ turnwise.pages.step = async (parts) => {
     failed.length ? failedPart(parts, failed) : null,
     el("div", { class: "panel" }, el("div", { class: "panel-head" }, el("h2", {}, "Groups"), filter),
       el("div", { class: "scroll" }, el("table", { class: "list" },
-        el("thead", {}, el("tr", {}, ["group", "task", "scores of siblings", "mean", "variance", "turns", "tokens", "trained on"].map((name) => el("th", {}, name)))), body))));
+        head(["group", "task", "scores of siblings", "#mean", "#variance", "#turns", "#tokens", "trained on"]), body))));
 };
 
 function fits(group, choice) {

@@ -17,7 +17,7 @@ turnwise.pages.task = async (parts) => {
         ["trained on", group.rejected ? `no, ${group.rejected}` : kindIsTrained(kind) ? "yes" : "no"],
       ].map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))))),
     group.rejected ? el("p", { class: "note" }, `${group.rejected}: ${REASONS[group.rejected]}`) : null,
-    el("div", { class: "panel" }, el("div", { class: "panel-head" }, el("h2", {}, "Siblings"), el("span", { class: "muted small" }, "Enter opens one; c on its page sets it beside another")),
+    el("div", { class: "panel" }, el("div", { class: "panel-head" }, el("h2", {}, "Siblings"), el("span", { class: "muted small" }, "Enter opens one; b on its page sets it beside another")),
       el("div", { class: "scroll" }, siblingTable(parts, group, members))),
     el("div", { class: "panel" }, el("h2", {}, group.task.row === undefined ? "Task" : `Row ${group.task.row + 1}`), taskTable(group.task)),
     elsewherePart(parts, group.task.id));
@@ -60,8 +60,8 @@ function siblingTable(parts, group, members) {
   const weights = rewards.map((name) => rewardWeight(members, name, about));
   const metrics = [...new Set(members.flatMap((member) => Object.keys(member.metrics || {})))].filter((name) => !name.startsWith("reward/")).slice(0, 8);
   const hasTurnRewards = members.some((member) => member.turns.some((turn) => turn.reward));
-  const head = ["sibling", "score", ...(hasTurnRewards || !rewards.length ? ["rewards of turns"] : []), ...rewards.map((name, place) => (weights[place] === null ? name : `${name} × ${number(weights[place])}`)), "ended", "turns", "tokens", ...metrics];
-  return el("table", { class: "list" }, el("thead", {}, el("tr", {}, head.map((name) => el("th", {}, shown(name))))),
+  const names = ["sibling", "#score", ...(hasTurnRewards || !rewards.length ? ["#rewards of turns"] : []), ...rewards.map((name, place) => (weights[place] === null ? `#${name}` : `#${name} × ${number(weights[place])}`)), "ended", "#turns", "#tokens", ...metrics.map((name) => `#${name}`)];
+  return el("table", { class: "list" }, head(names),
     el("tbody", { class: "rows" }, members.map((member, place) => {
       const own = [...parts, place];
       const turnRewards = member.turns.reduce((sum, turn) => sum + (turn.reward || 0), 0);
@@ -74,8 +74,8 @@ function siblingTable(parts, group, members) {
           el("td", {}, statusBadge(member.status), member.limit ? el("span", { class: "muted small" }, ` by ${member.limit}`) : null),
           el("td", { class: "num" }, member.turns.length), el("td", { class: "num" }, number(tokensOf(member))),
           metrics.map((name) => el("td", { class: "num" }, number((member.metrics || {})[name])))),
-        Object.entries(member.comments || {}).map(([name, text]) => el("tr", { class: "comment" }, el("td", {}), el("td", { colspan: head.length - 1 }, el("b", {}, shown(`${name}: `)), shown(String(text))))),
-        member.error ? el("tr", { class: "comment" }, el("td", {}), el("td", { colspan: head.length - 1, class: "error" }, shown(member.error))) : null,
+        Object.entries(member.comments || {}).map(([name, text]) => el("tr", { class: "comment" }, el("td", {}), el("td", { colspan: names.length - 1 }, el("b", {}, shown(`${name}: `)), shown(String(text))))),
+        member.error ? el("tr", { class: "comment" }, el("td", {}), el("td", { colspan: names.length - 1, class: "error" }, shown(member.error))) : null,
       ];
     })));
 }

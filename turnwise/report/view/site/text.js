@@ -93,6 +93,11 @@ function short(text, length = 60) {
   return line.length > length ? `${line.slice(0, length - 1)}…` : line;
 }
 
+// The end of a text: keys of states mostly begin alike.
+function ending(text, length) {
+  return text.length > length ? `…${text.slice(1 - length)}` : text;
+}
+
 async function copy(text, button) {
   const area = el("textarea", { class: "copy-area" });
   area.value = text;

@@ -13,7 +13,12 @@ turnwise.pages.timeline = async (parts) => {
 
 function stepRows(metrics, names) {
   const places = [];
-  metrics.step.forEach((_, place) => { if (names.some((name) => isKnown(metrics.values[name][place]))) places.push(place); });
+  // The row of the final validation has no rollouts of its own.
+  const played = metrics.values["time/step_rollout"];
+  metrics.step.forEach((_, place) => {
+    const isStep = !played || isKnown(played[place]);
+    if (isStep && names.some((name) => isKnown(metrics.values[name][place]))) places.push(place);
+  });
   return places;
 }
 

@@ -29,9 +29,8 @@ function episodeHead(parts, group, member, place, query) {
   const scores = group.members.map((one) => one.score);
   const low = Math.min(...scores, 0);
   const high = Math.max(...scores, low + 1e-9);
-  const keep = query.has("with") ? "" : location.hash.includes("?") ? "" : "";
   const tabs = el("nav", { class: "siblings", "aria-label": "siblings" }, group.members.map((one, at_) => el("a", {
-    href: linkTo(...parts.slice(0, 4), at_) + keep, class: at_ === place ? "current" : "", title: `score ${number(one.score)}, ${one.status}`,
+    href: linkTo(...parts.slice(0, 4), at_), class: at_ === place ? "current" : "", title: `score ${number(one.score)}, ${one.status}`,
   }, el("span", { class: "bead", style: { "background-color": one.status === "failed" ? "var(--bad)" : scoreColor(one.score, low, high) } }), one.is_baseline ? "greedy" : one.role && one.role !== "agent" ? `${one.sibling} ${one.role}` : `sibling ${one.sibling || 0}`, el("small", {}, number(one.score)))));
   const rewards = Object.entries(member.outcome_rewards || {}).map(([name, value]) => `${name} ${number(value)}`);
   const facts = [
@@ -128,9 +127,10 @@ function stateCounts(group) {
   return counts;
 }
 
-function returnsOf(turns) {
+// What each turn and those after it earned, rewards of the whole episode included.
+function returnsOf({ turns, outcome_rewards: outcome }) {
   const returns = [];
-  let sum = 0;
+  let sum = Object.values(outcome || {}).reduce((total, value) => total + value, 0);
   for (let i = turns.length - 1; i >= 0; i -= 1) {
     sum += turns[i].reward || 0;
     returns[i] = sum;
@@ -144,7 +144,7 @@ function meanAdvantage(turn) {
 }
 
 function turnStrip(member, states, side) {
-  const returns = returnsOf(member.turns);
+  const returns = returnsOf(member);
   const top = Math.max(...member.turns.map((turn) => Math.abs(meanAdvantage(turn) || 0)), 1e-9);
   return el("div", { class: "strip" }, member.turns.map((turn, i) => {
     const advantage = meanAdvantage(turn);
@@ -153,7 +153,7 @@ function turnStrip(member, states, side) {
       el("span", { class: "tile-head" }, el("b", {}, i + 1), turn.finish_reason && turn.finish_reason !== "stop" ? el("span", { class: "badge truncated" }, turn.finish_reason) : null),
       el("span", { class: "tile-action mono" }, shown(short(turn.action === undefined ? turn.text || "" : turn.action, 16) || "–")),
       el("span", { class: "tile-line" }, "reward ", el("b", {}, number(turn.reward || 0)), " · return ", el("b", {}, number(returns[i]))),
-      state ? el("span", { class: "tile-line mono", title: state }, `${short(state, 10)} ×${states.get(state) || 1}`) : null,
+      state ? el("span", { class: "tile-line mono", title: state }, `${ending(state, 11)} ×${states.get(state) || 1}`) : null,
       el("span", { class: "tile-line" }, seconds((turn.generate_s || 0) + (turn.step_s || 0))),
       advantage === null ? null : el("span", { class: "tile-bar", title: `advantage ${number(advantage)}`, style: { "background-color": `color-mix(in srgb, ${advantage > 0 ? "var(--plus)" : "var(--minus)"} ${Math.round((Math.abs(advantage) / top) * 100)}%, transparent)` } }));
     item.addEventListener("click", () => showTurn(i, side));
@@ -212,7 +212,7 @@ function responsePart(view, turn, i, side) {
   const reply = turn.messages ? turn.messages[turn.messages.length - 1] : null;
   const calls = reply ? [...(reply.tool_calls || []).map(callBlock), ...(reply.call_errors || []).map((fault) => el("div", { class: "call fault" }, shown(String(fault))))] : [];
   return el("div", { class: "message role-assistant" }, el("span", { class: "role" }, "assistant"),
-    el("div", { class: "body" }, turn.response_ids.length ? cells : textBlock(turn.text || ""), calls.length ? el("div", { class: "calls" }, calls) : null));
+    el("div", { class: "body" }, turn.response_ids.length ? cells : null, turn.response_ids.length && view.data.texts ? null : textBlock(turn.text || ""), calls.length ? el("div", { class: "calls" }, calls) : null));
 }
 
 function outcomePart(turn, states) {
