@@ -1,5 +1,5 @@
-"""A run folder for `turnwise view`, written by the journal of runs: episodes with tools, branches, long prompts,
-failures and hostile texts, from a random generator with a fixed seed."""
+"""A run folder for `turnwise view`, written by the journal of runs: episodes with tools, branches, long
+prompts, failures and hostile texts, from a random generator with a fixed seed."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ TOOLS = (
         },
     },
 )
+CALLED = {"name": "search", "arguments": {"words": "sea level"}}
 CONFIG = """\
 exp_name: viewed
 pretrain: {tokenizer}
@@ -149,7 +150,7 @@ def tools(writer: Writer, index: int, version: int) -> Group:
         }
         first = writer.turn(
             [{"role": "system", "content": LONG}, {"role": "user", "content": "How high is the sea?"}],
-            'the goal is near\n<tool_call>{"name": "search", "arguments": {"words": "sea level"}}</tool_call>',
+            f"the goal is near\n<tool_call>{json.dumps(CALLED)}</tool_call>",
             version,
             starts_context=True,
             tools=TOOLS,

@@ -51,7 +51,9 @@ def _step_line(episodes: Episodes, step: int) -> str:
     summary = episodes.read(step, None).summary
     scores = summary["score"]
     groups = counted(len(summary["index"]), "group")
-    numbers = f"{summary['index'][0]}–{summary['index'][-1]}" if summary["index"] else "none"
+    numbers = "none"
+    if summary["index"]:
+        numbers = f"{min(summary['index'])}–{max(summary['index'])}"
     line = f"{_name(episodes, step):<28} {groups} ({numbers}), {counted(len(scores), 'episode')}, "
     line += f"mean score {sum(scores) / max(len(scores), 1):.3g}"
     num_failed = summary["status"].count("x")

@@ -1,5 +1,5 @@
-"""The layout of episodes in a terminal: two columns in front of each line, the gutter, name its content and its
-number of tokens."""
+"""The layout of episodes in a terminal: two columns in front of each line, the gutter, name its content and
+its number of tokens."""
 
 import json
 import math
@@ -37,8 +37,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Gutter:
-    """Prints an episode on a console. Long lists of token ids are shortened unless `shows_ids`. `decode` gives
-    the text of ids."""
+    """Prints an episode on a console. Long lists of token ids are shortened unless `shows_ids`. `decode`
+    gives the text of ids."""
 
     def __init__(self, console: "Console", decode: Decode | None, shows_ids: bool = False) -> None:
         self._console = console

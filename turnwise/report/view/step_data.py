@@ -1,5 +1,5 @@
-"""The records of one step as the pages read them: groups of siblings, the texts of their tokens, and a row for
-each episode that the search goes through. docs/design/viewer.md walks one episode through."""
+"""The records of one step as the pages read them: groups of siblings, the texts of their tokens, and a row
+for each episode that the search goes through. docs/design/viewer.md walks one episode through."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -15,9 +15,7 @@ def timeline_data(path: Path) -> dict[str, Any]:
     DataError if it isn't a trace."""
     try:
         events = json.loads(path.read_bytes())["traceEvents"]
-        names = {
-            event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M" and _names(event)
-        }
+        names = {event["tid"]: event["args"]["name"] for event in events if _names_a_track(event)}
         spans = [event for event in events if event["ph"] == "X"]
         num_left_out = max(0, len(spans) - MAX_SPANS)
         if num_left_out:
@@ -34,5 +32,5 @@ def timeline_data(path: Path) -> dict[str, Any]:
     return {"names": list(kinds), "tracks": listed, "left_out": num_left_out}
 
 
-def _names(event: dict[str, Any]) -> bool:
-    return event["name"] == "thread_name"
+def _names_a_track(event: dict[str, Any]) -> bool:
+    return event["ph"] == "M" and event["name"] == "thread_name"
