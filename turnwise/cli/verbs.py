@@ -204,6 +204,7 @@ def _add_eval(parser: ArgumentParser) -> None:
         "--greedy", action="store_true", help="take the likeliest tokens; no sampled episodes"
     )
     parser.add_argument("--json", metavar="FILE", help="write the result here too")
+    parser.add_argument("--rollouts", metavar="FILE", help="write the episodes to this new file")
 
 
 def _load_eval() -> Command:

@@ -33,7 +33,7 @@ from turnwise.types.completion import (
     join_kept_ids as join_kept_ids,
 )
 from turnwise.types.media import Media as Media, Observation as Observation
-from turnwise.types.trajectory_view import ViewedGroup, ViewedTrajectory
+from turnwise.types.shown import renderer
 
 Message = dict[str, Any]
 """One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or
@@ -229,7 +229,7 @@ class Sample:
 
 
 @dataclass(slots=True, repr=False)
-class Trajectory(ViewedTrajectory):
+class Trajectory:
     """One episode, or a part of one (see `weight`): its turns, samples and how it ended. A failure is data,
     not an exception. `limit` names the limit that cut a `truncated` episode. For credit, an episode cut by
     the task's own limits (`max_steps`, `max_new_tokens`, `sequence_length`) is over; after a cut from outside
@@ -279,9 +279,18 @@ class Trajectory(ViewedTrajectory):
     def bootstraps(self) -> bool:
         return self.status == "truncated" and self.limit in ("environment", "time")
 
+    def __repr__(self) -> str:
+        return renderer().line(self)
+
+    def __str__(self) -> str:
+        return renderer().text(self)
+
+    def _repr_html_(self) -> str:
+        return renderer().page(self)
+
 
 @dataclass(slots=True, repr=False)
-class Group(ViewedGroup):
+class Group:
     """The sibling trajectories of one Task: the unit of scheduling, credit, filtering and back-pressure."""
 
     task: Task
@@ -297,6 +306,15 @@ class Group(ViewedGroup):
     @property
     def samples(self) -> list[Sample]:
         return [sample for trajectory in self.trajectories for sample in trajectory.samples]
+
+    def __repr__(self) -> str:
+        return renderer().line(self)
+
+    def __str__(self) -> str:
+        return renderer().text(self)
+
+    def _repr_html_(self) -> str:
+        return renderer().page(self)
 
 
 class Metric(NamedTuple):
