@@ -68,6 +68,8 @@ def _step_line(episodes: Episodes, step: int) -> str:
 def _name(episodes: Episodes, step: int) -> str:
     if episodes.kind == "val":
         return f"validation after step {step}"
+    if episodes.kind == "file":
+        return f"batch {step}"
     return f"step {step}"
 
 

@@ -188,6 +188,8 @@ AGENTIC: tuple[Live, ...] = (
     Live("response_length", 10, "rollouts", _LENGTHS),
     Live("eval_steps", 1, "validation"),
     Live("turn_journal_mb", 1, "files"),
+    Live("record_token_values", ["old", "ref", "entropy"], "rollouts"),
+    Live("record_validation", True, "files", _VALIDATED),
     Live("save_best.metric", "val/score/max", "files", _VALIDATED),
     Live(
         "save_best.mode",

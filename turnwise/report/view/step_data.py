@@ -4,9 +4,10 @@ for each episode that the search goes through. docs/design/viewer.md walks one e
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from turnwise.report.view.token_texts import TokenTexts
+from turnwise.spec import TokenValue
 
 Json = dict[str, Any]
 
@@ -141,8 +142,8 @@ def _turn(record: Json, reading: _Reading) -> Json:
     turn["logprobs"] = _short(record.get("logprobs", []))
     if record.get("is_trained") is False:
         turn["is_untrained"] = True
-    for name, values in record.get("token_values", {}).items():
-        turn[name] = _short(values)
+    values = record.get("token_values", {})
+    turn |= {name: values[name] for name in get_args(TokenValue) if name in values}
     if "kept_ids" in record:
         turn["kept"] = [len(ids) for ids in record["kept_ids"]]
     if "tools" in record:

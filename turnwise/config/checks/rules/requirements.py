@@ -131,6 +131,11 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="no KL to it is taken; set use_kl_loss, add_token_level_kl or record_token_values: [ref]",
     ),
     Requirement(
+        ("record_validation",),
+        needs=lambda c: c.uses_validation,
+        reason="nothing is validated; set eval_steps",
+    ),
+    Requirement(
         ("max_refill_factor",),
         needs=lambda c: c.group_filter,
         reason="needs group_filter",

@@ -31,7 +31,7 @@ async function show(keepsPlace = false) {
   }
   if (own !== visit) return;
   replaceChildren(page, content);
-  document.title = titleOf(name, parts);
+  document.title = plain(titleOf(name, parts));
   window.scrollTo(0, keepsPlace ? top : 0);
   if (name === "trajectory") turnwise.afterTrajectory(parts);
   document.body.dataset.shown = location.hash || "#/";

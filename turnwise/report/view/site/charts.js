@@ -45,7 +45,7 @@ function curveChart(series, { marks = [], onStep, height = 230, label = "" } = {
     const line = svg("g", { class: "mark" },
       svg("line", { x1: toX(step), x2: toX(step), y1: box.top, y2: height - box.bottom }),
       svg("path", { d: `M${toX(step) - 5} ${box.top - 8}h10l-5 8z` }),
-      svg("title", {}, text));
+      svg("title", {}, plain(text)));
     append(chart, [line]);
   }
   series.forEach((one) => append(chart, drawnSeries(one, toX, toY)));

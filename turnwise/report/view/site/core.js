@@ -75,6 +75,7 @@ turnwise.head = (text) => {
 const MAX_STEPS_KEPT = 12;
 
 async function stepData(run, kind, step) {
+  if (!rowOf(run, kind, step)) throw new Error(`${stepTitle(kind, step)} isn't here`);
   const key = `${run}/${kind}/${step}`;
   const steps = turnwise.caches.steps;
   if (!steps.has(key)) {

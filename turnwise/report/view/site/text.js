@@ -32,6 +32,11 @@ function shown(text) {
   return nodes;
 }
 
+// The same as one text, for tips and titles, which hold no elements.
+function plain(text) {
+  return [...String(text)].map((character) => (HIDDEN.test(character) ? `⟨${hiddenName(character)}⟩` : character)).join("");
+}
+
 const FOLDED_LINES = 14;
 const FOLDED_CHARACTERS = 1600;
 

@@ -153,7 +153,7 @@ function turnStrip(member, states, side) {
       el("span", { class: "tile-head" }, el("b", {}, i + 1), turn.finish_reason && turn.finish_reason !== "stop" ? el("span", { class: "badge truncated" }, turn.finish_reason) : null),
       el("span", { class: "tile-action mono" }, shown(short(turn.action === undefined ? turn.text || "" : turn.action, 16) || "–")),
       el("span", { class: "tile-line" }, "reward ", el("b", {}, number(turn.reward || 0)), " · return ", el("b", {}, number(returns[i]))),
-      state ? el("span", { class: "tile-line mono", title: state }, `${ending(state, 11)} ×${states.get(state) || 1}`) : null,
+      state ? el("span", { class: "tile-line mono", title: plain(state) }, shown(ending(state, 11)), ` ×${states.get(state) || 1}`) : null,
       el("span", { class: "tile-line" }, seconds((turn.generate_s || 0) + (turn.step_s || 0))),
       advantage === null ? null : el("span", { class: "tile-bar", title: `advantage ${number(advantage)}`, style: { "background-color": `color-mix(in srgb, ${advantage > 0 ? "var(--plus)" : "var(--minus)"} ${Math.round((Math.abs(advantage) / top) * 100)}%, transparent)` } }));
     item.addEventListener("click", () => showTurn(i, side));
@@ -223,7 +223,7 @@ function outcomePart(turn, states) {
   if (advantage !== null) facts.push(el("span", {}, `advantage ${number(advantage)}`));
   for (const [name, value] of Object.entries(turn.metrics || {})) facts.push(el("span", { class: "muted" }, shown(`${name} ${number(value)}`)));
   const state = stateText(turn.state_key);
-  if (state && state !== turn.observation) facts.push(el("span", { class: "muted", title: state }, "state ", el("span", { class: "mono" }, shown(short(state, 40))), ` (${counted(states.get(state) || 1, "turn")} of the group)`));
+  if (state && state !== turn.observation) facts.push(el("span", { class: "muted", title: plain(state) }, "state ", el("span", { class: "mono" }, shown(short(state, 40))), ` (${counted(states.get(state) || 1, "turn")} of the group)`));
   if (turn.finish_reason && turn.finish_reason !== "stop") facts.push(el("span", { class: "badge truncated" }, `finish ${turn.finish_reason}`));
   const sampling = Object.entries(turn.sampling || {}).filter(([name]) => name !== "max_new_tokens").map(([name, value]) => `${name} ${valueText(value)}`);
   if (sampling.length) facts.push(el("span", { class: "muted" }, shown(sampling.join(", "))));
