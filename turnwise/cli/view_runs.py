@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turnwise.cli.env_target import NO_MODEL
 from turnwise.config import AgenticConfig, load_config
 from turnwise.config.read.yaml_text import load_yaml, read_yaml
 from turnwise.config.show.dump import leaves
@@ -201,14 +203,21 @@ def _settings(file: Path, viewed: ViewedRun) -> dict[str, Any]:
     except (ConfigError, AttributeError) as fault:
         viewed.notes.append(f"{file} can't be read ({str(fault).splitlines()[0]}): settings aren't shown")
         return {}
-    try:
-        config, _ = load_config(file, [], AgenticConfig)
-    except ConfigError:
-        about["settings"] = [[key, value] for key, value in values.items()]
-        about["settings_are_all"] = True
-        return values
-    about["settings"] = [[key, value] for key, value in values.items() if config.departs(key)]
+    config = _loaded(file)
+    about["settings_are_all"] = config is None
+    about["settings"] = [
+        [key, value] for key, value in values.items() if config is None or config.departs(key)
+    ]
     return values
+
+
+def _loaded(file: Path) -> AgenticConfig | None:
+    """The config of a file, also if its model is gone; None if this version can't read it."""
+    for overrides in ([], [f"pretrain={NO_MODEL}"]):
+        with suppress(ConfigError):
+            config, _ = load_config(file, overrides, AgenticConfig)
+            return config
+    return None
 
 
 def refresh(viewed: ViewedRun) -> None:

@@ -22,6 +22,7 @@ function whole(marks) {
 function curveChart(series, { marks = [], onStep, height = 230, label = "" } = {}) {
   const width = 860;
   const box = { left: 46, right: 12, top: 12, bottom: 26 };
+  for (const one of series) one.name = plain(one.name);
   const all = series.flatMap((one) => one.points);
   if (!all.length) return el("p", { class: "empty" }, "No step has this metric.");
   const xs = all.map(([x]) => x);
@@ -73,7 +74,7 @@ function curveChart(series, { marks = [], onStep, height = 230, label = "" } = {
 }
 
 function legend(series) {
-  return series.map((one) => el("span", { class: "entry" }, el("span", { class: "swatch", style: { "--swatch": one.color } }), one.name));
+  return series.map((one) => el("span", { class: "entry" }, el("span", { class: "swatch", style: { "--swatch": one.color } }), one.label || one.name));
 }
 
 function drawnSeries(one, toX, toY) {
@@ -129,7 +130,7 @@ function shareChart(steps, names, valuesOf, unit) {
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": "shares of each step" });
   for (const mark of ticks(0, top, 4)) append(chart, [svg("line", { x1: box.left, x2: width - box.right, y1: toY(mark), y2: toY(mark), class: "grid" }), svg("text", { x: box.left - 7, y: toY(mark) + 4, class: "tick end" }, unit === "share" ? `${Math.round(mark * 100)}%` : number(mark))]);
   const readout = el("div", { class: "readout" });
-  const series = names.map((name, place) => ({ name, color: COLORS[place % COLORS.length] }));
+  const series = names.map((name, place) => ({ name, label: plain(name), color: COLORS[place % COLORS.length] }));
   steps.forEach((step, place) => {
     let from = 0;
     const column = svg("g", { class: "column" });
@@ -138,7 +139,7 @@ function shareChart(steps, names, valuesOf, unit) {
       append(column, [svg("rect", { x: box.left + place * each, width: Math.max(each - (each > 6 ? 1 : 0), 0.5), y: toY(from + value), height: Math.max(toY(from) - toY(from + value), 0), style: { fill: one.color } })]);
       from += value;
     });
-    column.addEventListener("mouseenter", () => replaceChildren(readout, el("b", {}, `step ${step}`), series.map((one) => [el("span", { class: "swatch", style: { "--swatch": one.color } }), `${one.name} ${unit === "share" ? `${Math.round((valuesOf(one.name, place) || 0) * 100)}%` : seconds(valuesOf(one.name, place))}`])));
+    column.addEventListener("mouseenter", () => replaceChildren(readout, el("b", {}, `step ${step}`), series.map((one) => [el("span", { class: "swatch", style: { "--swatch": one.color } }), `${one.label} ${unit === "share" ? `${Math.round((valuesOf(one.name, place) || 0) * 100)}%` : seconds(valuesOf(one.name, place))}`])));
     append(chart, [column]);
   });
   const marks = whole(ticks(steps[0], steps[steps.length - 1], 8));

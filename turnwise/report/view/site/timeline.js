@@ -8,7 +8,7 @@ turnwise.pages.timeline = async (parts) => {
   const panels = [sharePanel("What the trainer did", metrics, "time/trainer/"), sharePanel("What the rollouts did", metrics, "time/rollouts/"), phasePanel(metrics)].filter(Boolean);
   if (turnwise.runs[run].has_timeline) panels.push(await spansPanel(run));
   else panels.push(el("p", { class: "muted" }, "Spans of single calls: turnwise train --profile records them."));
-  return el("section", {}, el("h1", {}, `Time of ${name}`), panels.length > 1 ? null : el("p", { class: "empty" }, "metrics.jsonl has no shares of time."), panels);
+  return el("section", {}, el("h1", {}, "Time of ", shown(name)), panels.length > 1 ? null : el("p", { class: "empty" }, "metrics.jsonl has no shares of time."), panels);
 };
 
 function stepRows(metrics, names) {
@@ -75,7 +75,7 @@ async function spansPanel(run) {
       return;
     }
     const span = spanAt(state, event);
-    readout.textContent = span ? `${data.names[span[0]]}: ${seconds(span[2])}, from ${seconds(span[1])} on` : "Wheel zooms, drag moves, a double click shows all.";
+    readout.textContent = span ? `${plain(data.names[span[0]])}: ${seconds(span[2])}, from ${seconds(span[1])} on` : "Wheel zooms, drag moves, a double click shows all.";
   });
   requestAnimationFrame(draw);
   window.addEventListener("resize", draw);
@@ -111,7 +111,7 @@ function drawSpans(state) {
   data.tracks.forEach((track, row) => {
     const y = row * state.row;
     context.fillStyle = color("--muted");
-    context.fillText(short(track.name, 24), 4, y + 14);
+    context.fillText(short(plain(track.name), 24), 4, y + 14);
     for (const [name, start, length] of track.spans) {
       if (start + length < state.from || start > state.to) continue;
       const x = Math.max(state.left + (start - state.from) * scale, state.left);
@@ -120,7 +120,7 @@ function drawSpans(state) {
       context.fillRect(x, y + 2, Math.max(end - x, 0.7), state.row - 4);
       if (end - x > 60) {
         context.fillStyle = color("--page");
-        context.fillText(short(data.names[name], Math.floor((end - x) / 7)), x + 4, y + 14);
+        context.fillText(short(plain(data.names[name]), Math.floor((end - x) / 7)), x + 4, y + 14);
       }
     }
   });
