@@ -100,6 +100,7 @@ class Writer:
             if payload:
                 trajectory.outcome_rewards = {"gsm8k": score, "length": -0.1}
                 trajectory.metrics |= {"reward/gsm8k": score, "reward/length": -0.2}
+                trajectory.comments = {"judge/words": f"{'Right' if score else 'Wrong'}. Score: {score:g}"}
             elif turns:
                 turns[-1].reward = score
             self._credit(trajectory, score)

@@ -103,7 +103,8 @@ def build_agentic(
         freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
         source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
-        log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
+        health = build_health(config, is_playing=rollouts is None, run=str(folder.path))
+        log = RunLog(trackers, stopwatch, health)
         pipeline = _assemble(
             examined, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing
         )

@@ -123,6 +123,8 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
         **{name: getattr(trajectory, name) for name in _OF_TRAJECTORY},
         "turns": turns,
     }
+    if trajectory.comments:
+        record["comments"] = trajectory.comments
     line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_type_name)
     # An environment's text may have lone surrogates, which UTF-8 can't encode.
     return line.encode(errors="replace").decode()
@@ -324,6 +326,7 @@ class _TrajectoryRecord(Record):
     limit: Limit | None
     outcome_rewards: dict[str, _Number]
     metrics: dict[str, _Number]
+    comments: dict[str, str] = {}
     error: str | None
     role: str
     weight: Annotated[float, Field(ge=0)]

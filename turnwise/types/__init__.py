@@ -244,6 +244,8 @@ class Trajectory:
     outcome_rewards: dict[str, float] = field(default_factory=dict)
     """Rewards of the whole episode by name, on top of the turns' own."""
     metrics: dict[str, float] = field(default_factory=dict)
+    comments: dict[str, str] = field(default_factory=dict)
+    """What rewards said of the episode by name, for reading only: a judge's words."""
     error: str | None = None
     role: str = "agent"
     weight: float = 1.0

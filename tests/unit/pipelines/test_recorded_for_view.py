@@ -73,11 +73,7 @@ def test_messages_and_tools_come_back_and_pictures_stay_out(tmp_path):
     called = {"name": "f", "arguments": {"x": object()}}
     messages = [
         {"role": "user", "content": [picture, {"type": "text", "text": "Where?"}]},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"function": {"name": "f", "arguments": {"x": object()}}}],
-        },
+        {"role": "assistant", "content": None, "tool_calls": [{"function": called}]},
     ]
     tools = ({"type": "function", "function": {"name": "f"}},)
     turn = Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), (VersionRun(0, 1),))
@@ -86,15 +82,17 @@ def test_messages_and_tools_come_back_and_pictures_stay_out(tmp_path):
     turn.tools = tools
     turn.token_values = {"entropy": np.array([1.23456], np.float32)}
     group = Group(Task("train/A/0", "A", "train", 1), [])
-    group.trajectories.append(Trajectory(group.task, 0, [turn]))
+    group.trajectories.append(Trajectory(group.task, 0, [turn], comments={"judge/words": "Fine."}))
     file = tmp_path / "rollouts.jsonl"
     file.write_text("".join(line + "\n" for line in write_group(0, group)))
     [(_, read)] = read_journal(file)
+    assert read.comments == {"judge/words": "Fine."}
     again = read.turns[0]
     assert again.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "Where?"}]
     assert again.messages[1]["tool_calls"][0]["function"]["arguments"] == {"x": "object"}
     assert again.tools == tools and again.token_values["entropy"] == pytest.approx([1.23])
     old = json.loads(file.read_text())
+    del old["comments"]
     for name in ("messages", "tools", "token_values"):
         del old["turns"][0][name]
     file.write_text(json.dumps(old) + "\n")
