@@ -53,6 +53,7 @@ ARGUMENTS = {
     "tool_conversations": "",
     "tool_latency": "",
     "train": "",
+    "view": "",
     "weights": "",
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
