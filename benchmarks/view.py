@@ -35,8 +35,8 @@ from browser import Browser, browser_here
 from viewed_run import Writer
 
 SIBLINGS = 8
-TURNS = 5
-WORDS = "I walk there step by step, the goal is near, so I walk there step by step: <answer>Right</answer>"
+TURNS = 3
+WORDS = "I walk there step by step, the goal is near: <answer>Right</answer>"
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from turnwise.report.view.step_data import Json, StepData, step_data
 from turnwise.report.view.token_texts import TokenTexts
 
 SHOWN_BYTES = 1_000_000_000
-"""Of a larger file, every k-th step is shown unless steps are named."""
+"""If a file is larger, every k-th step is shown unless steps are named."""
 _DIGITS = 4
 
 

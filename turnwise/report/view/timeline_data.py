@@ -7,7 +7,7 @@ from typing import Any
 from turnwise.errors import DataError
 
 MAX_SPANS = 60_000
-"""Of more spans the longest ones are shown: the others are narrower than a pixel."""
+"""Maximum spans that are shown, the longest ones: the others are narrower than a pixel."""
 
 
 def timeline_data(path: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ function drawTop(name, parts, query) {
   const help = el("button", { type: "button", class: "plain", title: "keys (?)" }, "?");
   help.addEventListener("click", toggleHelp);
   const live = turnwise.isLive ? el("span", { class: "live", title: "the run is watched" }, "live") : null;
-  replaceChildren(document.getElementById("top"), el("nav", { class: "crumbs" }, crumbs), el("div", { class: "tools" }, live, el("a", { href: linkTo(parts[0] || 0, "timeline") }, "Time"), form, theme, help));
+  replaceChildren(document.getElementById("top"), el("nav", { class: "crumbs" }, crumbs), el("div", { class: "top-tools" }, live, el("a", { href: linkTo(parts[0] || 0, "timeline") }, "Time"), form, theme, help));
 }
 
 // Light and dark: the system's, unless chosen here.
