@@ -3,14 +3,19 @@ markup."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import Browser, browser_here
-from viewed_run import HOSTILE, write_run
+from viewed_run import HOSTILE, Writer, groups_of, write_run
 
 from turnwise.cli.main import main
+from turnwise.report.view.rollouts_file import RolloutsFile
+from turnwise.report.view.server import LiveRuns, ViewServer
+from turnwise.report.view.source import Episodes, RunSource
+from turnwise.rollout.journal import Journal
 
 pytestmark = pytest.mark.skipif(
     browser_here() is None, reason="no chromium is here; apt-get install chromium"
@@ -172,6 +177,30 @@ def test_what_is_copied(go):
     assert copied.startswith("turnwise rollout ") and "--replay" in copied
     browser.click(".copies button", 0)
     assert browser.run("turnwise.copied").startswith("<|im_start|>system\nRule 1:")
+
+
+def test_a_new_step_appears_and_the_place_stays(browser, tmp_path):
+    run = write_run(tmp_path / "live", num_steps=1)
+    source = RunSource("live", str(run), [Episodes("train", RolloutsFile(run / "rollouts.jsonl"), 1)], None)
+    server = ViewServer(0, LiveRuns([source], lambda source: None))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        browser.open("about:blank")
+        browser.open(f"{server.url}#/0/train/1/0/0")
+        browser.wait("document.body && document.body.dataset.shown && turnwise.seen")
+        journal = Journal(run / "rollouts.jsonl")
+        journal.append(1, groups_of(Writer(), 1))
+        journal.close()
+        browser.wait("turnwise.runs[0].kinds[0].steps.length === 2")
+        assert browser.run("location.hash") == "#/0/train/1/0/0" and count(browser, ".turn") == 3
+        browser.run("location.hash = '#/'")
+        browser.wait("document.querySelectorAll('.rows tr').length === 2")
+        browser.open("about:blank")
+    finally:
+        server.close()
+        thread.join(20)
+    browser.errors.clear()
 
 
 def test_the_timeline_and_the_other_pages_open(go):

@@ -21,7 +21,7 @@ def summary(trajectory: Trajectory) -> str:
     rewards = [f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()]
     if rewards:
         score += f" ({', '.join(rewards)})"
-    end = trajectory.status
+    end: str = trajectory.status
     if trajectory.limit:
         end += f" by {trajectory.limit}"
     if trajectory.error:

@@ -9,7 +9,8 @@ BROKEN = "\ufffd"
 class Decoder(Protocol):
     """What the pages ask of a tokenizer."""
 
-    special_ids: Collection[int]
+    @property
+    def special_ids(self) -> Collection[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""

@@ -9,7 +9,7 @@ turnwise.pages.run = (parts, query) => {
   const chosen = turnwise.runs.map((run, place) => [run, place]);
   const metric = query.get("metric") || "";
   return el("section", { class: "run-page" },
-    chosen.length === 1 ? runTitle(chosen[0][0]) : el("h1", {}, `${chosen.length} runs`),
+    chosen.length === 1 ? runTitle(...chosen[0]) : el("h1", {}, `${chosen.length} runs`),
     curvePanel(metric),
     el("div", { class: chosen.length > 1 ? "side-by-side" : "" }, chosen.map(([run, place]) => runPart(run, place))));
 };
@@ -74,14 +74,15 @@ function curvePanel(metric) {
     el("p", { class: "muted small" }, "Click a step to see its groups. A ▾ is where a health check spoke."));
 }
 
-function runTitle(run) {
-  return el("div", {}, el("h1", {}, shown(run.name)), el("p", { class: "muted mono small path" }, shown(run.path)));
+function runTitle(run, place) {
+  const time = turnwise.runs.length > 1 ? [" ", el("a", { class: "small", href: linkTo(place, "timeline") }, "time")] : null;
+  return el("div", {}, el("h1", {}, shown(run.name), time), el("p", { class: "muted mono small path" }, shown(run.path)));
 }
 
 function runPart(run, place) {
   const about = run.about;
   return el("div", { class: "run" },
-    turnwise.runs.length > 1 ? runTitle(run) : null,
+    turnwise.runs.length > 1 ? runTitle(run, place) : null,
     (about.notes || []).map((note) => el("p", { class: "note" }, shown(note))),
     healthPart(about.health || []),
     run.kinds.map((kind) => stepsPart(run, place, kind)),
