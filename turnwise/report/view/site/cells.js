@@ -117,7 +117,7 @@ function tokenNodes(text) {
 const MAX_CELLS = 3000;
 
 // The cells of a list of ids. `paint(t, cell)` colours one; cells know their place for the line below.
-function tokenCells(ids, data, { className = "", paint = null, place = null } = {}) {
+function tokenCells(ids, data, { className = "", paint = null, place = null, atLeast = 0 } = {}) {
   const special = data.specialSet || (data.specialSet = new Set(data.special || []));
   const box = el("div", { class: `cells ${className}` });
   const add = (from, to) => {
@@ -132,10 +132,11 @@ function tokenCells(ids, data, { className = "", paint = null, place = null } = 
     }
     append(box, cells);
   };
-  add(0, Math.min(ids.length, MAX_CELLS));
-  if (ids.length > MAX_CELLS) {
-    const button = el("button", { class: "unfold", type: "button" }, `show ${counted(ids.length - MAX_CELLS, "more token")}`);
-    button.addEventListener("click", () => { button.remove(); add(MAX_CELLS, ids.length); });
+  const first = Math.min(ids.length, Math.max(MAX_CELLS, atLeast + 200));
+  add(0, first);
+  if (ids.length > first) {
+    const button = el("button", { class: "unfold", type: "button" }, `show ${counted(ids.length - first, "more token")}`);
+    button.addEventListener("click", () => { button.remove(); add(first, ids.length); });
     append(box, [button]);
   }
   return box;

@@ -206,6 +206,7 @@ function responsePart(view, turn, i, side) {
   const paint = view.paint(turn);
   const cells = tokenCells(turn.response_ids, view.data, {
     className: "sampled",
+    atLeast: difference || 0,
     place: { turn, turnIndex: i, side },
     paint: (t, cell) => { paint(t, cell); if (t === difference) cell.classList.add("first-difference"); },
   });
