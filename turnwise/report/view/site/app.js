@@ -24,7 +24,8 @@ async function show(keepsPlace = false) {
   let content;
   try {
     if (parts.length && !turnwise.runs[parts[0]]) throw new Error("there is no such run here");
-    if (parts.length > 2 && !kindOf(parts[0], parts[1])) throw new Error(`this run has no ${KINDS[parts[1]] || parts[1]} episodes here`);
+    if (parts.length > 2 && !kindOf(parts[0], parts[1]))
+      throw new Error(`this run has no ${KINDS[parts[1]] || parts[1]} episodes here`);
     content = await turnwise.pages[name](parts, query);
   } catch (fault) {
     content = el("p", { class: "empty" }, `This page can't be shown: ${fault.message}`);
@@ -48,22 +49,48 @@ function titleOf(name, parts) {
 }
 
 function drawTop(name, parts, query) {
-  const crumbs = [el("a", { href: "#/", class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), "turnwise")];
-  const add = (href, ...words) => crumbs.push(el("span", { class: "slash" }, "/"), el("a", { href }, ...words));
+  const crumbs = [
+    el("a", { href: "#/", class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), "turnwise"),
+  ];
+  const add = (href, ...words) =>
+    crumbs.push(el("span", { class: "slash" }, "/"), el("a", { href }, ...words));
   if (parts.length) add("#/", shown(turnwise.runs[parts[0]] ? turnwise.runs[parts[0]].name : "?"));
   if (name === "timeline") add(linkTo(parts[0], "timeline"), "time");
   if (parts.length > 2) add(linkTo(...parts.slice(0, 3)), stepTitle(parts[1], parts[2]));
   if (parts.length > 3) add(linkTo(...parts.slice(0, 4)), `group ${parts[3]}`);
   if (parts.length > 4) add(linkTo(...parts.slice(0, 5)), `sibling ${parts[4]}`);
-  const box = el("input", { type: "search", id: "search", placeholder: "search  /", value: query.get("q") || "", "aria-label": "search", spellcheck: "false", title: SEARCH_HELP });
+  const box = el("input", {
+    type: "search",
+    id: "search",
+    placeholder: "search  /",
+    value: query.get("q") || "",
+    "aria-label": "search",
+    spellcheck: "false",
+    title: SEARCH_HELP,
+  });
   const form = el("form", { role: "search" }, box);
-  form.addEventListener("submit", (event) => { event.preventDefault(); location.hash = `#/search?q=${encodeURIComponent(box.value)}`; });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    location.hash = `#/search?q=${encodeURIComponent(box.value)}`;
+  });
   const theme = el("button", { type: "button", class: "plain", title: "light or dark (t)" }, "◐");
   theme.addEventListener("click", switchTheme);
   const help = el("button", { type: "button", class: "plain", title: "keys (?)" }, "?");
   help.addEventListener("click", toggleHelp);
   const live = turnwise.isLive ? el("span", { class: "live", title: "the run is watched" }, "live") : null;
-  replaceChildren(document.getElementById("top"), el("nav", { class: "crumbs" }, crumbs), el("div", { class: "top-tools" }, live, el("a", { href: linkTo(parts[0] || 0, "timeline") }, "Time"), form, theme, help));
+  replaceChildren(
+    document.getElementById("top"),
+    el("nav", { class: "crumbs" }, crumbs),
+    el(
+      "div",
+      { class: "top-tools" },
+      live,
+      el("a", { href: linkTo(parts[0] || 0, "timeline") }, "Time"),
+      form,
+      theme,
+      help,
+    ),
+  );
 }
 
 // Light and dark: the system's, unless chosen here.
@@ -71,26 +98,43 @@ const THEME_KEY = "turnwise-theme";
 
 function switchTheme() {
   const root = document.documentElement;
-  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const isDark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
   try {
     localStorage.setItem(THEME_KEY, root.dataset.theme);
-  } catch { /* a browser may forbid it for pages from disk */ }
+  } catch {
+    /* a browser may forbid it for pages from disk */
+  }
 }
 
 try {
   const theme = localStorage.getItem(THEME_KEY);
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-} catch { /* the system's theme stays */ }
+} catch {
+  /* the system's theme stays */
+}
 
 // Keys.
 const KEYS = [
-  ["j / k", "next, previous row or turn"], ["Enter", "open the row"], ["u", "one level up"], ["h / l", "previous, next sibling, group or step"],
-  ["c", "the next colour of tokens"], ["b", "this sibling beside the next one"], ["f", "to the first difference"], ["/", "search"], ["g", "the run"], ["t", "light or dark"], ["?", "this list"],
+  ["j / k", "next, previous row or turn"],
+  ["Enter", "open the row"],
+  ["u", "one level up"],
+  ["h / l", "previous, next sibling, group or step"],
+  ["c", "the next colour of tokens"],
+  ["b", "this sibling beside the next one"],
+  ["f", "to the first difference"],
+  ["/", "search"],
+  ["g", "the run"],
+  ["t", "light or dark"],
+  ["?", "this list"],
 ];
 
 function items() {
-  return [...page.querySelectorAll(".rows > tr[data-href], .column[data-side='0'] .item")].filter((item) => item.offsetParent !== null);
+  return [...page.querySelectorAll(".rows > tr[data-href], .column[data-side='0'] .item")].filter(
+    (item) => item.offsetParent !== null,
+  );
 }
 
 function selectItem(item) {
@@ -133,7 +177,10 @@ async function sideways(by) {
   }
   const members = data.groups.find((group) => group.index === parts[3]).members;
   const next = parts[4] + by;
-  if (members[next]) location.hash = linkTo(...parts.slice(0, 4), next) + (query.has("with") && Number(query.get("with")) !== next ? `?with=${query.get("with")}` : "");
+  if (members[next])
+    location.hash =
+      linkTo(...parts.slice(0, 4), next) +
+      (query.has("with") && Number(query.get("with")) !== next ? `?with=${query.get("with")}` : "");
 }
 
 function up() {
@@ -168,14 +215,41 @@ function toggleHelp() {
     existing.remove();
     return;
   }
-  const box = el("div", { id: "help", role: "dialog", "aria-label": "keys" }, el("div", {}, el("h2", {}, "Keys"), el("table", {}, KEYS.map(([key, text]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, text)))), el("p", { class: "muted small" }, `Search: ${SEARCH_HELP}`)));
+  const box = el(
+    "div",
+    { id: "help", role: "dialog", "aria-label": "keys" },
+    el(
+      "div",
+      {},
+      el("h2", {}, "Keys"),
+      el(
+        "table",
+        {},
+        KEYS.map(([key, text]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, text))),
+      ),
+      el("p", { class: "muted small" }, `Search: ${SEARCH_HELP}`),
+    ),
+  );
   box.addEventListener("click", toggleHelp);
   document.body.append(box);
 }
 
 const ACTIONS = {
-  j: () => move(1), k: () => move(-1), Enter: openSelected, u: up, h: () => sideways(-1), l: () => sideways(1), c: nextColor, b: besideNext, f: toFirstDifference,
-  g: () => { location.hash = "#/"; }, t: switchTheme, "?": toggleHelp, "/": () => document.getElementById("search").focus(),
+  j: () => move(1),
+  k: () => move(-1),
+  Enter: openSelected,
+  u: up,
+  h: () => sideways(-1),
+  l: () => sideways(1),
+  c: nextColor,
+  b: besideNext,
+  f: toFirstDifference,
+  g: () => {
+    location.hash = "#/";
+  },
+  t: switchTheme,
+  "?": toggleHelp,
+  "/": () => document.getElementById("search").focus(),
 };
 
 document.addEventListener("keydown", (event) => {
@@ -195,7 +269,8 @@ document.addEventListener("keydown", (event) => {
 
 document.addEventListener("click", (event) => {
   const row = event.target.closest("tr[data-href]");
-  if (row && !event.target.closest("a, button, input, select") && !String(getSelection())) location.hash = row.dataset.href;
+  if (row && !event.target.closest("a, button, input, select") && !String(getSelection()))
+    location.hash = row.dataset.href;
 });
 
 // The value under the pointer.
@@ -203,7 +278,12 @@ function showToken(cell) {
   if (!cell || !cell.token) return;
   for (const other of page.querySelectorAll(".tok.under")) other.classList.remove("under");
   cell.classList.add("under");
-  replaceChildren(infoLine, tokenFacts(cell.token).map(([name, value]) => el("span", {}, el("span", { class: "muted" }, `${name} `), el("b", { class: "mono" }, shown(value)))));
+  replaceChildren(
+    infoLine,
+    tokenFacts(cell.token).map(([name, value]) =>
+      el("span", {}, el("span", { class: "muted" }, `${name} `), el("b", { class: "mono" }, shown(value))),
+    ),
+  );
   infoLine.hidden = false;
 }
 
@@ -228,17 +308,24 @@ async function look() {
 }
 
 async function renew() {
-  const before = turnwise.runs.flatMap((run) => run.kinds.flatMap((kind) => kind.steps.map((row) => row.step)));
+  const before = turnwise.runs.flatMap((run) =>
+    run.kinds.flatMap((kind) => kind.steps.map((row) => row.step)),
+  );
   await loadScript(`index.js?${Date.now()}`);
   turnwise.caches.steps.clear();
-  const after = turnwise.runs.flatMap((run) => run.kinds.flatMap((kind) => kind.steps.map((row) => row.step)));
+  const after = turnwise.runs.flatMap((run) =>
+    run.kinds.flatMap((kind) => kind.steps.map((row) => row.step)),
+  );
   if (after.length > before.length) notify(`new: step ${after[after.length - 1]}`);
   if (route().name === "run") show(true);
 }
 
 window.addEventListener("hashchange", () => show());
 
-loadScript("index.js").then(() => {
-  show();
-  if (turnwise.isLive) look();
-}, (fault) => replaceChildren(page, el("p", { class: "empty" }, fault.message)));
+loadScript("index.js").then(
+  () => {
+    show();
+    if (turnwise.isLive) look();
+  },
+  (fault) => replaceChildren(page, el("p", { class: "empty" }, fault.message)),
+);

@@ -6,11 +6,25 @@ const VALUES = {
   none: { title: "no colour", of: () => null },
   logprob: { title: "log-prob (sampler)", scale: "low", of: (turn, t) => at(turn.logprobs, t) },
   old: { title: "log-prob (trainer)", scale: "low", key: "old", of: (turn, t) => at(turn.old, t) },
-  difference: { title: "trainer − sampler", scale: "both", key: "old", of: (turn, t) => minus(at(turn.old, t), at(turn.logprobs, t)) },
+  difference: {
+    title: "trainer − sampler",
+    scale: "both",
+    key: "old",
+    of: (turn, t) => minus(at(turn.old, t), at(turn.logprobs, t)),
+  },
   ref: { title: "log-prob (reference)", scale: "low", key: "ref", of: (turn, t) => at(turn.ref, t) },
-  drift: { title: "policy − reference", scale: "both", key: "ref", of: (turn, t) => minus(turn.old ? at(turn.old, t) : at(turn.logprobs, t), at(turn.ref, t)) },
+  drift: {
+    title: "policy − reference",
+    scale: "both",
+    key: "ref",
+    of: (turn, t) => minus(turn.old ? at(turn.old, t) : at(turn.logprobs, t), at(turn.ref, t)),
+  },
   entropy: { title: "entropy", scale: "high", key: "entropy", of: (turn, t) => at(turn.entropy, t) },
-  advantage: { title: "advantage", scale: "both", of: (turn, t) => (Array.isArray(turn.advantage) ? at(turn.advantage, t) : turn.advantage) },
+  advantage: {
+    title: "advantage",
+    scale: "both",
+    of: (turn, t) => (Array.isArray(turn.advantage) ? at(turn.advantage, t) : turn.advantage),
+  },
   mask: { title: "loss mask", scale: "flag", of: (turn) => Number(isTrained(turn)) },
   version: { title: "weight version", scale: "kind", of: (turn, t) => versionOf(turn, t) },
   kept: { title: "kept ids", scale: "high", of: (turn, t) => at(turn.kept, t) },
@@ -40,7 +54,9 @@ function versionOf(turn, t) {
 // Why a value has no colour here, or "" if it has some.
 function lacking(name, members) {
   const value = VALUES[name];
-  const has = members.some((member) => member.turns.some((turn) => turn.response_ids.some((_, t) => isKnown(value.of(turn, t)))));
+  const has = members.some((member) =>
+    member.turns.some((turn) => turn.response_ids.some((_, t) => isKnown(value.of(turn, t)))),
+  );
   if (has || name === "none") return "";
   if (value.key) return `record_token_values: [${value.key}] records it`;
   if (name === "advantage") return "nothing was trained on this";
@@ -74,7 +90,8 @@ function scaleOf(name, members) {
 function colorOf(name, value, scale) {
   if (!isKnown(value)) return "";
   const kind = VALUES[name].scale;
-  const mixed = (color, share) => `color-mix(in srgb, ${color} ${Math.round(Math.min(Math.max(share, 0), 1) * 78)}%, transparent)`;
+  const mixed = (color, share) =>
+    `color-mix(in srgb, ${color} ${Math.round(Math.min(Math.max(share, 0), 1) * 78)}%, transparent)`;
   if (kind === "low") return mixed("var(--hot)", Math.min(-value, scale.top) / scale.top);
   if (kind === "high") return mixed("var(--cool)", value / scale.top);
   if (kind === "flag") return value ? mixed("var(--good)", 0.5) : "";
@@ -85,12 +102,48 @@ function colorOf(name, value, scale) {
 
 function scaleLegend(name, scale) {
   const value = VALUES[name];
-  const ramp = (from, to) => el("span", { class: "ramp" }, [0, 0.25, 0.5, 0.75, 1].map((share) => el("span", { style: { "background-color": colorOf(name, from + (to - from) * share, scale) } })));
-  if (value.scale === "low") return el("span", { class: "scale" }, "0", ramp(0, -scale.top), `≤ −${number(scale.top)}`);
-  if (value.scale === "high") return el("span", { class: "scale" }, "0", ramp(0, scale.top), number(scale.top));
-  if (value.scale === "both") return el("span", { class: "scale" }, `−${number(scale.top)}`, ramp(-scale.top, scale.top), `+${number(scale.top)}`);
-  if (value.scale === "flag") return el("span", { class: "scale" }, el("span", { class: "ramp" }, el("span", { style: { "background-color": colorOf(name, 1, scale) } })), "trained on");
-  if (value.scale === "kind") return el("span", { class: "scale" }, scale.kinds.slice(0, 8).map((kind) => [el("span", { class: "ramp" }, el("span", { style: { "background-color": colorOf(name, kind, scale) } })), `version ${kind}`]));
+  const ramp = (from, to) =>
+    el(
+      "span",
+      { class: "ramp" },
+      [0, 0.25, 0.5, 0.75, 1].map((share) =>
+        el("span", { style: { "background-color": colorOf(name, from + (to - from) * share, scale) } }),
+      ),
+    );
+  if (value.scale === "low")
+    return el("span", { class: "scale" }, "0", ramp(0, -scale.top), `≤ −${number(scale.top)}`);
+  if (value.scale === "high")
+    return el("span", { class: "scale" }, "0", ramp(0, scale.top), number(scale.top));
+  if (value.scale === "both")
+    return el(
+      "span",
+      { class: "scale" },
+      `−${number(scale.top)}`,
+      ramp(-scale.top, scale.top),
+      `+${number(scale.top)}`,
+    );
+  if (value.scale === "flag")
+    return el(
+      "span",
+      { class: "scale" },
+      el("span", { class: "ramp" }, el("span", { style: { "background-color": colorOf(name, 1, scale) } })),
+      "trained on",
+    );
+  if (value.scale === "kind")
+    return el(
+      "span",
+      { class: "scale" },
+      scale.kinds
+        .slice(0, 8)
+        .map((kind) => [
+          el(
+            "span",
+            { class: "ramp" },
+            el("span", { style: { "background-color": colorOf(name, kind, scale) } }),
+          ),
+          `version ${kind}`,
+        ]),
+    );
   return "";
 }
 
@@ -98,7 +151,10 @@ function scaleLegend(name, scale) {
 function tokenNodes(text) {
   const nodes = [];
   let plain = "";
-  const flush = () => { if (plain) nodes.push(plain); plain = ""; };
+  const flush = () => {
+    if (plain) nodes.push(plain);
+    plain = "";
+  };
   for (const character of text) {
     const sign = { " ": "·", "\n": "↵", "\t": "→" }[character];
     if (sign) {
@@ -125,7 +181,13 @@ function tokenCells(ids, data, { className = "", paint = null, place = null, atL
     for (let t = from; t < to; t += 1) {
       const id = ids[t];
       const text = data.texts ? data.texts[id] : null;
-      const cell = el("span", { class: `tok${special.has(id) ? " special" : ""}${text === null || text === undefined ? " id" : ""}` }, text === null || text === undefined ? String(id) : text === "" ? el("i", {}, "∅") : tokenNodes(text));
+      const cell = el(
+        "span",
+        {
+          class: `tok${special.has(id) ? " special" : ""}${text === null || text === undefined ? " id" : ""}`,
+        },
+        text === null || text === undefined ? String(id) : text === "" ? el("i", {}, "∅") : tokenNodes(text),
+      );
       cell.token = { t, id, text, ...place };
       if (paint) paint(t, cell);
       cells.push(cell);
@@ -135,8 +197,15 @@ function tokenCells(ids, data, { className = "", paint = null, place = null, atL
   const first = Math.min(ids.length, Math.max(MAX_CELLS, atLeast + 200));
   add(0, first);
   if (ids.length > first) {
-    const button = el("button", { class: "unfold", type: "button" }, `show ${counted(ids.length - first, "more token")}`);
-    button.addEventListener("click", () => { button.remove(); add(first, ids.length); });
+    const button = el(
+      "button",
+      { class: "unfold", type: "button" },
+      `show ${counted(ids.length - first, "more token")}`,
+    );
+    button.addEventListener("click", () => {
+      button.remove();
+      add(first, ids.length);
+    });
     append(box, [button]);
   }
   return box;
@@ -145,7 +214,10 @@ function tokenCells(ids, data, { className = "", paint = null, place = null, atL
 // What the line at the foot of the page says of the token under the pointer.
 function tokenFacts(token) {
   const { turn, t, id, text } = token;
-  const facts = [["token", text === null || text === undefined ? "no tokenizer" : JSON.stringify(text)], ["id", String(id)]];
+  const facts = [
+    ["token", text === null || text === undefined ? "no tokenizer" : JSON.stringify(text)],
+    ["id", String(id)],
+  ];
   if (!turn) return [...facts, ["prompt", "not sampled: mask 0"]];
   const logprob = at(turn.logprobs, t);
   if (isKnown(logprob)) facts.push(["log-prob", number(logprob)], ["p", number(Math.exp(logprob))]);

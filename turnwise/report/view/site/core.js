@@ -23,7 +23,8 @@ function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name, value);
-    else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else if (name === "style")
+      for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
     else if (name === "data") Object.assign(element.dataset, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
@@ -48,8 +49,14 @@ function loadScript(name) {
   return new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = `data/${name}`;
-    script.onload = () => { script.remove(); resolve(); };
-    script.onerror = () => { script.remove(); reject(new Error(`data/${name} can't be loaded`)); };
+    script.onload = () => {
+      script.remove();
+      resolve();
+    };
+    script.onerror = () => {
+      script.remove();
+      reject(new Error(`data/${name} can't be loaded`));
+    };
     document.head.append(script);
   });
 }
@@ -150,7 +157,19 @@ function decoded(part) {
 
 // A list's head; a name that begins with # is over numbers.
 function head(names) {
-  return el("thead", {}, el("tr", {}, names.map((name) => (String(name).startsWith("#") ? el("th", { class: "num" }, shown(name.slice(1))) : el("th", {}, shown(name))))));
+  return el(
+    "thead",
+    {},
+    el(
+      "tr",
+      {},
+      names.map((name) =>
+        String(name).startsWith("#")
+          ? el("th", { class: "num" }, shown(name.slice(1)))
+          : el("th", {}, shown(name)),
+      ),
+    ),
+  );
 }
 
 // Numbers.

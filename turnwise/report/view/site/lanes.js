@@ -24,14 +24,25 @@ function lanesOf(turns) {
   turns.forEach((turn, i) => {
     const parent = parentOf(turns, i);
     const isRoot = parent === null;
-    const origin = isRoot && turn.parent !== undefined && turn.parent !== null && turn.parent < i ? turn.parent : parent;
+    const origin =
+      isRoot && turn.parent !== undefined && turn.parent !== null && turn.parent < i ? turn.parent : parent;
     let lane;
     if (!isRoot && children.get(parent)[0] === i) lane = places[parent].lane;
     else if (isRoot && i > 0) {
-      const free = origin === null ? lastUse.findIndex((last) => last < i) : lastUse[places[origin].lane] === origin ? places[origin].lane : -1;
+      const free =
+        origin === null
+          ? lastUse.findIndex((last) => last < i)
+          : lastUse[places[origin].lane] === origin
+            ? places[origin].lane
+            : -1;
       lane = free >= 0 ? free : count++;
     } else lane = count++;
-    places.push({ lane, from: origin === null ? null : origin, startsContext: isRoot, isBranch: !isRoot && children.get(parent)[0] !== i });
+    places.push({
+      lane,
+      from: origin === null ? null : origin,
+      startsContext: isRoot,
+      isBranch: !isRoot && children.get(parent)[0] !== i,
+    });
     lastUse[lane] = Math.max(lastUse[lane] ?? -1, end[i]);
   });
   return { places, count };
@@ -50,7 +61,8 @@ function lastUses(turns, children) {
 // The turns of the context that ends with turn i.
 function chainOf(turns, i) {
   const chain = [i];
-  for (let parent = parentOf(turns, i); parent !== null; parent = parentOf(turns, parent)) chain.unshift(parent);
+  for (let parent = parentOf(turns, i); parent !== null; parent = parentOf(turns, parent))
+    chain.unshift(parent);
   return chain;
 }
 
@@ -62,18 +74,38 @@ function contextCount(turns) {
 // curves to the lanes that leave here.
 function laneGutter(lanes, turns, i) {
   const width = 14 * lanes.count + 10;
-  const picture = svg("svg", { class: "gutter", width, height: 44, viewBox: `0 0 ${width} 44`, "aria-hidden": "true" });
+  const picture = svg("svg", {
+    class: "gutter",
+    width,
+    height: 44,
+    viewBox: `0 0 ${width} 44`,
+    "aria-hidden": "true",
+  });
   const x = (lane) => 9 + lane * 14;
   const { lane } = lanes.places[i];
-  const rail = el("div", { class: "rails" }, railsBeside(lanes, turns, i).map(({ lane: other, form }) => el("span", {
-    class: `rail ${form}`,
-    style: { left: `${x(other)}px`, "--lane": `var(--c${(other % 8) + 1})` },
-  })));
+  const rail = el(
+    "div",
+    { class: "rails" },
+    railsBeside(lanes, turns, i).map(({ lane: other, form }) =>
+      el("span", {
+        class: `rail ${form}`,
+        style: { left: `${x(other)}px`, "--lane": `var(--c${(other % 8) + 1})` },
+      }),
+    ),
+  );
   for (const place of lanes.places) {
     if (place.from !== i || place.lane === lane) continue;
-    append(picture, [svg("path", { class: "branch", d: `M${x(lane)} 22C${x(lane)} 36 ${x(place.lane)} 30 ${x(place.lane)} 44`, style: { stroke: `var(--c${(place.lane % 8) + 1})` } })]);
+    append(picture, [
+      svg("path", {
+        class: "branch",
+        d: `M${x(lane)} 22C${x(lane)} 36 ${x(place.lane)} 30 ${x(place.lane)} 44`,
+        style: { stroke: `var(--c${(place.lane % 8) + 1})` },
+      }),
+    ]);
   }
-  append(picture, [svg("circle", { cx: x(lane), cy: 22, r: 5, style: { fill: `var(--c${(lane % 8) + 1})` } })]);
+  append(picture, [
+    svg("circle", { cx: x(lane), cy: 22, r: 5, style: { fill: `var(--c${(lane % 8) + 1})` } }),
+  ]);
   return el("div", { class: "lanes", style: { width: `${width}px` } }, rail, picture);
 }
 
@@ -95,7 +127,8 @@ function railsBeside(lanes, turns, i) {
 function links(lanes, turns, lane) {
   const pairs = [];
   lanes.places.forEach((place, i) => {
-    const isNewContext = place.startsContext && (place.from === null || lanes.places[place.from].lane === lane);
+    const isNewContext =
+      place.startsContext && (place.from === null || lanes.places[place.from].lane === lane);
     if (place.lane === lane && place.from !== null && !isNewContext) pairs.push([place.from, i]);
   });
   return pairs;

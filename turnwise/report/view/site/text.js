@@ -3,12 +3,33 @@
 "use strict";
 
 const NAMED = {
-  "\u00a0": "nbsp", "\u00ad": "shy", "\u200b": "zwsp", "\u200c": "zwnj", "\u200d": "zwj", "\u2060": "wj", "\ufeff": "bom",
-  "\u202a": "lre", "\u202b": "rle", "\u202c": "pdf", "\u202d": "lro", "\u202e": "rlo",
-  "\u2066": "lri", "\u2067": "rli", "\u2068": "fsi", "\u2069": "pdi", "\u200e": "lrm", "\u200f": "rlm", "\u061c": "alm",
-  "\u2028": "ls", "\u2029": "ps", "\r": "cr", "\u001b": "esc", "\u0000": "nul",
+  "\u00a0": "nbsp",
+  "\u00ad": "shy",
+  "\u200b": "zwsp",
+  "\u200c": "zwnj",
+  "\u200d": "zwj",
+  "\u2060": "wj",
+  "\ufeff": "bom",
+  "\u202a": "lre",
+  "\u202b": "rle",
+  "\u202c": "pdf",
+  "\u202d": "lro",
+  "\u202e": "rlo",
+  "\u2066": "lri",
+  "\u2067": "rli",
+  "\u2068": "fsi",
+  "\u2069": "pdi",
+  "\u200e": "lrm",
+  "\u200f": "rlm",
+  "\u061c": "alm",
+  "\u2028": "ls",
+  "\u2029": "ps",
+  "\r": "cr",
+  "\u001b": "esc",
+  "\u0000": "nul",
 };
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffc\ufffe\uffff\ud800-\udfff\u{e0000}-\u{e007f}]/u;
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffc\ufffe\uffff\ud800-\udfff\u{e0000}-\u{e007f}]/u;
 
 function hiddenName(character) {
   const code = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
@@ -26,7 +47,13 @@ function shown(text) {
     }
     if (plain) nodes.push(plain);
     plain = "";
-    nodes.push(el("span", { class: "hidden-char", title: `U+${character.codePointAt(0).toString(16).toUpperCase()}` }, hiddenName(character)));
+    nodes.push(
+      el(
+        "span",
+        { class: "hidden-char", title: `U+${character.codePointAt(0).toString(16).toUpperCase()}` },
+        hiddenName(character),
+      ),
+    );
   }
   if (plain) nodes.push(plain);
   return nodes;
@@ -34,7 +61,9 @@ function shown(text) {
 
 // The same as one text, for tips and titles, which hold no elements.
 function plain(text) {
-  return [...String(text)].map((character) => (HIDDEN.test(character) ? `⟨${hiddenName(character)}⟩` : character)).join("");
+  return [...String(text)]
+    .map((character) => (HIDDEN.test(character) ? `⟨${hiddenName(character)}⟩` : character))
+    .join("");
 }
 
 const FOLDED_LINES = 14;
@@ -48,7 +77,11 @@ function textBlock(text, className = "") {
   if (!isLong) return block;
   block.classList.add("folded");
   const size = `${counted(lines.length, "line")}, ${counted(text.length, "character")}`;
-  const button = el("button", { class: "unfold", type: "button", "aria-expanded": "false" }, `show all ${size}`);
+  const button = el(
+    "button",
+    { class: "unfold", type: "button", "aria-expanded": "false" },
+    `show all ${size}`,
+  );
   button.addEventListener("click", () => {
     const isFolded = block.classList.toggle("folded");
     button.setAttribute("aria-expanded", String(!isFolded));
@@ -72,14 +105,26 @@ function messageBlock(message) {
   if (message.reasoning_content) parts.push(textBlock(String(message.reasoning_content), "thinking"));
   if (text) parts.push(textBlock(text));
   for (const call of message.tool_calls || []) parts.push(callBlock(call));
-  for (const fault of message.call_errors || []) parts.push(el("div", { class: "call fault" }, shown(String(fault))));
-  return el("div", { class: `message role-${/^[a-z]+$/.test(role) ? role : "other"}` }, el("span", { class: "role" }, shown(role)), el("div", { class: "body" }, parts));
+  for (const fault of message.call_errors || [])
+    parts.push(el("div", { class: "call fault" }, shown(String(fault))));
+  return el(
+    "div",
+    { class: `message role-${/^[a-z]+$/.test(role) ? role : "other"}` },
+    el("span", { class: "role" }, shown(role)),
+    el("div", { class: "body" }, parts),
+  );
 }
 
 function callBlock(call) {
   const named = call.function || call;
-  const written = typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments, null, 1);
-  return el("div", { class: "call" }, el("b", {}, shown(String(named.name))), el("span", { class: "arguments" }, shown(`(${written || ""})`)));
+  const written =
+    typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments, null, 1);
+  return el(
+    "div",
+    { class: "call" },
+    el("b", {}, shown(String(named.name))),
+    el("span", { class: "arguments" }, shown(`(${written || ""})`)),
+  );
 }
 
 // A value of a row, a state or a setting.

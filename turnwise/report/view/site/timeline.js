@@ -5,10 +5,21 @@ turnwise.pages.timeline = async (parts) => {
   const run = parts[0];
   const { about, name } = turnwise.runs[run];
   const metrics = about.metrics || { step: [], values: {} };
-  const panels = [sharePanel("What the trainer did", metrics, "time/trainer/"), sharePanel("What the rollouts did", metrics, "time/rollouts/"), phasePanel(metrics)].filter(Boolean);
+  const panels = [
+    sharePanel("What the trainer did", metrics, "time/trainer/"),
+    sharePanel("What the rollouts did", metrics, "time/rollouts/"),
+    phasePanel(metrics),
+  ].filter(Boolean);
   if (turnwise.runs[run].has_timeline) panels.push(await spansPanel(run));
-  else panels.push(el("p", { class: "muted" }, "Spans of single calls: turnwise train --profile records them."));
-  return el("section", {}, el("h1", {}, "Time of ", shown(name)), panels.length > 1 ? null : el("p", { class: "empty" }, "metrics.jsonl has no shares of time."), panels);
+  else
+    panels.push(el("p", { class: "muted" }, "Spans of single calls: turnwise train --profile records them."));
+  return el(
+    "section",
+    {},
+    el("h1", {}, "Time of ", shown(name)),
+    panels.length > 1 ? null : el("p", { class: "empty" }, "metrics.jsonl has no shares of time."),
+    panels,
+  );
 };
 
 function stepRows(metrics, names) {
@@ -27,44 +38,92 @@ function sharePanel(title, metrics, prefix) {
   if (!names.length) return null;
   const places = stepRows(metrics, names);
   const shares = names.map((name) => name.slice(prefix.length));
-  return el("div", { class: "panel" }, el("h2", {}, title), shareChart(places.map((place) => metrics.step[place] + 1), shares, (name, at_) => metrics.values[prefix + name][places[at_]], "share"));
+  return el(
+    "div",
+    { class: "panel" },
+    el("h2", {}, title),
+    shareChart(
+      places.map((place) => metrics.step[place] + 1),
+      shares,
+      (name, at_) => metrics.values[prefix + name][places[at_]],
+      "share",
+    ),
+  );
 }
 
 const WHOLE = ["time/step_total", "time/step_wall"];
 
 function phasePanel(metrics) {
-  const names = Object.keys(metrics.values).filter((name) => name.startsWith("time/step_") && !WHOLE.includes(name));
+  const names = Object.keys(metrics.values).filter(
+    (name) => name.startsWith("time/step_") && !WHOLE.includes(name),
+  );
   if (!names.length) return null;
   const places = stepRows(metrics, names);
   const total = (name) => places.reduce((sum, place) => sum + (metrics.values[name][place] || 0), 0);
-  const long = names.map((name) => [name, total(name)]).sort((a, b) => b[1] - a[1]).slice(0, 8).filter(([, sum]) => sum > 0).map(([name]) => name);
+  const long = names
+    .map((name) => [name, total(name)])
+    .sort((a, b) => b[1] - a[1])
+    .slice(0, 8)
+    .filter(([, sum]) => sum > 0)
+    .map(([name]) => name);
   if (!long.length) return null;
-  return el("div", { class: "panel" }, el("h2", {}, "Seconds of each phase"), shareChart(places.map((place) => metrics.step[place] + 1), long.map((name) => name.slice(10)), (name, at_) => metrics.values[`time/step_${name}`][places[at_]], "seconds"));
+  return el(
+    "div",
+    { class: "panel" },
+    el("h2", {}, "Seconds of each phase"),
+    shareChart(
+      places.map((place) => metrics.step[place] + 1),
+      long.map((name) => name.slice(10)),
+      (name, at_) => metrics.values[`time/step_${name}`][places[at_]],
+      "seconds",
+    ),
+  );
 }
 
 async function spansPanel(run) {
   const cache = turnwise.caches.timelines;
   if (!cache.has(run)) await loadScript(`${run}-timeline.js`);
   const data = cache.get(run);
-  const end = Math.max(...data.tracks.map((track) => (track.spans.length ? track.spans[track.spans.length - 1][1] + track.spans[track.spans.length - 1][2] : 0)), 1e-3);
+  const end = Math.max(
+    ...data.tracks.map((track) =>
+      track.spans.length
+        ? track.spans[track.spans.length - 1][1] + track.spans[track.spans.length - 1][2]
+        : 0,
+    ),
+    1e-3,
+  );
   const canvas = el("canvas", { class: "spans", tabindex: "0", "aria-label": "spans" });
   const readout = el("div", { class: "readout" }, "Wheel zooms, drag moves, a double click shows all.");
   const state = { from: 0, to: end, data, canvas, row: 20, left: 150 };
   canvas.height = data.tracks.length * state.row + 22;
   const draw = () => drawSpans(state);
-  canvas.addEventListener("wheel", (event) => {
-    event.preventDefault();
-    const at_ = timeAt(state, event);
-    const factor = event.deltaY > 0 ? 1.25 : 0.8;
-    state.from = Math.max(0, at_ - (at_ - state.from) * factor);
-    state.to = Math.min(end, at_ + (state.to - at_) * factor);
-    draw();
-  }, { passive: false });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      const at_ = timeAt(state, event);
+      const factor = event.deltaY > 0 ? 1.25 : 0.8;
+      state.from = Math.max(0, at_ - (at_ - state.from) * factor);
+      state.to = Math.min(end, at_ + (state.to - at_) * factor);
+      draw();
+    },
+    { passive: false },
+  );
   let drag = null;
-  canvas.addEventListener("mousedown", (event) => { drag = { x: event.clientX, from: state.from, to: state.to }; });
-  canvas.addEventListener("mouseup", () => { drag = null; });
-  canvas.addEventListener("mouseleave", () => { drag = null; });
-  canvas.addEventListener("dblclick", () => { state.from = 0; state.to = end; draw(); });
+  canvas.addEventListener("mousedown", (event) => {
+    drag = { x: event.clientX, from: state.from, to: state.to };
+  });
+  canvas.addEventListener("mouseup", () => {
+    drag = null;
+  });
+  canvas.addEventListener("mouseleave", () => {
+    drag = null;
+  });
+  canvas.addEventListener("dblclick", () => {
+    state.from = 0;
+    state.to = end;
+    draw();
+  });
   canvas.addEventListener("mousemove", (event) => {
     if (drag) {
       const shift = ((drag.x - event.clientX) / (canvas.clientWidth - state.left)) * (drag.to - drag.from);
@@ -75,11 +134,22 @@ async function spansPanel(run) {
       return;
     }
     const span = spanAt(state, event);
-    readout.textContent = span ? `${plain(data.names[span[0]])}: ${seconds(span[2])}, from ${seconds(span[1])} on` : "Wheel zooms, drag moves, a double click shows all.";
+    readout.textContent = span
+      ? `${plain(data.names[span[0]])}: ${seconds(span[2])}, from ${seconds(span[1])} on`
+      : "Wheel zooms, drag moves, a double click shows all.";
   });
   requestAnimationFrame(draw);
   window.addEventListener("resize", draw);
-  return el("div", { class: "panel" }, el("h2", {}, "Spans"), data.left_out ? el("p", { class: "muted small" }, `the ${number(data.left_out)} shortest are left out`) : null, canvas, readout);
+  return el(
+    "div",
+    { class: "panel" },
+    el("h2", {}, "Spans"),
+    data.left_out
+      ? el("p", { class: "muted small" }, `the ${number(data.left_out)} shortest are left out`)
+      : null,
+    canvas,
+    readout,
+  );
 }
 
 function timeAt(state, event) {
@@ -125,5 +195,10 @@ function drawSpans(state) {
     }
   });
   context.fillStyle = color("--muted");
-  for (const mark of ticks(state.from, state.to, 6)) context.fillText(seconds(mark), state.left + (mark - state.from) * scale, data.tracks.length * state.row + 15);
+  for (const mark of ticks(state.from, state.to, 6))
+    context.fillText(
+      seconds(mark),
+      state.left + (mark - state.from) * scale,
+      data.tracks.length * state.row + 15,
+    );
 }
