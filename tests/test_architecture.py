@@ -113,6 +113,7 @@ BROAD_EXCEPT = {
     "inference/server_manager.py",
     "inference/vllm_server.py",
     "models/load.py",
+    "models/token_decoder.py",
     "assemble/cluster.py",
     "pipelines/parity.py",
     "rollout/group_filter.py",

@@ -147,7 +147,7 @@ def counted(number: int, noun: str) -> str:
         return f"1 {noun}"
     if noun.endswith("ry"):
         return f"{number} {noun[:-1]}ies"
-    if noun.endswith("s"):
+    if noun.endswith(("s", "ch")):
         return f"{number} {noun}es"
     return f"{number} {noun}s"
 

@@ -55,6 +55,7 @@ ARGUMENTS = {
     "tool_latency": "",
     "traces": "",
     "train": "",
+    "view": "",
     "weights": "",
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs

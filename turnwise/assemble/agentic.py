@@ -40,6 +40,7 @@ from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.model_role import ModelRole
+from turnwise.pipelines.token_values import TokenValueRecorder
 from turnwise.protocols import Algorithm, Cluster, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
@@ -105,7 +106,8 @@ def build_agentic(
         freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
         source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
         trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
-        log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
+        health = build_health(config, is_playing=rollouts is None, run=str(folder.path))
+        log = RunLog(trackers, stopwatch, health)
         pipeline = _assemble(
             examined, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing
         )
@@ -160,7 +162,7 @@ def _roles(
             old_log_probs=old_log_probs,
             is_sharded=config.roles[name].strategy_args.is_sharded,
         )
-    if "ref_logprobs" in algorithm.needs:
+    if config.needs_reference or "ref_logprobs" in algorithm.needs:
         name = "reference"
         plan = batch_plan(config, name)
         if config.is_reference_in_policy:
@@ -218,6 +220,8 @@ def _assemble(
         log=log,
         journal=Journal(folder.rollouts),
         traces=policy.traces,
+        val_journal=Journal(folder.val_rollouts) if config.record_validation else None,
+        token_values=TokenValueRecorder(config.record_token_values, actor_train),
         pictures=pictures,
         folder=folder,
         checkpoints=build_checkpoints(config, folder, num_steps, contents),

@@ -16,18 +16,18 @@ BUDGET_S = 2.0
 """Maximum seconds that the random player plays, all tags together."""
 
 
-def build_health(config: AgenticConfig, is_playing: bool) -> Health:
+def build_health(config: AgenticConfig, is_playing: bool, run: str) -> Health:
     """The health checks of a run, whose advice names the keys of its kind of task. They compare the policy
     with a random player if the run plays only environments, none of them in
     workers (`max_env_num_per_worker`) or threads (`use_thread_lock`), and `data.reward` is unset."""
     manager = config.env_manager("train")
     if manager.has_rows:
-        return Health(length_key="actor_infer.generating_args.max_new_tokens")
+        return Health(length_key="actor_infer.generating_args.max_new_tokens", run=run)
     has_locks = any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
     are_apart = bool(manager.max_env_num_per_worker) or has_locks
     if not is_playing or are_apart or config.data.reward:
-        return Health(length_key=LENGTH_KEY)
-    return Health(partial(_play_at_random, config), LENGTH_KEY)
+        return Health(length_key=LENGTH_KEY, run=run)
+    return Health(partial(_play_at_random, config), LENGTH_KEY, run)
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:

@@ -36,7 +36,7 @@ from turnwise.rollout.recorded import replay
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.turn_journal import is_turn_journal, read_turns
 from turnwise.tracking.terminal import progress_on_terminal
-from turnwise.types import SamplingParams, Split
+from turnwise.types import Group, SamplingParams, Split
 
 Mode = Literal["sampled", "greedy"]
 OnStart = Callable[[SettingsTable], None]
@@ -71,9 +71,10 @@ def evaluate_modes(
     num_samples: int | None = None,
     model_path: str | None = None,
     on_start: OnStart = log_settings,
+    on_played: Callable[[Sequence[Group]], None] = lambda groups: None,
 ) -> Iterator[tuple[Mode, Evaluation]]:
     """Like `evaluate_model`, once per mode. Plays each task `num_samples` times (default: group size), but
-    once if greedy."""
+    once if greedy. `on_played` gets the groups of each mode."""
     config = examined.config
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
     num_tasks = num_tasks or config.val_batch_size // config.val_env_manager.group_size
@@ -99,6 +100,7 @@ def evaluate_modes(
             if mode != validation_mode(config):
                 folder_name = f"{name}-{mode}"
             pictures.write(folder_name, groups)
+            on_played(groups)
             yield mode, evaluate(groups)
 
 

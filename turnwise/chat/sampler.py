@@ -139,6 +139,8 @@ class TokenSampler:
         context, words = continued(request.messages)
         reply = reader.reply(response_ids, stop_token_ids, words, request.tools, request.number)
         turn.messages = [*context, reply.sampled]
+        if prompt.prefix.is_empty:
+            turn.tools = request.tools
         messages = [*context, reply.rendered]
         return Sampled(turn, prompt.answered(response_ids), reply.message, messages)
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from turnwise.cli.options import read_examined, writable_file
+from turnwise.cli.options import new_file, read_examined, writable_file
 from turnwise.config import SettingsTable, require, unavailable_to_play
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, counted
 from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.pipelines.evaluate import Evaluation, Score, score_table
+from turnwise.rollout.journal import Journal
 from turnwise.runtime.disk import replace_file
+from turnwise.types import Group
 
 if TYPE_CHECKING:
     from turnwise.assemble.saved import Mode
@@ -37,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
     # Absolute paths, since an environment may change the folder; a name on the hub isn't a path.
     absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
     json_file = _json_file(options.json) if options.json else None
+    rollouts = new_file(options.rollouts, "--rollouts").absolute() if options.rollouts else None
     require(unavailable_to_play(config))
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
@@ -44,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.assemble.saved import evaluate_modes, validation_mode
 
     modes = _modes(options, validation_mode(config))
+    played = PlayedEpisodes(rollouts)
     results: list[Result] = []
     try:
         for model in models:
@@ -54,13 +58,38 @@ def run(options: argparse.Namespace) -> int:
                 options.samples,
                 absolute.get(model, model),
                 SettingsTable.show,
+                played.write,
             )
             for mode, evaluation in evaluations:
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:
             _report(results, json_file)
+        played.report()
     return 0
+
+
+class PlayedEpisodes:
+    """Writes the episodes of each model and mode to the file of --rollouts, as a step of their own."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._num_written = 0
+
+    def write(self, groups: Sequence[Group]) -> None:
+        """Appends the groups of the next model and mode."""
+        if self._file is None:
+            return
+        journal = Journal(self._file)
+        journal.append(self._num_written, groups)
+        journal.close()
+        self._num_written += 1
+
+    def report(self) -> None:
+        """Says what the file holds."""
+        if self._num_written:
+            batches = counted(self._num_written, "batch")
+            print(f"episodes   {self._file}: {batches}, in the order of the table; turnwise view shows them")
 
 
 def _json_file(path: str) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.cli.model_arguments import add_export, add_make_model, add_serve
-from turnwise.cli.record_arguments import add_compare, add_convert, add_serve_env, add_trace
+from turnwise.cli.record_arguments import add_compare, add_convert, add_serve_env, add_trace, add_view
 
 Command = Callable[[Namespace], int]
 """Runs a verb with its options and returns the exit status."""
@@ -204,6 +204,7 @@ def _add_eval(parser: ArgumentParser) -> None:
         "--greedy", action="store_true", help="take the likeliest tokens; no sampled episodes"
     )
     parser.add_argument("--json", metavar="FILE", help="write the result here too")
+    parser.add_argument("--rollouts", metavar="FILE", help="write the episodes to this new file")
 
 
 def _load_eval() -> Command:
@@ -232,6 +233,12 @@ def _load_export() -> Command:
 
 def _load_compare() -> Command:
     from turnwise.cli.compare_command import run
+
+    return run
+
+
+def _load_view() -> Command:
+    from turnwise.cli.view_command import run
 
     return run
 
@@ -363,6 +370,7 @@ VERBS: dict[str, Verb] = {
     ),
     "trace": Verb("show the traced episodes of a run, span by span", add_trace, _load_trace),
     "convert": Verb("rollouts.jsonl as OpenEnv's TrainingTrace, and back", add_convert, _load_convert),
+    "view": Verb("read the episodes of runs, token by token, in a browser or here", add_view, _load_view),
     "tool": Verb(
         "one action of the tool: train, load_dataset, create_reward, evaluate, export",
         _add_tool,

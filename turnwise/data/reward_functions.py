@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from turnwise.data.prompts import prompt_of
 from turnwise.data.reward_calls import call_reward, is_async, parameters_of, warn_once
@@ -20,6 +20,8 @@ from turnwise.types import Group, Message, Trajectory
 
 CompletionForm = Literal["text", "messages"]
 
+MAX_COMMENT = 4000
+"""Maximum characters of a comment that are recorded."""
 _PER_RUN = ("completions", "completion_ids", "messages", "prompts")
 _COLLECTORS = ("log_metric", "log_extra")
 RUN_ARGUMENTS = (*_PER_RUN, *_COLLECTORS)
@@ -198,7 +200,11 @@ class FunctionReward:
         templates = _FOR_TEXTS if self.form == "text" else _FOR_MESSAGES
         remedies = {pattern: template.format(name=self.name) for pattern, template in templates.items()}
         values = await call_reward(self.function, self.name, group.task.id, arguments, self._pool, remedies)
-        return RewardResult(read_scores(values, len(runs), self.name), metrics=collected.per_run)
+        return RewardResult(
+            read_scores(values, len(runs), self.name),
+            metrics=collected.per_run,
+            comments=collected.comments,
+        )
 
     def _per_run(self, group: Group, runs: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
         """The arguments with one value per run. Raises RewardFault if token ids are asked for by name and
@@ -246,9 +252,12 @@ class FunctionReward:
             self._pool,
         )
         results = [_read_one(value, self.name) for value in values]
-        scores = [score for score, _ in results]
-        metrics = [run_metrics for _, run_metrics in results]
-        return RewardResult(read_scores(scores, len(runs), self.name), metrics=metrics)
+        scores = [one.score for one in results]
+        return RewardResult(
+            read_scores(scores, len(runs), self.name),
+            metrics=[one.metrics for one in results],
+            comments=[one.comments for one in results],
+        )
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,36 +272,49 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     return gathered if is_async(function) else listed
 
 
-def _read_one(value: Any, name: str) -> tuple[Any, dict[str, float]]:
-    """The score and the metrics that verl's function returned: a number, or a mapping with `score` and
-    more."""
+class _OneScore(NamedTuple):
+    """What verl's function returned for one completion."""
+
+    score: Any
+    metrics: dict[str, float]
+    comments: dict[str, str]
+
+
+def _read_one(value: Any, name: str) -> _OneScore:
+    """The score, the metrics and the texts that verl's function returned: a number, or a mapping with `score`
+    and more."""
     if not isinstance(value, Mapping):
-        return value, {}
+        return _OneScore(value, {}, {})
     if "score" not in value:
         raise RewardFault(
             f"data.reward {name} returned a dict with {', '.join(map(str, value)) or 'nothing'}; it needs "
             "`score`"
         )
     metrics: dict[str, float] = {}
+    comments: dict[str, str] = {}
     for key, number in value.items():
         if key == "score":
             continue
-        if is_number(number):
+        if isinstance(number, str):
+            comments[str(key)] = number[:MAX_COMMENT]
+        elif is_number(number):
             metrics[str(key)] = read_metric(number, str(key), name)
         elif number is not None:
             warn_once(
                 f"data.reward {name} returns `{key}`, a {type(number).__name__}, which is left out: only "
-                "numbers are metrics"
+                "numbers are metrics, and only texts comments"
             )
-    return value["score"], metrics
+    return _OneScore(value["score"], metrics, comments)
 
 
 class Collected:
-    """What a function reports through TRL's `log_metric` and `log_extra`: metrics of each run of a group."""
+    """What a function reports through TRL's `log_metric` and `log_extra`: metrics and comments of each run of
+    a group."""
 
     def __init__(self, name: str, num_runs: int) -> None:
         self._name = name
         self.per_run: list[dict[str, float]] = [{} for _ in range(num_runs)]
+        self.comments: list[dict[str, str]] = [{} for _ in range(num_runs)]
 
     def log_metric(self, name: str, value: Any) -> None:
         """Records a number for the whole call."""
@@ -301,13 +323,15 @@ class Collected:
             metrics[name] = number
 
     def log_extra(self, column: str, values: Iterable[Any]) -> None:
-        """Records a value for each completion. Only numbers are kept."""
-        for metrics, value in zip(self.per_run, values, strict=False):
-            if is_number(value):
+        """Records a value for each completion: a number as a metric, a text as a comment for readers."""
+        for metrics, comments, value in zip(self.per_run, self.comments, values, strict=False):
+            if isinstance(value, str):
+                comments[column] = value[:MAX_COMMENT]
+            elif is_number(value):
                 metrics[column] = read_metric(value, column, self._name)
             else:
                 kind = type(value).__name__
                 warn_once(
                     f"data.reward {self._name}: log_extra got a {kind} for {column!r}, which is left out; "
-                    "numbers are kept"
+                    "numbers and texts are kept"
                 )

@@ -172,7 +172,10 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
     if score is None:
         return
     metrics = {} if result.metrics is None else result.metrics[number]
+    comments = {} if result.comments is None else result.comments[number]
     for trajectory in run:
+        for name, text in comments.items():
+            trajectory.comments[f"{weighted.name}/{name}"] = text
         trajectory.outcome_rewards[weighted.name] = weighted.weight * score
         trajectory.metrics[f"reward/{weighted.name}"] = score
         for name, value in metrics.items():

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import combinations
 from statistics import mean
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -118,8 +118,10 @@ class Judge:
         messages: Sequence[Sequence[Message]],
         ground_truth: Sequence[Any] | None = None,
         prompts: Sequence[Any] | None = None,
+        log_extra: Callable[[str, Sequence[Any]], None] = lambda column, values: None,
     ) -> list[float]:
         """Returns the rewards of the answers. Assistant messages in `prompts` don't count as responses.
+        `log_extra` gets the model's words on each answer, if it grades them one by one.
         Raises RewardFault if the model doesn't answer, its reply can't be read, or there is no ground truth
         to show."""
         self.check_row({"ground_truth": ground_truth})
@@ -132,7 +134,9 @@ class Judge:
             cases.append(case)
         if self._is_pairwise:
             return await self._win_rates(cases)
-        return await _all([self._score(case) for case in cases])
+        replies = await _all([self._grade(case) for case in cases])
+        log_extra("words", replies)
+        return [self._score_in(reply) for reply in replies]
 
     @property
     def _model(self) -> OpenAIChat | ServedChat:
@@ -140,12 +144,20 @@ class Judge:
             raise ConfigError("judge: no run serves the model of a reward role here; give base_url and model")
         return self.chat
 
-    async def _score(self, case: _Case) -> float:
-        form = f"Score: N, with a number N from 0 (worst) to {self._max_score:g} (best)"
-        reply = await self._ask(case.task, {"answer": case.answer}, "Grade the answer", form)
+    @property
+    def _form(self) -> str:
+        return f"Score: N, with a number N from 0 (worst) to {self._max_score:g} (best)"
+
+    async def _grade(self, case: _Case) -> str:
+        """The model's words on an answer, which end with its score."""
+        reply = await self._ask(case.task, {"answer": case.answer}, "Grade the answer", self._form)
+        self._score_in(reply)
+        return reply
+
+    def _score_in(self, reply: str) -> float:
         score, of = next(reversed(_SCORE.findall(reply)), ("-1", ""))
         if not 0 <= float(score) <= self._max_score or (of and float(of) != self._max_score):
-            raise self._unreadable(form, reply)
+            raise self._unreadable(self._form, reply)
         return float(score) / self._max_score
 
     async def _win_rates(self, cases: Sequence[_Case]) -> list[float]:

@@ -115,6 +115,7 @@ class RunFolder:
     config = _RunPath("config.yaml")
     metrics = _RunPath("metrics.jsonl")
     rollouts = _RunPath("rollouts.jsonl")
+    val_rollouts = _RunPath("val_rollouts.jsonl")
     turns = _RunPath("turns.jsonl")
     traces = _RunPath("traces.jsonl")
     tensorboard = _RunPath("tensorboard")
@@ -136,7 +137,7 @@ class RunFolder:
         self.resumed_from = checkpoint
         self.num_done = num_done
         notes = []
-        for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
+        for file in filter(os.path.lexists, (self.metrics, self.rollouts, self.val_rollouts)):
             try:
                 self.lengths[file] = _length_of_steps(file, num_done)
             except CheckpointError as fault:

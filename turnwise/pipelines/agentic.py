@@ -37,6 +37,7 @@ from turnwise.pipelines.pictures import Pictures
 from turnwise.pipelines.policy_update import PolicyUpdate, batch_metrics
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.pipelines.step_report import StepReport
+from turnwise.pipelines.token_values import TokenValueRecorder
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import validation_metrics
@@ -70,6 +71,8 @@ class AgenticPipeline:
     log: RunLog
     journal: Journal
     traces: Traces | None
+    val_journal: Journal | None
+    token_values: TokenValueRecorder
     pictures: Pictures
     folder: RunFolder
     checkpoints: Checkpoints
@@ -165,6 +168,8 @@ class AgenticPipeline:
         self.pictures.write(f"step-{step}", groups)
         if self.traces:
             self.traces.end_step(step, groups, is_validation=True)
+        if self.val_journal:
+            self.val_journal.append(step, groups)
         return groups
 
     def train_on(self, part: Part, update: PolicyUpdate) -> None:
@@ -181,6 +186,7 @@ class AgenticPipeline:
             log.add(self.actor_train.compute_old_log_probs(samples, version=update.step))
             if critic:
                 log.add(critic.compute_values(samples))
+            self.token_values.note(part.groups)
         with log.phase("adv"):
             if part.groups:
                 log.add(algorithm.credit(part.groups))
@@ -215,6 +221,8 @@ class AgenticPipeline:
             stack.callback(self.interrupts.restore)
             stack.callback(self.event_loop.close)
             stack.callback(self.journal.close)
+            if self.val_journal:
+                stack.callback(self.val_journal.close)
             stack.callback(self.cluster.shutdown)
             stack.callback(lambda: self.event_loop.run(self.actor_infer.close()))
             stack.callback(self.train_rollout_scheduler.close)

@@ -277,6 +277,13 @@ class ModelRole:
             prefixed.append(metric)
         return prefixed
 
+    def outputs(
+        self, samples: Sequence[Sample], outputs: frozenset[Output]
+    ) -> list[dict[Output, FloatArray]]:
+        """Several of the model's `outputs` for each sample: arrays [N] over its N tokens."""
+        results, _ = self._forward(samples, outputs)
+        return results
+
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
         """The model's `output` (such as `logprobs`) for each sample: an array [N] over its N tokens."""
         results, _ = self._forward(samples, frozenset({output}))

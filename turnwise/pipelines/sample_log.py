@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from turnwise.protocols import SilentObserver, TurnPlace
+from turnwise.report.view.notebook import summary as headline
 from turnwise.rollout.observed import retold
 from turnwise.types import Group, IntArray, Trajectory, Turn
-from turnwise.types.trajectory_view import summary as headline
 
 logger = logging.getLogger(__name__)
 

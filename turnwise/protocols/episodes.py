@@ -242,6 +242,8 @@ class RewardResult(NamedTuple):
     turn_rewards: Sequence[Sequence[float]] | None = None  # for each of these episodes, one reward per turn
     metrics: Sequence[Mapping[str, float]] | None = None
     """For each of these episodes, numbers by name that are recorded beside the score."""
+    comments: Sequence[Mapping[str, str]] | None = None
+    """For each of these episodes, texts by name that are recorded for readers, such as a judge's words."""
 
 
 class Reward(Protocol):

@@ -25,6 +25,7 @@ from turnwise.types import (
     FinishReason,
     FloatArray,
     Limit,
+    Message,
     Status,
     Task,
     Trajectory,
@@ -123,9 +124,16 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
         **{name: getattr(trajectory, name) for name in _OF_TRAJECTORY},
         "turns": turns,
     }
-    line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    if trajectory.comments:
+        record["comments"] = trajectory.comments
+    line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_type_name)
     # An environment's text may have lone surrogates, which UTF-8 can't encode.
     return line.encode(errors="replace").decode()
+
+
+def _type_name(value: object) -> str:
+    """What stands for an object in a message that JSON can't hold."""
+    return type(value).__name__
 
 
 def written_task(task: Task) -> dict[str, Any]:
@@ -158,6 +166,14 @@ def written_turn(
         record["sampling"] = _written_sampling(turn.sampling)
     if turn.tool_results is not None:
         record["tool_results"] = turn.tool_results
+    if turn.messages:
+        record["messages"] = [_written_message(message) for message in turn.messages]
+    if turn.tools:
+        record["tools"] = list(turn.tools)
+    if turn.token_values:
+        record["token_values"] = {
+            name: [float(f"{value:.3g}") for value in values] for name, values in turn.token_values.items()
+        }
     if advantages is not None:
         # Estimators on trajectories or turns give all tokens of a turn the same advantage, which is written
         # once.
@@ -167,6 +183,15 @@ def written_turn(
         else:
             record["advantage"] = [float(advantage) for advantage in advantages]
     return record
+
+
+def _written_message(message: Message) -> Message:
+    """The message without pictures: a part that isn't text becomes its type."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    parts = [part if "text" in part else {"type": part.get("type")} for part in content]
+    return {**message, "content": parts}
 
 
 def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
@@ -239,6 +264,9 @@ class TurnRecord(Record):
     """For each sampled token, the ids that it was drawn from (after top-k, top-p and min-p)."""
     sampling: SamplingParams | None = None
     tool_results: tuple[str, ...] | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    token_values: dict[str, list[float]] = {}
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
@@ -271,6 +299,9 @@ class TurnRecord(Record):
             "prompt_ids": np.array(self.prompt_ids, dtype=np.int64),
             "response_ids": np.array(self.response_ids, dtype=np.int64),
             "logprobs": np.array(self.logprobs, dtype=np.float32),
+            "token_values": {
+                name: np.array(values, dtype=np.float32) for name, values in self.token_values.items()
+            },
         }
         return Turn(**dict(self) | arrays)
 
@@ -296,6 +327,7 @@ class _TrajectoryRecord(Record):
     limit: Limit | None
     outcome_rewards: dict[str, _Number]
     metrics: dict[str, _Number]
+    comments: dict[str, str] = {}
     error: str | None
     role: str
     weight: Annotated[float, Field(ge=0)]

@@ -30,6 +30,8 @@ computed."""
 OldLogProbs = Literal["if_needed", "always", "rollouts"]
 """The source of old log-probs: a forward pass if needed, always a forward pass, or the servers that sampled
 the tokens."""
+TokenValue = Literal["old", "ref", "entropy"]
+"""A value of a sampled token that a run can record for readers."""
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 Split = Literal["train", "val"]

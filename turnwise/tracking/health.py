@@ -41,12 +41,17 @@ class _RandomPlayer:
 
 class Health:
     """Reports each condition once. `play_at_random` returns the success of a player with random actions, None
-    if unknown. `length_key` is the key of the config that limits a response."""
+    if unknown. `length_key` is the key of the config that limits a response. `run` is the run's folder, for
+    the command that shows its episodes."""
 
     def __init__(
-        self, play_at_random: Callable[[], Outcomes | None] = lambda: None, length_key: str = LENGTH_KEY
+        self,
+        play_at_random: Callable[[], Outcomes | None] = lambda: None,
+        length_key: str = LENGTH_KEY,
+        run: str = "",
     ) -> None:
         self._length_key = length_key
+        self._run = run
         self._random = _RandomPlayer(play_at_random)
         self._conditions = (*CONDITIONS, random_condition(self._random.outcomes))
         self._history = History()
@@ -88,12 +93,25 @@ class Health:
             sentences[condition.key] = (
                 f'after step {step + 1}: {sentence}{quote}. {advice} See {PAGE}, "{condition.heading}"'
             )
+            if self._run:
+                sentences[condition.key] += (
+                    f"; to look: turnwise view {self._run} --text{_episode(step, groups)}"
+                )
         return sentences
 
     def _is_explained(self, condition: Condition) -> bool:
         """Whether the condition follows from the updates that broke the policy, which were reported."""
         is_broken = BROKEN_START in self._reported and self._history.first_updates.is_broken
         return is_broken and condition.follows_broken_start
+
+
+def _episode(step: int, groups: Sequence[Group]) -> str:
+    """The option of `turnwise view` that shows the step's worst episode; "" if nothing was played."""
+    played = [(group, trajectory) for group in groups for trajectory in group.trajectories]
+    if not played:
+        return ""
+    group, worst = min(played, key=lambda pair: pair[1].score)
+    return f" --trajectory {step + 1}/{group.index}/{worst.sibling}"
 
 
 def _quote(groups: Sequence[Group]) -> str:

@@ -44,3 +44,14 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
             row = json.loads(line)
             rows.append({name: value for name, value in row.items() if name != SENTENCES})
     return rows
+
+
+def read_sentences(path: Path) -> list[tuple[int, str, str]]:
+    """The sentences about health in a `metrics.jsonl`: the step, from 0, after which one was said, its
+    condition, and the sentence."""
+    sentences = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            row = json.loads(line)
+            sentences += [(row["step"], key, text) for key, text in row.get(SENTENCES, {}).items()]
+    return sentences

@@ -33,7 +33,7 @@ from turnwise.types.completion import (
     join_kept_ids as join_kept_ids,
 )
 from turnwise.types.media import Media as Media, Observation as Observation
-from turnwise.types.trajectory_view import ViewedGroup, ViewedTrajectory
+from turnwise.types.shown import renderer
 
 Message = dict[str, Any]
 """One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or
@@ -131,7 +131,12 @@ class Turn:
     """What the model was shown in answer to the calls of this response, for replays."""
     messages: Sequence[Message] = ()
     """What is new in this turn: the messages before the response, as the model was shown them, and the
-    response with its whole text and its `tool_calls`. The conversation sets them; files leave them out."""
+    response with its whole text and its `tool_calls`. The conversation sets them; files of older versions
+    leave them out."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The schemas of the tools that the prompt shows, at the first turn of a context."""
+    token_values: dict[str, FloatArray] = field(default_factory=dict)
+    """Values [R] of the sampled tokens by name, for reading only (`record_token_values`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -224,7 +229,7 @@ class Sample:
 
 
 @dataclass(slots=True, repr=False)
-class Trajectory(ViewedTrajectory):
+class Trajectory:
     """One episode, or a part of one (see `weight`): its turns, samples and how it ended. A failure is data,
     not an exception. `limit` names the limit that cut a `truncated` episode. For credit, an episode cut by
     the task's own limits (`max_steps`, `max_new_tokens`, `sequence_length`) is over; after a cut from outside
@@ -239,6 +244,8 @@ class Trajectory(ViewedTrajectory):
     outcome_rewards: dict[str, float] = field(default_factory=dict)
     """Rewards of the whole episode by name, on top of the turns' own."""
     metrics: dict[str, float] = field(default_factory=dict)
+    comments: dict[str, str] = field(default_factory=dict)
+    """What rewards said of the episode by name, for reading only: a judge's words."""
     error: str | None = None
     role: str = "agent"
     weight: float = 1.0
@@ -299,9 +306,18 @@ class Trajectory(ViewedTrajectory):
     def bootstraps(self) -> bool:
         return self.status == "truncated" and self.limit in ("environment", "time")
 
+    def __repr__(self) -> str:
+        return renderer().line(self)
+
+    def __str__(self) -> str:
+        return renderer().text(self)
+
+    def _repr_html_(self) -> str:
+        return renderer().page(self)
+
 
 @dataclass(slots=True, repr=False)
-class Group(ViewedGroup):
+class Group:
     """The sibling trajectories of one Task: the unit of scheduling, credit, filtering and back-pressure."""
 
     task: Task
@@ -317,6 +333,15 @@ class Group(ViewedGroup):
     @property
     def samples(self) -> list[Sample]:
         return [sample for trajectory in self.trajectories for sample in trajectory.samples]
+
+    def __repr__(self) -> str:
+        return renderer().line(self)
+
+    def __str__(self) -> str:
+        return renderer().text(self)
+
+    def _repr_html_(self) -> str:
+        return renderer().page(self)
 
 
 class Metric(NamedTuple):

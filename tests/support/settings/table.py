@@ -200,6 +200,8 @@ AGENTIC: tuple[Live, ...] = (
     Live("trace.backend", "jsonl", "files"),
     Live("trace.token2text", True, "traces", _TRACED),
     Live("trace.max_samples_per_step", 1, "traces", _TRACED),
+    Live("record_token_values", ["old", "ref", "entropy"], "rollouts"),
+    Live("record_validation", True, "files", _VALIDATED),
     Live("save_best.metric", "val/score/max", "files", _VALIDATED),
     Live(
         "save_best.mode",

@@ -112,3 +112,14 @@ def test_sigterm_ends_it_like_ctrl_c_and_what_is_finished_is_reported(job, count
 )
 def test_bad_input_is_answered_in_a_sentence(config, refused, arguments, message):
     assert message in refused("eval", config, *arguments)
+
+
+def test_episodes_are_written_for_the_viewer(config, capsys):
+    assert main(["eval", config, "--samples", "2", "--rollouts", "episodes.jsonl"]) == 0
+    lines = [json.loads(line) for line in Path("episodes.jsonl").read_text().splitlines()]
+    assert [sum(line["step"] == step for line in lines) for step in (0, 1)] == [16, 8], "sampled, then greedy"
+    assert (
+        main(["view", "episodes.jsonl", "--out", "pages"]) == 0 and Path("pages/data/0-file-2.js").is_file()
+    )
+    assert main(["eval", config, "--rollouts", "episodes.jsonl"]) == 2
+    assert "episodes.jsonl" in capsys.readouterr().err

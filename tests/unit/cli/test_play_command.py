@@ -22,7 +22,8 @@ from sglang_fake import SGLangFake
 from transformers import AutoModelForCausalLM
 
 from turnwise.cli.main import main
-from turnwise.play.screen import ENDS, PlayScreen
+from turnwise.play.gutter import ENDS
+from turnwise.play.screen import PlayScreen
 from turnwise.runtime.console import open_console
 from turnwise.types import Limit, Task, Trajectory
 

@@ -182,6 +182,7 @@ def test_what_trl_passes_besides_is_filled_or_told(caplog):
         log_metric("mean", np.float32(0.5))
         log_extra("length", [len(text) for text in completions])
         log_extra("text", completions)
+        log_extra("listed", [[text] for text in completions])
         return [0.0] * len(completions)
 
     def needing(completions, trainer_state):
@@ -194,7 +195,11 @@ def test_what_trl_passes_besides_is_filled_or_told(caplog):
     metrics = [trajectory.metrics for trajectory in played.trajectories]
     assert [of_one["reward/logging_one/length"] for of_one in metrics] == [3.0, 2.0]
     assert metrics[0]["reward/logging_one/mean"] == 0.5
-    assert "trainer_state" in caplog.text and "'text'" in caplog.text
+    assert [one.comments for one in played.trajectories] == [
+        {"logging_one/text": "abc"},
+        {"logging_one/text": "no"},
+    ]
+    assert "trainer_state" in caplog.text and "'listed'" in caplog.text and "'text'" not in caplog.text
     with pytest.raises(ConfigError, match="trainer_state"):
         of(needing)
 

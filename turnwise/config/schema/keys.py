@@ -13,7 +13,7 @@ from turnwise.config.schema.model_args import ROLES, ActorTrain, GeneratingArgs,
 from turnwise.config.schema.model_shape import ModelShape, read_model_shape
 from turnwise.config.schema.running import LimitKeys, RunKeys
 from turnwise.config.schema.section import Count, Name, PositiveCount, derived
-from turnwise.spec import KV_CACHE_BYTES, OldLogProbs, Split
+from turnwise.spec import KV_CACHE_BYTES, OldLogProbs, Split, TokenValue
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -48,6 +48,11 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
     turn_journal_mb: Count = 0
     """Maximum size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no
     such file."""
+    record_token_values: list[TokenValue] = Field(default_factory=list)
+    """Values of each trained token that rollouts.jsonl gets for `turnwise view`: old (the trainer's log-prob
+    before the update), ref (the reference's), entropy. What training doesn't need is computed for it."""
+    record_validation: bool = False
+    """Write the episodes of validations to val_rollouts.jsonl."""
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
     """Number of batches that may be sampled ahead of training; 0 = synchronous."""
 
@@ -118,8 +123,8 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a KL to the reference is in the reward or in the loss."""
-        return self.add_token_level_kl or self.use_kl_loss
+        """Whether a KL to the reference is in the reward or in the loss, or its log-probs are recorded."""
+        return self.add_token_level_kl or self.use_kl_loss or "ref" in self.record_token_values
 
     @property
     def is_reference_in_policy(self) -> bool:

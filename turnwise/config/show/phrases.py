@@ -53,6 +53,8 @@ def kl(config: AgenticConfig) -> Iterator[str]:
         yield f"{config.kl_loss_coef:g} × {config.kl_loss_type} in the loss"
     if not config.needs_reference:
         yield "none, so no reference model"
+    elif not (config.add_token_level_kl or config.use_kl_loss):
+        yield "none; the reference's log-probs are recorded only"
 
 
 def stale_tokens(config: AgenticConfig) -> str:

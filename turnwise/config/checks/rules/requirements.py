@@ -156,7 +156,12 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     Requirement(
         ("reference",),
         needs=lambda c: c.needs_reference,
-        reason="no KL to it is taken; set use_kl_loss or add_token_level_kl",
+        reason="no KL to it is taken; set use_kl_loss, add_token_level_kl or record_token_values: [ref]",
+    ),
+    Requirement(
+        ("record_validation",),
+        needs=lambda c: c.uses_validation,
+        reason="nothing is validated; set eval_steps",
     ),
     Requirement(
         ("max_refill_factor",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import turnwise.report.view.notebook  # noqa: F401  # registers the renderer
 from turnwise.types import Group, Sample, Task, Trajectory, Turn, TurnSpan
 
 

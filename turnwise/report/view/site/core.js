@@ -1,0 +1,209 @@
+// What all pages share: elements without markup, data that scripts bring, links, and numbers as text.
+"use strict";
+
+const turnwise = {
+  runs: [],
+  isLive: false,
+  pages: {},
+  caches: { steps: new Map(), timelines: new Map() },
+};
+
+// Elements. Texts become text nodes, never markup: nothing here parses HTML.
+const SVG = "http://www.w3.org/2000/svg";
+
+function el(tag, attributes, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+function svg(tag, attributes, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (name === "style")
+      for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else if (name === "data") Object.assign(element.dataset, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  append(element, children);
+  return element;
+}
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+}
+
+function replaceChildren(element, ...children) {
+  element.textContent = "";
+  append(element, children);
+}
+
+// Data. Each file is a script that calls one of the functions below.
+function loadScript(name) {
+  return new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = `data/${name}`;
+    script.onload = () => {
+      script.remove();
+      resolve();
+    };
+    script.onerror = () => {
+      script.remove();
+      reject(new Error(`data/${name} can't be loaded`));
+    };
+    document.head.append(script);
+  });
+}
+
+turnwise.index = (text) => {
+  const index = JSON.parse(text);
+  turnwise.runs = index.runs;
+  turnwise.isLive = index.is_live;
+};
+
+turnwise.step = (key, text) => {
+  turnwise.caches.steps.set(JSON.parse(key), JSON.parse(text));
+};
+
+turnwise.timeline = (number, text) => {
+  turnwise.caches.timelines.set(Number(number), JSON.parse(text));
+};
+
+turnwise.head = (text) => {
+  turnwise.newest = text;
+};
+
+const MAX_STEPS_KEPT = 12;
+
+async function stepData(run, kind, step) {
+  if (!rowOf(run, kind, step)) throw new Error(`${stepTitle(kind, step)} isn't here`);
+  const key = `${run}/${kind}/${step}`;
+  const steps = turnwise.caches.steps;
+  if (!steps.has(key)) {
+    await loadScript(`${run}-${kind}-${step}.js`);
+    while (steps.size > MAX_STEPS_KEPT) steps.delete(steps.keys().next().value);
+  }
+  return steps.get(key);
+}
+
+// The index, read back from its columns.
+function kindOf(run, kind) {
+  const entry = turnwise.runs[run];
+  return entry && entry.kinds.find((one) => one.kind === kind);
+}
+
+function rowOf(run, kind, step) {
+  const entry = kindOf(run, kind);
+  return entry && entry.steps.find((row) => row.step === step);
+}
+
+const STATUSES = { f: "finished", t: "truncated", x: "failed" };
+const REJECTIONS = [null, "failed", "filtered", "stale"];
+
+function groupsOf(row) {
+  if (!row.index) return [];
+  let start = 0;
+  return row.index.map((index, place) => {
+    const size = row.size[place];
+    const group = {
+      index,
+      task: row.task[place],
+      tag: row.tag[row.tag.length > 1 ? place : 0],
+      rejected: REJECTIONS[Number(row.rejected[place])],
+      start,
+      size,
+      scores: row.score.slice(start, start + size),
+    };
+    start += size;
+    return group;
+  });
+}
+
+const KINDS = { train: "training", val: "validation", file: "episodes" };
+
+function stepTitle(kind, step) {
+  if (kind === "val") return step === 0 ? "validation before training" : `validation after step ${step}`;
+  return `${kind === "file" ? "batch" : "step"} ${step}`;
+}
+
+// Links. #/RUN/KIND/STEP/GROUP/SIBLING/TURN names all there is; a page is the depth of its link.
+function linkTo(...parts) {
+  return `#/${parts.map((part) => encodeURIComponent(part)).join("/")}`;
+}
+
+function link(parts, ...children) {
+  return el("a", { href: linkTo(...parts) }, ...children);
+}
+
+function readLink() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map(decoded);
+  return { parts, query: new URLSearchParams(query || "") };
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+// A list's head; a name that begins with # is over numbers.
+function head(names) {
+  return el(
+    "thead",
+    {},
+    el(
+      "tr",
+      {},
+      names.map((name) =>
+        String(name).startsWith("#")
+          ? el("th", { class: "num" }, shown(name.slice(1)))
+          : el("th", {}, shown(name)),
+      ),
+    ),
+  );
+}
+
+// Numbers.
+function number(value, digits = 3) {
+  if (value === null || value === undefined) return "–";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  if (size !== 0 && size < 0.001) return value.toExponential(1);
+  return String(Number(value.toPrecision(digits)));
+}
+
+function seconds(value) {
+  if (!value) return "0 s";
+  if (value < 1e-3) return `${number(value * 1e6, 2)} µs`;
+  if (value < 1) return `${number(value * 1e3, 2)} ms`;
+  if (value < 120) return `${number(value, 3)} s`;
+  return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+}
+
+function counted(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+function mean(values) {
+  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : 0;
+}
+
+function deviation(values) {
+  const middle = mean(values);
+  return Math.sqrt(mean(values.map((value) => (value - middle) ** 2)));
+}
+
+function successOf(member) {
+  const success = (member.metrics || {}).success;
+  return success === undefined ? member.score > 0 : success > 0.5;
+}
