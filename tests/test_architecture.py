@@ -80,7 +80,8 @@ HEAVY: dict[str, str] = {
     "pygame": "envs/gymnasium/make.py",
     "textarena": "envs/textarena_env.py",
     "reasoning_gym": "envs/reasoning_gym_env.py",
-    "bm25s": "tools/search.py",
+    "bm25s": "data/word_index.py",
+    "rapidfuzz": "envs/webshop/reward.py",
     "mcp": "tools/mcp_server.py",
     "math_verify": "data/math_verify_process.py",
 }
