@@ -19,6 +19,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gymnasium": {"id": "Taxi-v4"},
     "textarena": {"id": "GuessTheNumber-v0"},
     "reasoning_gym": {"dataset": "chain_sum"},
+    "webshop": {"num_products": 100},
 }
 for_every_env = pytest.mark.parametrize(("env_type", "env_config"), CONFIGS.items(), ids=CONFIGS)
 

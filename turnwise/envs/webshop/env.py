@@ -61,9 +61,9 @@ class WebShopEnv(TextEnv):
 
     >>> shop = WebShopEnv(num_products=100, observation="short")
     >>> print(shop.reset(seed=1)[0])
-    socks waterproof arched; purple; huge; 40
+    skillet ergonomic heatproof; black; huge; 100
     search
-    >>> shop.step("search[waterproof socks]")[1:3], shop.step("click[the moon]")[1:3]
+    >>> shop.step("search[ergonomic skillet]")[1:3], shop.step("click[the moon]")[1:3]
     ((0.0, False), (0.0, False))
     """
 

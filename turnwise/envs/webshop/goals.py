@@ -29,8 +29,8 @@ def drawn_goal(shop: Shop, seed: int, split: Split | None) -> Goal:
         if in_split(goal_hash(goal), split):
             return goal
     raise EnvironmentFault(
-        f"webshop: none of {MAX_DRAWS} goals is for {split}: the catalogue has too few kinds and attributes to "
-        "hold any out; set split: null in env_config, or take a larger catalogue"
+        f"webshop: none of {MAX_DRAWS} goals is for {split}: the catalogue has too few kinds and attributes "
+        "to hold any out; set split: null in env_config, or take a larger catalogue"
     )
 
 
@@ -91,7 +91,7 @@ def _check_goal(shop: Shop, product: Product, goal: Goal) -> None:
     purchase = judge(product, goal.options.values(), goal, shop.nouns, shop.colors)
     if purchase.score < 1:
         raise EnvironmentFault(
-            f"webshop: no product meets a goal made of {product.id!r} ({product.title}), whose attributes are "
-            f"{', '.join(map(repr, product.attributes))}; write attributes with letters or digits, and "
+            f"webshop: no product meets a goal made of {product.id!r} ({product.title}), whose attributes "
+            f"are {', '.join(map(repr, product.attributes))}; write attributes with letters or digits, and "
             "titles that name what the product is"
         )

@@ -94,9 +94,7 @@ def type_factor(product: Product, goal: Goal, nouns: frozenset[str]) -> float:
     return 1.0
 
 
-def matching_value(
-    product: Product, option_value: str, colors: tuple[str, ...]
-) -> tuple[str, str] | None:
+def matching_value(product: Product, option_value: str, colors: tuple[str, ...]) -> tuple[str, str] | None:
     """The option and the cheapest value of it that the reward takes for the value of a goal; None if the
     product has none."""
     wish = _plain_color(option_value, colors)
