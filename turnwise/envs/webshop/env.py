@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 from turnwise.envs.arguments import check_choice, check_format_penalty, check_type
 from turnwise.envs.base import Step, TextEnv, episode_seed
 from turnwise.envs.webshop.expert import next_action
-from turnwise.envs.webshop.goals import drawn_goal
+from turnwise.envs.webshop.goals import drawn_goal, short_wish
 from turnwise.envs.webshop.pages import (
     BACK,
     BUY,
@@ -161,9 +161,8 @@ class WebShopEnv(TextEnv):
         return self._observe(), reward + penalty, is_over, False, {"metrics": metrics}
 
     def state_key(self) -> str:
-        """The goal, and where the customer is."""
-        goal = self.goal
-        return f"{goal.product_id}|{','.join(goal.attributes)}|{goal.max_price}|{self.place.key}"
+        """The wish, and where the customer is."""
+        return f"{short_wish(self.goal)}|{self.place.key}"
 
     def expert_action(self) -> str:
         """The next action of a player who searches for the words of the goal and buys the first product that
