@@ -61,9 +61,9 @@ class WebShopEnv(TextEnv):
 
     >>> shop = WebShopEnv(num_products=100, observation="short")
     >>> print(shop.reset(seed=1)[0])
-    skillet ergonomic heatproof; black; huge; 100
+    shampoo gentle whitening; cedar; double; 60
     search
-    >>> shop.step("search[ergonomic skillet]")[1:3], shop.step("click[the moon]")[1:3]
+    >>> shop.step("search[gentle shampoo]")[1:3], shop.step("click[the moon]")[1:3]
     ((0.0, False), (0.0, False))
     """
 
