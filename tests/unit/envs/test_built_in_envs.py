@@ -20,6 +20,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "textarena": {"id": "GuessTheNumber-v0"},
     "reasoning_gym": {"dataset": "chain_sum"},
     "webshop": {"num_products": 100},
+    "maze": {"size": 5},
+    "recall": {},
+    "retry": {},
 }
 for_every_env = pytest.mark.parametrize(("env_type", "env_config"), CONFIGS.items(), ids=CONFIGS)
 
