@@ -2,10 +2,10 @@
 
     python examples/imitate.py CONFIG [--demonstrations N] [--error-rate P] [--vocab-size N] [KEY=VALUE ...]
 
-CONFIG has one environment with an expert, such as `examples/webshop/agentic.yaml`, and an `sft.yaml` beside it.
-Everything is written to the folder of its `pretrain`.
+CONFIG has one environment with an expert, such as `examples/webshop/agentic.yaml`, and an `sft.yaml` beside
+it. Everything is written to the folder of its `pretrain`.
 
-1. A player that follows the expert, and draws some of its actions at random, plays under the limits of CONFIG.
+1. A player that follows the expert, and draws some of its actions at random, plays under CONFIG's limits.
 2. A model with random weights is made, with a tokenizer of the demonstrations' words.
 3. Supervised fine-tuning teaches it the pages, the form of actions, and to act like that player.
 

@@ -113,6 +113,7 @@ RUN = (
     Live("track_with", ["tensorboard"], "files"),
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
     Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),
+    Live("show_metrics", ["num_actions"], "output", {"track_with": ["stdout"]}),
     Live("cluster.name", "launched", "error"),
     Live("cluster.address", "auto", "error"),
     Live("max_steps", 2, "metrics"),
