@@ -27,6 +27,7 @@ ARGUMENTS = {
     "algorithms": "frozen_lake --sft-model MODEL --work WORK --picture PICTURE",
     "async": "MODEL",
     "balance": "",
+    "capabilities": "",
     "cluster": "",
     "credit": "",
     "display": "RUN",
@@ -49,10 +50,12 @@ ARGUMENTS = {
     "soak": "",
     "sokoban": "--sft-model MODEL --work WORK",
     "startup": "",
+    "step_credit": "--work WORK",
     "step_reward": "",
     "tool_conversations": "",
     "tool_latency": "",
     "train": "",
+    "webshop": "",
     "weights": "",
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
