@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from turnwise.envs.webshop.goals import goal_hash, goal_of
 from turnwise.envs.webshop.reward import Goal
 from turnwise.envs.webshop.shop import open_shop
 from turnwise.errors import EnvironmentFault
+from turnwise.models.tokenizer import train_tokenizer
 from turnwise.testing.env_contract import check_env_contract
 
 SIZE = 300
@@ -191,6 +193,12 @@ def test_a_catalogue_is_made_once_and_equal_arguments_give_equal_products() -> N
     assert all(len(product.id) == 6 for product in products)
 
 
+def test_threads_wait_for_one_shop() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        shops = list(pool.map(lambda _: open_shop(177, 5, None), range(8)))
+    assert all(shop is shops[0] for shop in shops)
+
+
 def test_a_short_page_says_the_same_in_fewer_words() -> None:
     full, short = shop_env(), shop_env(observation="short")
     silent = shop_env(observation="short", show_actions=False)
@@ -271,3 +279,19 @@ def test_faulty_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=says("goals", "split: null")):
         alike.reset(seed=0)
         other.reset(seed=0)
+
+
+def test_a_short_page_has_at_most_120_tokens_of_a_small_tokenizer() -> None:
+    env = WebShopEnv(num_products=1000, observation="short")
+    rng = random.Random(0)
+    pages = []
+    for seed in range(150):
+        pages.append(env.reset(seed=seed)[0])
+        for _ in range(8):
+            action = env.expert_action() if rng.random() < 0.5 else env.random_action(rng)
+            pages.append(env.step(action)[0])
+            if env.purchase:
+                break
+    tokenizer = train_tokenizer(pages, 1024)
+    lengths = [len(tokenizer(page).input_ids) for page in pages]
+    assert max(lengths) <= 120

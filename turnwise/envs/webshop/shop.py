@@ -1,6 +1,7 @@
 """A shop: products, and the search over them. Made once per process for each catalogue."""
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from turnwise.model_files.hub import local_path
 MAX_RESULTS = 50
 """Maximum results of a search, as published."""
 MIN_PRODUCTS = MAX_RESULTS + 1
+_making = threading.Lock()  # a cache alone would let threads make the same shop side by side
 MAX_PRODUCTS = 1_000_000
 
 
@@ -46,17 +48,19 @@ class Shop:
 
 def open_shop(num_products: int, catalogue_seed: int, catalogue: str | None) -> Shop:
     """The shop of a generated catalogue or, if `catalogue` names one, of a JSONL file; made at the first call
-    in a process. Raises EnvironmentFault for fewer than `MIN_PRODUCTS` or more than `MAX_PRODUCTS` products,
+    in a process, for which all its threads wait. Raises EnvironmentFault for fewer than `MIN_PRODUCTS` or more than `MAX_PRODUCTS` products,
     or a faulty file."""
     if catalogue is None:
         _check_size(f"num_products is {num_products}", num_products)
-        return _generated_shop(num_products, catalogue_seed)
+        with _making:
+            return _generated_shop(num_products, catalogue_seed)
     path = local_path(catalogue)
     version: tuple[int, ...] = ()
     if path.is_file():
         status = path.stat()
         version = (status.st_mtime_ns, status.st_size)
-    return _shop_of_file(path, version)
+    with _making:
+        return _shop_of_file(path, version)
 
 
 @lru_cache(maxsize=4)
