@@ -48,8 +48,8 @@ class Shop:
 
 def open_shop(num_products: int, catalogue_seed: int, catalogue: str | None) -> Shop:
     """The shop of a generated catalogue or, if `catalogue` names one, of a JSONL file; made at the first call
-    in a process, for which all its threads wait. Raises EnvironmentFault for fewer than `MIN_PRODUCTS` or more than `MAX_PRODUCTS` products,
-    or a faulty file."""
+    in a process, for which all its threads wait. Raises EnvironmentFault for fewer than `MIN_PRODUCTS` or
+    more than `MAX_PRODUCTS` products, or a faulty file."""
     if catalogue is None:
         _check_size(f"num_products is {num_products}", num_products)
         with _making:
