@@ -113,7 +113,6 @@ RUN = (
     Live("track_with", ["tensorboard"], "files"),
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
     Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),
-    Live("show_metrics", ["num_actions"], "output", {"track_with": ["stdout"]}),
     Live("cluster.name", "launched", "error"),
     Live("cluster.address", "auto", "error"),
     Live("max_steps", 2, "metrics"),
@@ -208,6 +207,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("rollout_batch_size", 2, "metrics"),
     Live("val_batch_size", 1, "validation", _VALIDATED),
     Live("render_save_dir", "pictures", "files", _VALIDATED),
+    Live("show_metrics", ["num_actions"], "output", {"track_with": ["stdout"]}),
     *(
         Live(f"deadlines.{name}", 1e-9, "error")
         for name in ("request_s", "start_s", "env_s", "train_s", "weights_s")
