@@ -92,7 +92,7 @@ def _read_product(row: Mapping[str, Any], place: str) -> Product:
     if unknown:
         raise EnvironmentFault(f"{place}: unknown {', '.join(sorted(unknown))}; a product has {_ROW}")
     categories = _strings(row, "categories", place, is_needed=True)
-    price = row.get("price")
+    price: Any = row.get("price")
     if type(price) not in (int, float) or not 0 < price <= MAX_ABS:
         raise EnvironmentFault(f"{place}: price is {price!r}; it must be a number of dollars above 0")
     return Product(
