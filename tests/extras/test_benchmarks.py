@@ -27,6 +27,7 @@ ARGUMENTS = {
     "algorithms": "frozen_lake --sft-model MODEL --work WORK --picture PICTURE",
     "async": "MODEL",
     "balance": "",
+    "capabilities": "",
     "cluster": "",
     "credit": "",
     "display": "RUN",
@@ -50,12 +51,14 @@ ARGUMENTS = {
     "soak": "",
     "sokoban": "--sft-model MODEL --work WORK",
     "startup": "",
+    "step_credit": "--work WORK",
     "step_reward": "",
     "tool_conversations": "",
     "tool_latency": "",
     "traces": "",
     "train": "",
     "view": "",
+    "webshop": "",
     "weights": "",
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs

@@ -105,7 +105,8 @@ def build_agentic(
             begin_schedule_log(schedule_log, config, placement, served.servers.info().engine)
         freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
         source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
-        trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
+        columns = AGENTIC_COLUMNS.with_shown(config.show_metrics)
+        trackers = build_trackers(config, folder, columns, num_steps, is_quiet, stopwatch)
         health = build_health(config, is_playing=rollouts is None, run=str(folder.path))
         log = RunLog(trackers, stopwatch, health)
         pipeline = _assemble(

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:
-            _report(results, json_file)
+            _report(results, json_file, config.show_metrics)
         played.report()
     return 0
 
@@ -110,9 +110,10 @@ def _json_file(path: str) -> Path:
     return file
 
 
-def _report(results: Sequence[Result], json_file: Path | None) -> None:
-    """Prints the results, and writes them to `json_file` if it is given."""
-    print(score_table(list(_rows(results))))
+def _report(results: Sequence[Result], json_file: Path | None, shown: Sequence[str]) -> None:
+    """Prints the results with the metrics to be shown, and writes all of them to `json_file` if it is
+    given."""
+    print(score_table(list(_rows(results)), shown))
     for model, mode, evaluation in results:
         for sentence in [*evaluation.too_few_samples(), *evaluation.failures()]:
             print(f"{_short(model, results)}, {mode}: {sentence}")

@@ -34,6 +34,11 @@ def add_make_model(parser: ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change a value of the preset's config.json",
     )
+    parser.add_argument(
+        "--no-merges",
+        action="store_true",
+        help="a tokenizer with a token for each letter, digit and byte, for words that have to be copied",
+    )
     parser.add_argument("--from", metavar="FILE.gguf", help="no random weights: the model of this GGUF file")
     parser.add_argument(
         "--package",

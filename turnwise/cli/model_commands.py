@@ -5,12 +5,13 @@ plain Hugging Face folder, with its LoRA adapter merged."""
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from turnwise.cli.options import free_folder
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, counted
 from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.model_files.folder import base_of_adapter
 from turnwise.model_files.gguf_file import check_gguf, gguf_of_package
@@ -66,6 +67,7 @@ def _check_source(options: argparse.Namespace) -> None:
         "--seed": options.seed is not None,
         "--text": bool(options.text),
         "--set": bool(options.set),
+        "--no-merges": options.no_merges,
     }
     of_file = {"--chat-template": options.chat_template is not None, "--dtype": options.dtype is not None}
     is_set = of_file if file_option is None else of_random
@@ -85,12 +87,32 @@ def _make_random(options: argparse.Namespace) -> int:
 
     corpus = chain(environment_text(), file_text(options.text))
     seed = _DEFAULT_SEED if options.seed is None else options.seed
-    made = make_model(options.size or _DEFAULT_SIZE, out, corpus, seed=seed, overrides=overrides)
+    made = make_model(
+        options.size or _DEFAULT_SIZE,
+        out,
+        corpus,
+        seed=seed,
+        overrides=overrides,
+        has_merges=not options.no_merges,
+    )
     print(
         f"{made.folder}: {made.size}, {made.num_parameters:,} random parameters, {made.num_tokens} tokens in "
         "the tokenizer"
     )
+    if made.scattered:
+        print(_of_scattered(made.scattered), file=sys.stderr)
     return 0
+
+
+def _of_scattered(scattered: Mapping[str, int]) -> str:
+    """The warning about digits and letters that stand in many tokens."""
+    most = max(scattered, key=lambda char: scattered[char])
+    characters = counted(len(scattered), "character")
+    return (
+        f"warning: some words of these texts are several tokens, and {characters} of "
+        f"them stand in many different ones ({most!r} in {scattered[most]}): a small model won't learn to "
+        "copy such words. If it has to, use --no-merges, which makes each letter and digit a token"
+    )
 
 
 def _convert(options: argparse.Namespace) -> int:

@@ -54,7 +54,7 @@ def _add_env(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--actions",
         metavar="A,B,C",
-        help="the random player's actions, if the environment has no `actions`",
+        help="the random player's actions, if the environment offers none",
     )
     parser.add_argument(
         "--actions-file",

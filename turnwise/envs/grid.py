@@ -1,10 +1,12 @@
-"""What FrozenLake and Sokoban share: actions, observations, pictures made of tiles, and the search for the
-fewest actions."""
+"""What FrozenLake, Sokoban and mazes share: actions, observations, pictures made of tiles, and the search for
+the fewest actions."""
 
 import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import product
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -82,6 +84,24 @@ def fewest_actions(
                 visited.add(there)
                 queue.append((there, [*actions, action]))
     return None
+
+
+@lru_cache(maxsize=64)
+def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]:
+    """For each position (row · width + column), the positions that left, down, right and up lead to. An
+    action over the edge stays in place.
+
+    >>> neighbours(2, 2)[0]
+    (0, 2, 1, 0)
+    """
+    cells = []
+    for row, column in product(range(height), range(width)):
+        left = row * width + max(column - 1, 0)
+        down = min(row + 1, height - 1) * width + column
+        right = row * width + min(column + 1, width - 1)
+        up = max(row - 1, 0) * width + column
+        cells.append((left, down, right, up))
+    return tuple(cells)
 
 
 class GridEnv(TextEnv):

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from turnwise.envs.arguments import is_list_of_str
 from turnwise.errors import EnvironmentFault
-from turnwise.protocols import HasExpert
+from turnwise.protocols import HasExpert, HasRandomAction
 
 
 @runtime_checkable
@@ -25,9 +25,9 @@ class Acting(Protocol):
 
 
 class Player(Acting, Protocol):
-    """A player that also lists the words of all actions."""
+    """A player that can also draw an action at random."""
 
-    actions: tuple[str, ...]
+    draw: "ActionDraw"
 
 
 def actions_of(env: Any, words: Sequence[str] = ()) -> tuple[str, ...]:
@@ -43,15 +43,40 @@ def actions_of(env: Any, words: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(actions)
 
 
+class ActionDraw:
+    """Draws actions of an environment at random: from `words`, else by `env.random_action`, else from
+    `env.actions`. It is false if there are none of these. A draw raises EnvironmentFault if `random_action`
+    gives anything but a str."""
+
+    def __init__(self, env: Any, words: Sequence[str] = ()) -> None:
+        self._words = actions_of(env, words)
+        self._env: HasRandomAction | None = None
+        if not words and isinstance(env, HasRandomAction):
+            self._env = env
+
+    def __bool__(self) -> bool:
+        return bool(self._env or self._words)
+
+    def __call__(self, rng: random.Random) -> str:
+        if self._env is None:
+            return rng.choice(self._words)
+        action: Any = self._env.random_action(rng)
+        if not isinstance(action, str):
+            raise EnvironmentFault(
+                f"{type(self._env).__name__}.random_action() gave {action!r}; an action is a str"
+            )
+        return action
+
+
 class RandomPlayer:
-    """Draws each action uniformly from `actions`, or from `env.actions` if none are given."""
+    """Draws each action at random: see `ActionDraw`."""
 
     def __init__(self, env: Any, seed: int, actions: Sequence[str] = ()) -> None:
-        self.actions = actions_of(env, actions)
+        self.draw = ActionDraw(env, actions)
         self._rng = random.Random(seed)
 
     def act(self) -> str:
-        return self._rng.choice(self.actions)
+        return self.draw(self._rng)
 
 
 class BlindPlayer:
@@ -61,21 +86,22 @@ class BlindPlayer:
     def __init__(self, env: HasActions, path: Sequence[int]) -> None:
         if not path:
             raise ValueError("a blind player needs a path of at least one action")
-        self.actions = env.actions
+        self.draw = ActionDraw(env)
+        self._actions = env.actions
         self._path = path
         self._num_played = 0
 
     def act(self) -> str:
         number = self._path[min(self._num_played, len(self._path) - 1)]
         self._num_played += 1
-        return self.actions[number]
+        return self._actions[number]
 
 
 class ExpertPlayer:
     """Plays the environment's `expert_action()`."""
 
     def __init__(self, env: HasExpert, actions: Sequence[str] = ()) -> None:
-        self.actions = actions_of(env, actions)
+        self.draw = ActionDraw(env, actions)
         self._env = env
 
     def act(self) -> str:
@@ -89,12 +115,12 @@ class ExpertPlayer:
 
 class ErringPlayer:
     """Plays like another player and gives up where it does, but with probability `error_rate` draws an action
-    uniformly."""
+    at random."""
 
     def __init__(self, player: Player, error_rate: float, seed: int) -> None:
         if not 0.0 <= error_rate <= 1.0:
             raise ValueError(f"got error_rate {error_rate}; it must be in [0, 1]")
-        self.actions = player.actions
+        self.draw = player.draw
         self._player = player
         self._error_rate = error_rate
         self._rng = random.Random(seed)
@@ -102,7 +128,7 @@ class ErringPlayer:
     def act(self) -> str | None:
         intended = self._player.act()
         if intended is not None and self._rng.random() < self._error_rate:
-            return self._rng.choice(self.actions)
+            return self.draw(self._rng)
         return intended
 
 
@@ -111,7 +137,7 @@ class GivingUpPlayer:
     nothing."""
 
     def __init__(self, player: Player, is_lost: Callable[[], bool]) -> None:
-        self.actions = player.actions
+        self.draw = player.draw
         self._player = player
         self._is_lost = is_lost
 

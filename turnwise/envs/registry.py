@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from turnwise.envs.base import TextEnv
-from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
+from turnwise.errors import EnvironmentFault, nearest
 from turnwise.protocols import Env
 from turnwise.runtime.entry_points import load_class
 from turnwise.spec import ENVS
@@ -27,22 +27,16 @@ def register(env_type: str, entry_point: str) -> None:
     registered = _entry_points.get(env_type, entry_point)
     if registered != entry_point:
         raise EnvironmentFault(
-            f"env_type {env_type!r} is {registered or 'reserved'} already; register {entry_point} by another "
-            "name"
+            f"env_type {env_type!r} is {registered} already; register {entry_point} by another name"
         )
     _entry_points[env_type] = entry_point
 
 
 def env_class(env_type: str) -> type:
-    """The class of a name or `module:Class`. Raises EnvironmentFault if it is unknown, NotAvailableError if
-    it is reserved."""
-    names = sorted(name for name, entry_point in _entry_points.items() if entry_point)
+    """The class of a name or `module:Class`. Raises EnvironmentFault if it is unknown."""
+    names = sorted(_entry_points)
     if env_type in _entry_points:
         entry_point = _entry_points[env_type]
-        if not entry_point:
-            raise NotAvailableError(
-                f"env_type {env_type!r} isn't supported yet; available: {', '.join(names)}"
-            )
     elif ":" in env_type:
         entry_point = env_type
     else:

@@ -1,12 +1,13 @@
 """Makes environments of a config's tags, and tries each once before a run."""
 
+from collections.abc import Mapping
 from contextlib import chdir
 
 from turnwise.config import AgenticConfig
 from turnwise.envs.base import TextEnv
 from turnwise.envs.contract import check_shape
-from turnwise.envs.registry import make_env
-from turnwise.errors import EnvironmentFault
+from turnwise.envs.registry import env_class, make_env
+from turnwise.errors import ConfigError, EnvironmentFault, nearest
 from turnwise.examine.agents import agent_settings
 from turnwise.protocols import MakeEnv
 from turnwise.runtime.foreign import Foreign
@@ -19,6 +20,29 @@ def env_factory(config: AgenticConfig, tag: str, split: Split) -> MakeEnv:
     decides the task."""
     env = config.custom_envs[tag]
     return lambda task: make_env(env.env_type, env.env_config, split)
+
+
+def check_shown_metrics(config: AgenticConfig) -> None:
+    """Raises ConfigError if no environment of the config reports a metric of `show_metrics`. Agents and
+    environments that aren't ours to know, and rows, may report any."""
+    reported = {"num_actions"}
+    for manager in (config.train_env_manager, config.val_env_manager):
+        if manager.has_rows:
+            return
+        for tag in manager.env_tags:
+            env = config.custom_envs[tag]
+            cls = env_class(env.env_type)
+            if env.agent_name != "env_agent" or not issubclass(cls, TextEnv):
+                return
+            if not isinstance(cls.metric_reductions, Mapping):
+                return
+            reported |= cls.metric_reductions.keys()
+    for name in config.show_metrics:
+        if name not in reported:
+            raise ConfigError(
+                f"no environment reports {name!r}; they report {', '.join(sorted(reported))}."
+                f"{nearest(name, reported)}"
+            )
 
 
 def try_environment(config: AgenticConfig, tag: str, split: Split) -> None:

@@ -11,7 +11,7 @@ from turnwise.config.problems import Path, Problem
 from turnwise.envs.registry import env_class, takes_split
 from turnwise.errors import ConfigError, DataError, NotAvailableError, TurnwiseError
 from turnwise.examine.agents import env_agent_class, load_graph, row_agent_class
-from turnwise.examine.envs import try_environment
+from turnwise.examine.envs import check_shown_metrics, try_environment
 from turnwise.examine.examined import Examined, ExaminedSFT
 from turnwise.examine.files import absent_files, is_elsewhere, is_here, named_files
 from turnwise.examine.rows import splits_with_rows
@@ -144,6 +144,7 @@ def _env_checks(config: AgenticConfig) -> Iterator[Check]:
             yield ("custom_envs", tag, "agent_name"), partial(env_agent_class, config, tag)
             key = "env_config" if env.env_config else "env_type"
             yield ("custom_envs", tag, key), partial(_try_once, config, tag, split, tried)
+    yield ("show_metrics",), partial(check_shown_metrics, config)
 
 
 def _try_once(config: AgenticConfig, tag: str, split: Split, tried: set[str]) -> None:

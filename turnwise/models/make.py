@@ -1,7 +1,7 @@
 """Writes a complete Hugging Face model folder with random weights."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from turnwise.errors import ModelError, nearest
 from turnwise.model_files.sizes import check_sizes
 from turnwise.models.load import save_model, told_as_one_sentence
 from turnwise.models.presets import ModelPreset, preset
-from turnwise.models.tokenizer import train_tokenizer
+from turnwise.models.tokenizer import scattered_characters, train_tokenizer
 from turnwise.types import derive_seed
 
 # Config fields that `overrides` may not set.
@@ -55,6 +55,8 @@ class ModelSummary:
     """Number of rows of the embedding."""
     num_tokens: int
     """Number of tokens of the tokenizer, at most `vocab_size`."""
+    scattered: Mapping[str, int] = field(default_factory=dict)
+    """Digits and letters that stand in many tokens: see `tokenizer.scattered_characters`."""
 
 
 def make_model(
@@ -64,18 +66,20 @@ def make_model(
     seed: int = 0,
     vocab_size: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    has_merges: bool = True,
 ) -> ModelSummary:
     """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`.
     `vocab_size` replaces the preset's maximum number of tokens, and `overrides` replace fields of the
-    preset's config. A `vocab_size` in `overrides` is the exact number of tokens. Equal arguments give equal
-    bytes. Raises ModelError if the size or a config field is unknown, the vocabulary is too small or too
-    large, or shapes don't fit together."""
+    preset's config. Without `has_merges`, each byte is a token. A `vocab_size` in `overrides` is the exact
+    number of tokens. Equal arguments give equal bytes. Raises ModelError if the size or a config field is
+    unknown, the vocabulary is too small or too large, or shapes don't fit together."""
     shape = preset(size)
     overrides = dict(overrides or {})
     check_sizes("--set", overrides)
     is_exact = "vocab_size" in overrides or (shape.keeps_vocab_size and vocab_size is None)
     num_rows = overrides.pop("vocab_size", vocab_size or shape.vocab_size)
-    tokenizer = train_tokenizer(corpus, num_rows, is_filled=is_exact)
+    texts = list(corpus)
+    tokenizer = train_tokenizer(texts, num_rows, is_filled=is_exact, has_merges=has_merges)
     with told_as_one_sentence("--set", "makes no model"):
         config = _config(shape, tokenizer, len(tokenizer), overrides)
     tokenizer.model_max_length = config.max_position_embeddings
@@ -87,7 +91,14 @@ def make_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     save_model(model, tokenizer, out)
-    return ModelSummary(out, size, model.num_parameters(), config.vocab_size, len(tokenizer))
+    return ModelSummary(
+        folder=out,
+        size=size,
+        num_parameters=model.num_parameters(),
+        vocab_size=config.vocab_size,
+        num_tokens=len(tokenizer),
+        scattered=scattered_characters(tokenizer, texts),
+    )
 
 
 def _config(

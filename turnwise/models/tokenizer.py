@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import count, islice, product
 from pathlib import Path
-from string import ascii_lowercase
+from string import ascii_letters, ascii_lowercase, digits
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -29,6 +29,9 @@ and a frequent symbol with coordinates is one, too. White space elsewhere is a p
 _MOST_TOKENS = 1_000_000
 """Maximum of `vocab_size`, more than any published model has. The BPE trainer needs memory in proportion to
 `vocab_size`, and the process dies if the memory doesn't suffice."""
+MAX_TOKENS_OF_A_CHARACTER = 20
+_LETTERS_AND_DIGITS = frozenset(ascii_letters + digits)
+_NUM_READ = 5_000
 _SYMBOL_COUNT = 5_000
 """How often the trainer sees each symbol in addition to the corpus: so often that a symbol of several bytes
 becomes one token even if it is rare (such as the sign of a goal, once per episode)."""
@@ -38,10 +41,12 @@ def train_tokenizer(
     corpus: Iterable[str],
     vocab_size: int,
     is_filled: bool = False,
+    has_merges: bool = True,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools. Equal corpora give
     equal tokenizers. With `is_filled` it has exactly `vocab_size` tokens: if the corpus gives fewer, the rest
-    are strings of letters that encoding never produces. Raises ModelError if `vocab_size` is too small for
+    are strings of letters that encoding never produces. Without `has_merges`, each byte is a token, so that
+    letters and digits can be copied wherever they stand. Raises ModelError if `vocab_size` is too small for
     bytes, special tokens and markers, or over a million."""
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -58,8 +63,11 @@ def train_tokenizer(
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    num_trained = vocab_size - len(MARKER_TOKENS)
+    if not has_merges:
+        num_trained = len(alphabet) + len(SPECIAL_TOKENS)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(MARKER_TOKENS),
+        vocab_size=num_trained,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(alphabet),
         show_progress=False,
@@ -77,6 +85,27 @@ def train_tokenizer(
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def scattered_characters(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> dict[str, int]:
+    """Digits and letters (ASCII) that a small model can hardly copy, with the number of tokens in which each
+    stands: more than `MAX_TOKENS_OF_A_CHARACTER`, in those words of the texts that are several tokens. Words
+    that are one token each are left out, since they are copied whole. Reads the first `_NUM_READ` texts."""
+    backend = tokenizer.backend_tokenizer
+    words = {
+        word for text in islice(texts, _NUM_READ) for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)
+    }
+    tokens: dict[str, set[str]] = {}
+    for word in words:
+        parts = [token.value for token in backend.model.tokenize(word)]
+        if len(parts) == 1:
+            continue
+        for part in parts:
+            for char in set(part) & _LETTERS_AND_DIGITS:
+                tokens.setdefault(char, set()).add(part)
+    return {
+        char: len(parts) for char, parts in sorted(tokens.items()) if len(parts) > MAX_TOKENS_OF_A_CHARACTER
+    }
 
 
 def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import comb
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from turnwise.errors import counted
@@ -19,6 +20,8 @@ class EpisodeResult(NamedTuple):
     num_tokens: int = 0
     """Sampled tokens."""
     is_truncated: bool = False
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """What the environment measured."""
 
     @classmethod
     def of_group(cls, group: Group) -> "list[EpisodeResult]":
@@ -41,6 +44,7 @@ class EpisodeResult(NamedTuple):
                 num_turns=len(turns),
                 num_tokens=sum(len(turn.response_ids) for turn in turns),
                 is_truncated="truncated" in statuses,
+                metrics=first.metrics,
             )
             results.append(result)
         return results
@@ -66,6 +70,8 @@ class Score:
     """pass@k by k, if tasks were sampled several times."""
     pass_at_tasks: Mapping[int, int] = field(default_factory=dict)
     """By k, the number of tasks with at least k episodes, over which pass@k is the mean."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Means of the environments' metrics, each over the episodes that report it."""
 
     @classmethod
     def count(cls, outcomes: Sequence[tuple[bool, float]]) -> "Score":
@@ -92,6 +98,7 @@ class Score:
             truncated=_mean(outcome.is_truncated for outcome in episodes),
             pass_at=_pass_at(successes, trials),
             pass_at_tasks={k: sum(n >= k for n in trials) for k in _sample_sizes(trials)},
+            metrics=_means_of_metrics(episodes),
         )
 
 
@@ -183,6 +190,14 @@ def _sample_sizes(trials: Sequence[int]) -> list[int]:
     return [*(power for power in powers if power < max_samples), max_samples]
 
 
+def _means_of_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
+    names = sorted({name for episode in episodes for name in episode.metrics})
+    return {
+        name: _mean(episode.metrics[name] for episode in episodes if name in episode.metrics)
+        for name in names
+    }
+
+
 def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / max(len(listed), 1)
@@ -193,10 +208,11 @@ def success_table(rows: Sequence[tuple[str, Score]]) -> str:
     return _table("player", rows, ())
 
 
-def score_table(rows: Sequence[tuple[str, Score]]) -> str:
-    """A plain-text table of named scores: success, its interval, pass@k, and means per episode."""
+def score_table(rows: Sequence[tuple[str, Score]], shown: Sequence[str] = ()) -> str:
+    """A plain-text table of named scores: success, its interval, pass@k, means per episode, and the means of
+    the environments' metrics that are to be shown; blank where no episode reports one."""
     sample_sizes = {k for _, score in rows for k in score.pass_at}
-    return _table("", rows, sorted(sample_sizes - {1}), has_lengths=True)
+    return _table("", rows, sorted(sample_sizes - {1}), has_lengths=True, shown=shown)
 
 
 def _table(
@@ -204,6 +220,7 @@ def _table(
     rows: Sequence[tuple[str, Score]],
     ks: Sequence[int],
     has_lengths: bool = False,
+    shown: Sequence[str] = (),
 ) -> str:
     names = [name for name, _ in rows]
     width = max(len(title), *map(len, names))
@@ -212,6 +229,8 @@ def _table(
         header += f"  {f'pass@{k}':>7}"
     if has_lengths:
         header += "    score  turns  tokens  truncated"
+    for name in shown:
+        header += f"  {name:>7}"
     lines = [header, "-" * len(header)]
     for name, s in rows:
         line = f"{name:<{width}}  {s.success:7.3f}  [{s.low:.3f}, {s.high:.3f}]  {s.num_episodes:8d}"
@@ -219,5 +238,8 @@ def _table(
             line += f"  {s.pass_at[k]:7.3f}" if k in s.pass_at else " " * 9
         if has_lengths:
             line += f"  {s.mean_score:7.3f}  {s.mean_turns:5.1f}  {s.mean_tokens:6.1f}  {s.truncated:9.1%}"
+        for metric in shown:
+            cell = f"{s.metrics[metric]:.3f}" if metric in s.metrics else ""
+            line += f"  {cell:>{max(len(metric), 7)}}"
         lines.append(line)
     return "\n".join(lines)

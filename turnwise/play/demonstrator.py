@@ -54,7 +54,7 @@ class Demonstrator:
     error_rate: float = 0.5
     """Share of actions that the erring player draws at random."""
     actions: tuple[str, ...] = ()
-    """Actions that the random and the erring player draw from; empty = the environment's `actions`."""
+    """Actions that the random and the erring player draw from; empty = as the environment offers."""
     model_name: str = ""
     """Name of the model at the URL."""
 

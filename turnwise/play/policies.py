@@ -72,12 +72,13 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """A player that draws from `actions`, or from `env.actions` if these are empty. Raises ConfigError if
-    both are empty."""
+    """A player that draws from `actions`, or else as the environment offers. Raises ConfigError if there is
+    nothing to draw from."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
-    if not player.actions:
+    if not player.draw:
         raise ConfigError(
-            f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c"
+            f"{type(env).__name__} has neither `random_action` nor `actions` to draw from: name "
+            "actions with --actions a,b,c"
         )
     return player
 

@@ -62,7 +62,7 @@ class Choices:
     tokenizer: str | None = None
     """Folder or hub name of a player's tokenizer; None = the player answers in text. A model has its own."""
     actions: tuple[str, ...] = ()
-    """Actions that the random player draws from; empty = the environment's `actions`."""
+    """Actions that the random player draws from; empty = as the environment offers."""
     model_name: str = ""
     """Name of the model at the URL."""
     read: Callable[[], str | None] = lambda: None

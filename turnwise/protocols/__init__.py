@@ -14,6 +14,7 @@ from turnwise.protocols.episodes import (
     Env as Env,
     EpisodeObserver as EpisodeObserver,
     HasExpert as HasExpert,
+    HasRandomAction as HasRandomAction,
     HasStateKey as HasStateKey,
     HearsCalls as HearsCalls,
     HearsUsers as HearsUsers,

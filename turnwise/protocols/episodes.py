@@ -1,6 +1,7 @@
 """The contracts of what is played: environments, conversations, agents, observers of an episode, and
 rewards."""
 
+import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -64,6 +65,14 @@ class HasExpert(Protocol):
 
     def expert_action(self) -> str:
         """A good action in the current state."""
+
+
+@runtime_checkable
+class HasRandomAction(Protocol):
+    """An environment whose actions are free text, and that can draw one for a random player."""
+
+    def random_action(self, rng: random.Random) -> str:
+        """An action that is valid in the current state."""
 
 
 class RemoteEnv(Env, Protocol):

@@ -5,9 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from turnwise.errors import ConfigError, DataError, NotAvailableError, install_hint
+from turnwise.data.word_index import WordIndex
+from turnwise.errors import ConfigError, DataError
 from turnwise.model_files.hub import local_path
 from turnwise.runtime.jsonl import read_jsonl
 from turnwise.tools.function_tool import FunctionTool, check_keys
@@ -15,7 +14,6 @@ from turnwise.tools.function_tool import FunctionTool, check_keys
 NUMBERS = {"k": 3, "max_document_length": 2000}
 """Numbers in the config with their defaults: maximum documents of a result, and maximum characters shown of
 each document."""
-WORD = r"(?u)\b\w+\b"
 
 
 class SearchTool(FunctionTool):
@@ -42,7 +40,6 @@ class SearchTool(FunctionTool):
         if path.is_file():
             status = path.stat()
             version = (status.st_mtime_ns, status.st_size)
-        self._library = _library()
         self._documents, self._index = _indexed(path, version)
         super().__init__(self.search, tool_schema)
 
@@ -52,15 +49,9 @@ class SearchTool(FunctionTool):
         Args:
             query: Words that the documents should hold.
         """
-        (words,) = self._library.tokenize(
-            [query], token_pattern=WORD, stopwords=[], return_ids=False, show_progress=False
-        )
-        scores = self._index.get_scores(words) if words else np.zeros(0)
-        matching = np.flatnonzero(scores)
-        order = np.argsort(-scores[matching], kind="stable")
         length = self._numbers["max_document_length"]
         shown: list[str] = []
-        for number in matching[order][: self._numbers["k"]]:
+        for number in self._index.best(query, self._numbers["k"]):
             id, text = self._documents[number]
             if len(text) > length:
                 text = f"{text[:length]}…"
@@ -68,18 +59,8 @@ class SearchTool(FunctionTool):
         return "\n\n".join(shown) or "No document has any of these words."
 
 
-def _library() -> Any:
-    try:
-        import bm25s
-    except ImportError as fault:
-        raise NotAvailableError(
-            f"the tool search needs bm25s, which isn't installed; {install_hint('tools')}"
-        ) from fault
-    return bm25s
-
-
 @lru_cache(maxsize=2)
-def _indexed(path: Path, version: tuple[int, ...]) -> tuple[Sequence[tuple[str, str]], Any]:
+def _indexed(path: Path, version: tuple[int, ...]) -> tuple[Sequence[tuple[str, str]], WordIndex]:
     """`(id, text)` of a file's documents, and their index. `version`, the file's time and size, is for the
     cache only."""
     texts: dict[str, str] = {}
@@ -98,14 +79,7 @@ def _indexed(path: Path, version: tuple[int, ...]) -> tuple[Sequence[tuple[str, 
             )
         texts[str(id)] = text
         places[str(id)] = place
-    index = _library().BM25()
-    words = _library().tokenize(
-        list(texts.values()),
-        token_pattern=WORD,
-        stopwords=[],
-        show_progress=False,
-    )
-    if not words.vocab.keys() - {""}:
+    index = WordIndex(texts.values(), "the tool search", "tools")
+    if not index.has_words:
         raise DataError(f"{path} has no document with a word; write objects with id and text, one per line")
-    index.index(words, show_progress=False)
     return list(texts.items()), index

@@ -1,7 +1,7 @@
 """The metrics that a run shows to people, and their formats."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -44,6 +44,11 @@ class MetricColumns:
     details: tuple[MetricColumn, ...]
     times: tuple[MetricColumn, ...]
     is_lower_better: bool = False
+
+    def with_shown(self, names: Sequence[str]) -> "MetricColumns":
+        """These columns, and after the trends one for each metric of environments."""
+        shown = tuple(MetricColumn(name, "{:.3f}", f"env/*/{name}") for name in names)
+        return replace(self, trends=self.trends + shown)
 
     @property
     def all(self) -> tuple[MetricColumn, ...]:

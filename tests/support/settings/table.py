@@ -221,6 +221,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("rollout_batch_size", 2, "metrics"),
     Live("val_batch_size", 1, "validation", _VALIDATED),
     Live("render_save_dir", "pictures", "files", _VALIDATED),
+    Live("show_metrics", ["num_actions"], "output", {"track_with": ["stdout"]}),
     *(
         Live(f"deadlines.{name}", 1e-9, "error")
         for name in ("request_s", "start_s", "env_s", "train_s", "weights_s")

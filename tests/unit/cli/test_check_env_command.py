@@ -263,7 +263,3 @@ def test_few_tasks_are_told_as_training_tells_them(examined):
     ):
         status, said = examined("gymnasium", *arguments)
         assert status == 0 and advice in " ".join(said.split())
-
-
-def test_an_environment_of_a_later_version_is_not_among_the_known(refused):
-    assert "webshop" not in refused("check-env", "no_such_environment")

@@ -572,7 +572,6 @@ VLLM = "actor_infer.strategy_args.strategy_name"
     [
         ({VLLM: "vllm"}, says(VLLM, "vllm", "library"), True),
         ({"custom_envs.Lake.tools": ["python"]}, says("custom_envs.Lake.tools", "tool"), True),
-        ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, says("webshop", "supported"), True),
         (ROWS | {"data.default_agent": "react_agent"}, says("data.default_agent", "langgraph"), True),
         (
             {"actor_train.strategy_args.strategy_config.zero": 2},
@@ -620,7 +619,7 @@ def test_traces_in_mlflow_take_the_arguments_of_its_tracker() -> None:
 
 def test_an_environment_that_is_not_used_is_not_missed() -> None:
     keys = {
-        "custom_envs": {"Lake": LAKE, "Shop": {"env_type": "webshop"}},
+        "custom_envs": {"Lake": LAKE, "Shop": LAKE | {"tools": ["python"]}},
         "train_env_manager": {"tags": ["Lake"]},
     }
     assert unavailable(config_of(**keys)) == []
@@ -636,7 +635,7 @@ def test_defaults_that_are_written_out_are_not_missed() -> None:
 def test_evaluation_needs_less_than_training() -> None:
     trainers = {"actor_train": {"strategy_args": {"strategy_name": "megatron_train"}}, "reward": {}}
     tags = {"train_env_manager": {"tags": ["Shop"]}, "val_env_manager": {"tags": ["Lake"]}}
-    config = config_of(custom_envs={"Lake": LAKE, "Shop": {"env_type": "webshop"}}, **trainers, **tags)
+    config = config_of(custom_envs={"Lake": LAKE, "Shop": LAKE | {"tools": ["python"]}}, **trainers, **tags)
     assert len(unavailable(config)) > 1 and unavailable_to_play(config) == []
 
 

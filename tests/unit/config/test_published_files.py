@@ -176,3 +176,45 @@ def test_use_remove_padding_is_answered_at_any_level(where: tuple[str, ...], fil
     _, notes = load_any_config(file_of(FLAGSHIP, **values), strict=True)
     key = ".".join([*where, "use_remove_padding"])
     assert mentions(notes, f"{key}: ", "use_sequence_packing")
+
+
+WEBSHOP = "qwen2.5-7B-agentic_megatron/agentic_val_webshop"
+
+
+def with_env_config(**changes: Any) -> dict[str, Any]:
+    env = FILES[WEBSHOP]["custom_envs"]["WebShopEnv"]
+    return {"custom_envs": {"WebShopEnv": env | {"env_config": env["env_config"] | changes}}}
+
+
+def test_keys_of_the_published_shop_are_read(file_of) -> None:
+    changes = with_env_config(num_products=1000, show_attrs=True, env_instruction="Shop.", human_goals=False)
+    changes["custom_envs"]["WebShopEnv"]["env_config"] |= {"limit_goals": -1, "file_path": None}
+    config, notes = load_config(file_of(WEBSHOP, **changes))
+    env = config.custom_envs["WebShopEnv"]
+    assert env.env_config == {
+        "num_products": 1000,
+        "show_attrs": True,
+        "env_instruction": "Shop.",
+        "format_penalty": -0.05,
+        "observation": "full",
+    }
+    assert env.max_steps == 10
+    assert any(mentions(note, "observation_mode", "observation", "full") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"file_path": "items.json"}, says("file_path", "catalogue", "JSONL")),
+        ({"server": "http://shop"}, says("server", "process")),
+        ({"filter_goals": "all"}, says("filter_goals", "split")),
+        ({"limit_goals": 50}, says("limit_goals", "val_batch_size")),
+        ({"human_goals": True}, says("human_goals", "module:Class")),
+        ({"observation_mode": "html"}, says("observation_mode", "'html'", "full")),
+    ],
+)
+def test_other_keys_of_the_published_shop_are_answered_with_what_to_use(
+    changes: dict[str, Any], message: str, file_of
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(file_of(WEBSHOP, **with_env_config(**changes)))

@@ -40,6 +40,10 @@ BY_QUICK_START = {
     "make quickstart": "runs/quickstart",
     "python examples/frozen_lake/quickstart.py": "runs/quickstart",
     "python examples/sokoban/recipe.py": "runs/sokoban",
+    **{
+        f"python examples/imitate.py examples/{name}/agentic.yaml": f"runs/{name}"
+        for name in ("webshop", "maze", "recall", "retry")
+    },
     "python examples/arithmetic/sums.py": "runs/arithmetic",
     "python examples/rl_tool/quick_start.py": "runs/rl_tool",
     "python examples/products/products.py": "runs/products",

@@ -19,6 +19,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gymnasium": {"id": "Taxi-v4"},
     "textarena": {"id": "GuessTheNumber-v0"},
     "reasoning_gym": {"dataset": "chain_sum"},
+    "webshop": {"num_products": 100},
+    "maze": {"size": 5},
+    "recall": {},
+    "retry": {},
 }
 BEHIND_SERVERS = {"openenv"}
 """Environments that aren't here alone; they have tests of their own."""

@@ -13,7 +13,7 @@ from turnwise.envs import registry
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.frozen_lake.map import map_hash
 from turnwise.envs.hold_out import in_split
-from turnwise.errors import EnvironmentFault, NotAvailableError
+from turnwise.errors import EnvironmentFault
 
 TOYS = "toy_envs"
 
@@ -27,7 +27,7 @@ def test_a_name_can_be_registered_again_with_the_same_class_only() -> None:
     registry.register("registry_test_toy", f"{TOYS}:BanditEnv")
     registry.register("registry_test_toy", f"{TOYS}:BanditEnv")
     assert registry.env_class("registry_test_toy") is BanditEnv
-    for name in ("registry_test_toy", "frozen_lake", "webshop"):
+    for name in ("registry_test_toy", "frozen_lake"):
         with pytest.raises(EnvironmentFault, match="already"):
             registry.register(name, f"{TOYS}:IdentityEnv")
 
@@ -51,11 +51,6 @@ def test_a_registered_name_is_imported_only_when_used() -> None:
 def test_unknown_names_get_a_hint(env_type: str, message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         registry.env_class(env_type)
-
-
-def test_a_name_of_a_later_version_says_so() -> None:
-    with pytest.raises(NotAvailableError, match="webshop"):
-        registry.env_class("webshop")
 
 
 def test_the_split_is_passed_where_it_is_taken_and_the_config_may_override_it() -> None:

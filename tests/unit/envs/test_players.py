@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -10,6 +11,7 @@ from messages import says
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.frozen_lake.map import best_blind_path, random_map, shortest_path
 from turnwise.envs.players import BlindPlayer, ErringPlayer, ExpertPlayer, Player, RandomPlayer
+from turnwise.errors import EnvironmentFault
 
 
 def num_steps_to_goal(env: FrozenLakeEnv, player: Player, max_steps: int = 20) -> int | None:
@@ -51,6 +53,47 @@ def test_a_blind_player_repeats_its_last_action() -> None:
     assert [player.act() for _ in range(4)] == ["Down", "Right", "Right", "Right"]
     with pytest.raises(ValueError, match=says("path", "at least one action")):
         BlindPlayer(FrozenLakeEnv(), [])
+
+
+class EchoEnv:
+    """Its actions are free text: the rest of a countdown."""
+
+    actions = ("ignored",)
+    left = 9
+
+    def random_action(self, rng: random.Random) -> str:
+        return f"{self.left} {rng.randrange(100)}"
+
+    def expert_action(self) -> str:
+        return "stop"
+
+
+def test_free_text_is_drawn_for_the_present_state_unless_words_are_named() -> None:
+    env = EchoEnv()
+    player = RandomPlayer(env, 1)
+    first = player.act()
+    env.left = 3
+    assert first.startswith("9 ") and player.act().startswith("3 ")
+    assert RandomPlayer(env, 1).act() != first and RandomPlayer(EchoEnv(), 1).act() == first
+    assert RandomPlayer(env, 1, ["named"]).act() == "named"
+    erring = ErringPlayer(ExpertPlayer(env), 0.5, seed=0)
+    assert {action if action == "stop" else action[:1] for action in (erring.act() for _ in range(50))} == {
+        "stop",
+        "3",
+    }
+
+
+def test_a_player_without_actions_says_so_by_its_draw() -> None:
+    class Silent:
+        pass
+
+    assert not RandomPlayer(Silent(), 0).draw and RandomPlayer(EchoEnv(), 0).draw
+
+
+def test_random_actions_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EchoEnv, "random_action", lambda self, rng: 5)
+    with pytest.raises(EnvironmentFault, match=says("EchoEnv.random_action()", "5", "str")):
+        RandomPlayer(EchoEnv(), 0).act()
 
 
 def test_random_players_are_fixed_by_their_seed_and_uniform() -> None:

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 
 import pytest
+from messages import mentions
 from safetensors import safe_open
 
 from turnwise.cli.main import main
 from turnwise.errors import ModelError
 from turnwise.models.load import load_model, load_tokenizer
 from turnwise.models.make import make_model
+from turnwise.play.tokenizer_text import environment_text
 
 GRID = "P _ _ O\n_ √ X G\nO _ _ _\n"
 CORPUS = [
@@ -171,3 +174,34 @@ def test_the_command_line_is_answered_in_one_sentence(
 def test_an_empty_text_teaches_nothing(tmp_path: Path) -> None:
     make_model("tiny", tmp_path / "m", ["", "A word.", "\n"])
     assert load_tokenizer(tmp_path / "m")("A word.").input_ids
+
+
+CODES = [f"Remember {''.join(random.Random(seed).choices('abcdefghkmnpqr', k=7))}." for seed in range(1500)]
+
+
+def test_characters_of_words_that_are_split_in_many_ways_are_counted(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32}
+    merged = make_model("tiny", tmp_path / "merged", CODES, overrides=sizes)
+    assert merged.scattered.keys() == set("abcdefghkmnpqr") and min(merged.scattered.values()) > 20
+    plain = make_model("tiny", tmp_path / "plain", CODES, overrides=sizes, has_merges=False)
+    assert plain.scattered == {} and plain.num_tokens == 263
+    tokenizer = load_tokenizer(tmp_path / "plain")
+    ids = tokenizer("kap", add_special_tokens=False).input_ids
+    assert len(ids) == 3 and tokenizer.decode(ids) == "kap"
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "<answer>"}], tokenize=False)
+
+
+def test_words_that_are_whole_are_no_reason_to_warn(tmp_path: Path) -> None:
+    made = make_model("tiny", tmp_path / "m", environment_text(), overrides={"num_hidden_layers": 1})
+    assert made.scattered == {}
+
+
+def test_the_command_warns_and_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "codes").write_text("\n".join(CODES))
+    words = ["make-model", "--text", str(tmp_path / "codes"), "--set", "num_hidden_layers=1", "--out"]
+    assert main([*words, str(tmp_path / "a")]) == 0
+    assert mentions(capsys.readouterr().err, "warning", "copy", "--no-merges")
+    assert main([*words, str(tmp_path / "b"), "--no-merges"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main(["make-model", "--from", "x.gguf", "--no-merges", "--out", str(tmp_path / "c")]) == 2
+    assert mentions(capsys.readouterr().err, "--no-merges", "no effect")

@@ -175,3 +175,15 @@ def test_tasks_that_all_end_alike_count_once_each(rate):
 
 def test_a_success_outside_0_and_1_has_an_interval():
     assert wilson_interval(16, 8) == wilson_interval(8, 8) and wilson_interval(-4, 8) == wilson_interval(0, 8)
+
+
+def test_metrics_that_are_to_be_shown_are_means_over_the_episodes_that_report_them():
+    some = group("A", [1, 0, 0])
+    for trajectory, kept in zip(some.trajectories[:2], (1.0, 0.5), strict=True):
+        trajectory.metrics["kept"] = kept
+    rows = [("here", evaluate([some]).overall), ("elsewhere", evaluate([group("A", [1, 1, 1])]).overall)]
+    assert rows[0][1].metrics["kept"] == 0.75 and "kept" not in rows[1][1].metrics
+    header, _, first, second = score_table(rows, ["kept"]).splitlines()
+    assert header.endswith("   kept") and first.endswith("  0.750")
+    assert len(header) == len(first) == len(second) and second.endswith("      ")
+    assert "kept" not in score_table(rows)

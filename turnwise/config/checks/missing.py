@@ -24,7 +24,7 @@ from turnwise.model_files.folder import (
 )
 from turnwise.model_files.hub import check_hub_name
 from turnwise.runtime.machine import Machine, ray_sign
-from turnwise.spec import AGENTS, ENVS, MLFLOW_OF_TRACES, ROWS_TAG, STRATEGIES, TRACKERS, Split
+from turnwise.spec import AGENTS, MLFLOW_OF_TRACES, ROWS_TAG, STRATEGIES, TRACKERS, Split
 
 _MODULES = {"megatron": "megatron.core"}  # extra → its module, where the names differ
 
@@ -111,8 +111,6 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
         if tag not in config.custom_envs:
             continue
         env = config.custom_envs[tag]
-        if ENVS.get(env.env_type) == "":
-            yield f"custom_envs.{tag}.env_type: {env.env_type} isn't supported yet."
         if AGENTS.get(env.agent_name) == "":
             yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't supported yet."
         if env.departs("tools"):

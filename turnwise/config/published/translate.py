@@ -1,85 +1,19 @@
 """Translates the keys of other systems' configs into ours, or answers them with one sentence. "Published
 files" are configs of ROLL. The second system is verl; only a few of its keys are translated."""
 
-from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
 from turnwise.config.problems import Problem
 from turnwise.config.published.coming_from import Retired, retired_keys, vocabulary
+from turnwise.config.published.environments import translate_env
 from turnwise.config.published.second_system import answer_second_system
+from turnwise.config.published.translation import Translation
 from turnwise.config.schema.model_args import ROLES, Role
-from turnwise.spec import ENVS
 
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
-
-
-@dataclass
-class Translation:
-    """A config in our vocabulary, with notes on its translation."""
-
-    raw: dict[str, Any]
-    """The config, as yet unvalidated. The translation changes it in place."""
-    notes: list[str] = field(default_factory=list)
-    """Notes on translated keys."""
-    ineffective: list[Problem] = field(default_factory=list)
-    """A problem for each known key that has no effect here; a warning, or an error under `--strict`."""
-    problems: list[Problem] = field(default_factory=list)
-    is_published: bool = False
-    """Whether a key occurs that only published files have."""
-    unplayed: frozenset[str] = frozenset()
-    """Tags of environments that neither manager plays."""
-
-    def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """The problems for which the config is refused. A faulty environment that is never played is removed,
-        with a note."""
-        refusing = []
-        for problem in problems:
-            tag = str(problem.path[1]) if len(problem.path) > 1 else ""
-            if problem.path[:1] == ("custom_envs",) and tag in self.unplayed:
-                self.notes.append(
-                    f"{problem.key}: {problem.message} It is left out, since no manager's tags name it."
-                )
-                self.section("custom_envs").pop(tag, None)
-            else:
-                refusing.append(problem)
-        return refusing
-
-    def section(self, *path: str) -> dict[str, Any]:
-        """The mapping at a path; if there is none, a new empty one that isn't part of the config."""
-        value = self.raw
-        for part in path:
-            inner = value.get(part)
-            if not isinstance(inner, dict):
-                return {}
-            value = inner
-        return value
-
-    def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any = None) -> None:
-        """Moves the source key's value, or `value`, to the target key. Adds a problem if the target has
-        another value. The value is lost if a section of the target isn't a mapping, which validation
-        refuses."""
-        *sections, key = source
-        theirs = self.section(*sections).pop(key)
-        if value is None:
-            value = theirs
-        place = self.raw
-        for part in target[:-1]:
-            if place.get(part) is None:
-                place[part] = {}
-            place = place[part]
-            if not isinstance(place, dict):
-                return
-        ours = ".".join(target)
-        current = place.get(target[-1], value)
-        if current != value:
-            message = f"says {value!r} and {ours} says {current!r}; keep one of them"
-            self.problems.append(Problem(source, message))
-        else:
-            place[target[-1]] = value
-            self.notes.append(f"{'.'.join(source)} is read as {ours}: {value!r}")
 
 
 def translate(raw: dict[str, Any], top_level: frozenset[str], interpolated: frozenset[str]) -> Translation:
@@ -94,7 +28,7 @@ def translate(raw: dict[str, Any], top_level: frozenset[str], interpolated: froz
     for manager in MANAGERS:
         _translate_manager(translation, manager)
     for path in _places(translation, "<env>"):
-        _translate_env(translation, path)
+        translate_env(translation, path)
     _translate_correction(translation)
     _retire(translation, raw, (), "")
     if translation.is_published:
@@ -254,51 +188,6 @@ def _check_trajectories(translation: Translation, manager: str, num_traj: Any) -
             "remove it, environments play as often as the batch needs"
         )
         translation.problems.append(Problem((manager, "max_traj_per_env"), message))
-
-
-def _translate_env(translation: Translation, path: tuple[str, ...]) -> None:
-    env = translation.section(*path)
-    manager = env.get("env_manager_cls")
-    if isinstance(manager, str):
-        translation.is_published = True
-        name = manager.rpartition(".")[2]
-        managers = vocabulary()["managers"]
-        mode, lacking = managers.get(name) or managers[""]
-        if lacking:
-            translation.problems.append(Problem((*path, "env_manager_cls"), f"{name}: {lacking}"))
-            del env["env_manager_cls"]
-            if mode:
-                env["mode"] = mode
-        else:
-            translation.move((*path, "env_manager_cls"), (*path, "mode"), mode)
-    config = translation.section(*path, "env_config")
-    if "action_pattern" in config:
-        if "action_pattern" in env:
-            del config["action_pattern"]  # the tag's own pattern parses actions
-        else:
-            translation.move((*path, "env_config", "action_pattern"), (*path, "action_pattern"))
-    if str(env.get("env_type")) in ENVS:
-        _translate_built_in(translation, path, env, config)
-
-
-def _translate_built_in(
-    translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]
-) -> None:
-    """Drops `env_config` keys that the framework decides on. The smaller of `env_config.max_steps` and
-    `max_steps` applies."""
-    for key, reason in vocabulary()["built_in_env_config"].items():
-        if config.pop(key, None) is not None:
-            translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))
-    limit = config.get("max_steps")
-    if not isinstance(limit, int):
-        return
-    del config["max_steps"]
-    max_steps = env.get("max_steps", limit)
-    if isinstance(max_steps, int):
-        env["max_steps"] = min(limit, max_steps)
-    if max_steps != limit:
-        message = f"max_steps is {max_steps} and env_config.max_steps {limit}; the smaller one holds"
-        translation.notes.append(f"{'.'.join(path)}: {message}")
 
 
 def _translate_correction(translation: Translation) -> None:

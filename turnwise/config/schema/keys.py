@@ -12,7 +12,7 @@ from turnwise.config.schema.gateway import GatewayArgs, GatewayPlay
 from turnwise.config.schema.model_args import ROLES, ActorTrain, GeneratingArgs, Role
 from turnwise.config.schema.model_shape import ModelShape, read_model_shape
 from turnwise.config.schema.running import LimitKeys, RunKeys
-from turnwise.config.schema.section import Count, Name, PositiveCount, derived
+from turnwise.config.schema.section import Count, Name, Names, PositiveCount, derived
 from turnwise.spec import KV_CACHE_BYTES, OldLogProbs, Split, TokenValue
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -31,6 +31,9 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
 
     max_steps: Count = 200
     """Number of steps, each of which plays a batch and trains on it."""
+    show_metrics: Names = Field(default_factory=list)
+    """Metrics of the environments (`kept`, `bought` …) that the line of a step and the table of `turnwise
+    eval` show too. All metrics stand in metrics.jsonl."""
     render_save_dir: Name | None = None
     """Folder for animated pictures of validation episodes, in its subfolders exp_name/time/step-N; unset = no
     pictures."""

@@ -47,7 +47,7 @@ def describe(
 def _unknown_environments(config: AgenticConfig) -> Iterator[str]:
     """Warnings about environments that aren't built in. They are no errors here, since a program may still
     register them."""
-    built_in = [name for name, entry in ENVS.items() if entry]
+    built_in = list(ENVS)
     for tag, env in config.custom_envs.items():
         if env.env_type not in ENVS and ":" not in env.env_type:
             yield (

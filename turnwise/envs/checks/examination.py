@@ -47,7 +47,7 @@ class CheckSettings:
     play_s: float = 30.0
     """Seconds after which a check begins no further episode. Each check begins at least two."""
     actions: tuple[str, ...] = ()
-    """The random player's actions; empty = the environment's `actions`."""
+    """The random player's actions; empty = those of the environment's `random_action` or `actions`."""
     count_tokens: Callable[[str], int] | None = None
     """Counts the tokens of a text; None = only characters are counted."""
     token_budget: int | None = None
@@ -176,14 +176,14 @@ class _Examination:
             player_seed = derive_seed(seed, "random player")
             make = partial(RandomPlayer, env.env, player_seed, self._settings.actions)
             player: RandomPlayer = env.call("actions", make)
-            return player.act if player.actions else None
+            return partial(env.call, "random_action", player.act) if player.draw else None
 
         unknown = Finding(
             "random play",
             "skipped",
             result="not examined: nobody says which actions there are",
             advice="name them with --actions a,b,c or --actions-file FILE, or give the environment an "
-            "attribute `actions`",
+            "attribute `actions` or a method `random_action(rng)`",
         )
         return self._play("random play", choose, self._random, unknown)
 

@@ -24,12 +24,11 @@ def random_outcomes(
     budget_s: float,
 ) -> list[bool]:
     """Plays one episode per seed with a random player, up to `max_steps` actions. Returns whether each
-    succeeded by the environment's metric `success`. The player draws uniformly from the environment's
-    `actions`.
+    succeeded by the environment's metric `success`. The player draws as `ActionDraw` does.
 
-    The result is empty if the environment has no `actions`, doesn't report `success` or fails in a call, or
-    if fewer than `MIN_EPISODES` episodes were begun within `budget_s` seconds: a partial measurement proves
-    nothing."""
+    The result is empty if the environment has nothing to draw from, doesn't report `success` or fails in a
+    call, or if fewer than `MIN_EPISODES` episodes were begun within `budget_s` seconds: a partial measurement
+    proves nothing."""
     outcomes: list[bool] = []
     ends_at = time.monotonic() + budget_s
     for seed in seeds:
@@ -48,16 +47,17 @@ def random_outcomes(
 
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
-    """Whether one episode succeeded; None if the environment has no `actions` or doesn't report `success`."""
+    """Whether one episode succeeded; None if the environment has nothing to draw from, or doesn't report
+    `success`."""
     with CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings)) as env:
         env.reset(seed)
         make_player = partial(RandomPlayer, env.env, derive_seed(seed, "random player"))
         player: RandomPlayer = env.call("actions", make_player)
-        if not player.actions or "success" not in env.reductions:
+        if not player.draw or "success" not in env.reductions:
             return None
         steps: list[CallResult] = []
         for _ in range(max_steps):
-            steps.append(env.step(player.act()))
+            steps.append(env.step(env.call("random_action", player.act)))
             if steps[-1].is_over:
                 break
         env.close()

@@ -15,13 +15,12 @@ from turnwise.envs.frozen_lake.map import (
     Map,
     check_map_arguments,
     map_hash,
-    neighbours,
     random_map,
     read_map,
     shortest_path,
 )
 from turnwise.envs.frozen_lake.picture import draw_lake
-from turnwise.envs.grid import GridEnv, ObservationKind as ObservationKind, RenderMode
+from turnwise.envs.grid import GridEnv, ObservationKind as ObservationKind, RenderMode, neighbours
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Observation, Split, derive_seed
 

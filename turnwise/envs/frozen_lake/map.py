@@ -4,13 +4,13 @@ gymnasium's number: 0 left, 1 down, 2 right, 3 up."""
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, combinations, product
+from itertools import accumulate, combinations
 from numbers import Real
 
 import numpy as np
 
 from turnwise.envs.arguments import check_count, check_rows, check_type
-from turnwise.envs.grid import fewest_actions
+from turnwise.envs.grid import fewest_actions, neighbours
 from turnwise.envs.hold_out import content_hash, in_split
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Split
@@ -21,23 +21,6 @@ LEFT, DOWN, RIGHT, UP = range(4)
 MAX_DRAWS = 20_000
 """Maximum maps drawn for one seed: some combinations of `size`, `p` and `split` (almost) never yield a
 solvable map."""
-
-
-@lru_cache(maxsize=64)
-def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]:
-    """For each position, the positions that the four actions lead to. An action over the edge stays in place.
-
-    >>> neighbours(2, 2)[0]
-    (0, 2, 1, 0)
-    """
-    cells = []
-    for row, column in product(range(height), range(width)):
-        left = row * width + max(column - 1, 0)
-        down = min(row + 1, height - 1) * width + column
-        right = row * width + min(column + 1, width - 1)
-        up = max(row - 1, 0) * width + column
-        cells.append((left, down, right, up))
-    return tuple(cells)
 
 
 def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | None:

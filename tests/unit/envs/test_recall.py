@@ -1,0 +1,108 @@
+"""Recall: facts, the note that replaces the old one, and the question."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from messages import says
+
+from turnwise.envs.recall import RecallEnv
+from turnwise.errors import EnvironmentFault
+from turnwise.testing.env_contract import check_env_contract
+
+
+def play(env: RecallEnv, seed: int, choose: Any = None) -> tuple[list[str], dict[str, float]]:
+    """The observations of an episode, and its last metrics."""
+    observations = [env.reset(seed=seed)[0]]
+    is_over = False
+    metrics: dict[str, float] = {}
+    while not is_over:
+        action = (choose or env.expert_action)()
+        observation, _, is_over, _, info = env.step(action)
+        observations.append(observation)
+        metrics = info["metrics"]
+    return observations, metrics
+
+
+def test_the_expert_notes_all_facts_and_recalls_the_one_that_is_asked_for() -> None:
+    env = RecallEnv(num_facts=4, num_distractors=5)
+    for seed in range(50):
+        observations, metrics = play(env, seed)
+        assert len(observations) == 6 and metrics["success"] == metrics["kept"] == 1.0
+        for observation in observations[:4]:
+            assert observation.count("Remember ") == 1 and observation.count("The ") == 5
+        assert "Remember" not in observations[4], "the question tells nothing again"
+
+
+def test_a_note_replaces_the_old_one_and_is_cut() -> None:
+    env = RecallEnv(num_facts=3, note_length=4)
+    env.reset(seed=1)
+    assert "Note: one two three four\n" in env.step(" one  two three four five")[0]
+    observation, *_, info = env.step("six")
+    assert "Note: six\n" in observation and "one" not in observation
+    assert info["metrics"]["kept"] == 0.0
+    observation, reward, is_over, _, info = env.step("")
+    assert "Note: six\n" in observation and (reward, is_over) == (0.0, False)
+    assert info["metrics"]["action_is_valid"] == 0.0
+
+
+def test_what_is_kept_counts_whole_facts_of_those_told() -> None:
+    env = RecallEnv(num_facts=2)
+    env.reset(seed=3)
+    first = env.expert_action()
+    key, value = first.split()
+    assert env.step(f"so {key} {value}")[4]["metrics"]["kept"] == 1.0
+    assert env.step(first)[4]["metrics"]["kept"] == 0.5
+    wrong = str((int(env.expert_action()) + 1) % 10)
+    _, reward, is_over, _, info = env.step(wrong)
+    assert (reward, is_over, info["metrics"]["success"]) == (0.0, True, 0.0)
+
+
+def test_without_a_note_nothing_of_earlier_turns_is_shown() -> None:
+    env = RecallEnv(num_facts=2, shows_note=False)
+    observations, _ = play(env, 5)
+    assert not any("Note" in observation for observation in observations)
+    assert observations[2].startswith("What is ")
+    assert "note" not in env.reset(seed=5)[1]["env_instruction"]
+
+
+def test_chance_is_a_tenth_whatever_is_noted() -> None:
+    env = RecallEnv(num_facts=3)
+    rng = random.Random(0)
+    results = [play(env, seed, lambda: env.random_action(rng))[1] for seed in range(600)]
+    success = sum(metrics["success"] for metrics in results) / len(results)
+    assert 0.06 < success < 0.14
+    kept = sum(metrics["kept"] for metrics in results) / len(results)
+    assert 0.2 < kept < 0.9
+
+
+def test_facts_of_validation_are_not_those_of_training() -> None:
+    def facts(split: Any) -> set[str]:
+        env = RecallEnv(num_facts=1, split=split)
+        drawn = set()
+        for seed in range(200):
+            env.reset(seed=seed)
+            drawn.add(env.expert_action())
+        return drawn
+
+    assert not facts("train") & facts("val")
+
+
+def test_it_keeps_the_contract() -> None:
+    check_env_contract(lambda: RecallEnv(num_facts=2), ["A 1", "A 1 B 2", "1"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_facts": 27}, says("num_facts 27", "26")),
+        ({"num_distractors": -1}, says("num_distractors -1", "0 or more")),
+        ({"note_length": 0}, says("note_length 0", "at least 1")),
+        ({"shows_note": "no"}, says("shows_note", "true or false")),
+    ],
+)
+def test_faulty_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        RecallEnv(**arguments)

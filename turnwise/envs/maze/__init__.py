@@ -1,0 +1,1 @@
+"""Mazes as text: walls, a goal and a limit of time."""

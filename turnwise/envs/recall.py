@@ -1,0 +1,192 @@
+"""Facts are told over several turns, between sentences that don't matter, and one is asked for at the end. A
+model whose context holds a single turn has to keep them in a note."""
+
+import random
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, get_args
+
+from turnwise.envs.arguments import check_choice, check_count, check_format_penalty, check_type
+from turnwise.envs.base import Step, TextEnv, episode_seed
+from turnwise.envs.hold_out import content_hash, in_split
+from turnwise.errors import EnvironmentFault
+from turnwise.types import Reduction, Split, derive_seed
+
+KEYS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+VALUES = tuple("0123456789")
+"""Keys and values are single characters, which a tokenizer keeps whole."""
+MAX_DRAWS = 1000
+_PAIR = re.compile(r"\b([A-Z])\s+([0-9])\b")
+_THINGS = (
+    "lamp",
+    "door",
+    "river",
+    "clock",
+    "garden",
+    "letter",
+    "bridge",
+    "coat",
+    "window",
+    "road",
+    "bell",
+    "boat",
+)
+_STATES = ("old", "green", "open", "quiet", "broken", "new", "dark", "wet", "small", "warm", "empty", "far")
+
+
+class RecallEnv(TextEnv):
+    """`num_facts` turns tell one fact each, a letter and a digit; then one of the letters is asked for. The
+    right digit has reward 1, everything else 0. Raises EnvironmentFault if an argument is out of range.
+
+    In a turn that tells, the whole action is the model's new note. It replaces the old note, and the next
+    observation shows it. In the last turn the action is the answer. In mode `step` a model sees nothing else
+    of earlier turns. An empty action is invalid: it keeps the old note and costs `format_penalty` (≤ 0).
+
+    Metrics: `success`, and `kept`, the share of the facts told that the note holds (last).
+
+    Args:
+        num_facts: number of facts, and of the turns that tell them, at most 26.
+        num_distractors: sentences that don't matter in each of these turns.
+        shows_note: whether observations show the note. Without it, in mode `step`, a model can only guess: a
+            tenth of its guesses are right.
+        note_length: maximum words of a note; the rest is cut off.
+        format_penalty: reward of an empty action.
+        split: `train` or `val`: tells only facts that belong to this split. None: tells all.
+        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
+
+    >>> memory = RecallEnv(num_facts=2, num_distractors=1)
+    >>> memory.reset(seed=1)[0]
+    'The boat is far. Remember D 5.'
+    >>> memory.step("D 5")[0]
+    'Note: D 5\\nThe window is dark. Remember M 7.'
+    >>> memory.step("D 5 M 7")[0]
+    'Note: D 5 M 7\\nWhat is M?'
+    >>> memory.step("7")[1:3]
+    (1.0, True)
+    """
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
+        {"success": "last", "kept": "last", "action_is_valid": "mean", "format_penalty": "mean"}
+    )
+
+    def __init__(
+        self,
+        num_facts: int = 3,
+        num_distractors: int = 3,
+        shows_note: bool = True,
+        note_length: int = 12,
+        format_penalty: float = 0.0,
+        split: Split | None = None,
+        env_instruction: str | None = None,
+    ) -> None:
+        check_count("recall", "num_facts", num_facts)
+        check_type("recall", "num_distractors", num_distractors, int, "a whole number")
+        check_type("recall", "shows_note", shows_note, bool, "true or false")
+        check_count("recall", "note_length", note_length)
+        check_choice("recall", "split", split, (*get_args(Split), None))
+        check_format_penalty(format_penalty)
+        if num_facts > len(KEYS) or num_distractors < 0:
+            raise EnvironmentFault(
+                f"recall: got num_facts {num_facts} and num_distractors {num_distractors}; num_facts must be "
+                f"at most {len(KEYS)}, and num_distractors 0 or more"
+            )
+        self._num_facts = num_facts
+        self._num_distractors = num_distractors
+        self._shows_note = shows_note
+        self._note_length = note_length
+        self._format_penalty = float(format_penalty)
+        self._split = split
+        self._instruction = _rules(shows_note) if env_instruction is None else env_instruction
+        self._seed = 0
+        self._facts: list[tuple[str, str]] = []
+        self._question = ""
+        self._texts: list[str] = []
+        self._turn = 0
+        self.note = ""
+        """The note of the current episode."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Draws the facts of `seed`. Without a seed, one is derived from the last episode's seed."""
+        self._seed = episode_seed(seed, self._seed)
+        self._facts = self._drawn_facts()
+        rng = random.Random(derive_seed(self._seed, "texts"))
+        self._question = rng.choice(self._facts)[0]
+        self._texts = [self._telling(key, value, rng) for key, value in self._facts]
+        self._texts.append(f"What is {self._question}?")
+        self._turn = 0
+        self.note = ""
+        return self._observe(), {"env_instruction": self._instruction}
+
+    def step(self, action: str) -> Step:
+        if not self._facts:
+            raise EnvironmentFault("RecallEnv.step came before reset; call reset(seed=…) first")
+        is_valid = bool(action.strip())
+        is_asked = self._turn == self._num_facts
+        is_over = self._turn >= self._num_facts
+        is_success = is_asked and action.strip() == dict(self._facts)[self._question]
+        if is_valid and not is_over:
+            self.note = " ".join(action.split()[: self._note_length])
+        num_told = min(self._turn + 1, self._num_facts)
+        kept = set(_PAIR.findall(self.note)) & set(self._facts[:num_told])
+        self._turn += 1
+        penalty = 0.0 if is_valid else self._format_penalty
+        metrics = {
+            "success": float(is_success),
+            "kept": len(kept) / num_told,
+            "action_is_valid": float(is_valid),
+            "format_penalty": penalty,
+        }
+        return self._observe(), float(is_success) + penalty, is_over, False, {"metrics": metrics}
+
+    def state_key(self) -> str:
+        """The turn's text and the note, which are all that a model in mode `step` can know."""
+        return f"{self._turn}|{self._text()}|{self.note}"
+
+    def expert_action(self) -> str:
+        """A note of all facts told so far; at the question, the answer."""
+        if self._turn >= self._num_facts:
+            return dict(self._facts)[self._question]
+        return _note_of(self._facts[: self._turn + 1])
+
+    def random_action(self, rng: random.Random) -> str:
+        """Some of the facts that note and text show, at least one; at the question, any digit."""
+        if self._turn >= self._num_facts:
+            return rng.choice(VALUES)
+        shown = [*_PAIR.findall(self.note), self._facts[self._turn]]
+        drawn = sorted(rng.sample(range(len(shown)), rng.randint(1, len(shown))))
+        return _note_of([shown[number] for number in drawn])
+
+    def _observe(self) -> str:
+        if self.note and self._shows_note:
+            return f"Note: {self.note}\n{self._text()}"
+        return self._text()
+
+    def _text(self) -> str:
+        return self._texts[self._turn] if self._turn < len(self._texts) else "That is all."
+
+    def _telling(self, key: str, value: str, rng: random.Random) -> str:
+        sentences = [
+            f"The {rng.choice(_THINGS)} is {rng.choice(_STATES)}." for _ in range(self._num_distractors)
+        ]
+        sentences.insert(rng.randint(0, self._num_distractors), f"Remember {key} {value}.")
+        return " ".join(sentences)
+
+    def _drawn_facts(self) -> list[tuple[str, str]]:
+        for draw in range(MAX_DRAWS):
+            rng = random.Random(derive_seed(self._seed, "facts", draw))
+            facts = [(key, rng.choice(VALUES)) for key in rng.sample(KEYS, self._num_facts)]
+            if in_split(content_hash(_note_of(sorted(facts))), self._split):
+                return facts
+        raise EnvironmentFault(f"recall: none of {MAX_DRAWS} draws of facts is for {self._split}")
+
+
+def _note_of(facts: list[tuple[str, str]]) -> str:
+    return " ".join(f"{key} {value}" for key, value in facts)
+
+
+def _rules(shows_note: bool) -> str:
+    rules = "You are told facts, each a letter and a digit, and asked for one of them at the end."
+    if shows_note:
+        rules += "\nUntil then, answer with a note for yourself: it replaces the note that you see."
+    return rules

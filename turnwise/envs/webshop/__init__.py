@@ -1,0 +1,1 @@
+"""WebShop as text: a shop with generated products, a search and pages to click through."""
