@@ -78,6 +78,10 @@ class MegatronOptions:
     passed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TransformerConfig`, by their names."""
 
+    @property
+    def recomputes(self) -> bool:
+        return self.recompute_granularity is not None
+
     @classmethod
     def of(cls, options: Mapping[str, Any], num_ranks: int) -> "MegatronOptions":
         """The options that a strategy_config holds. Raises ConfigError for the first one that `problems`
