@@ -40,6 +40,8 @@ class Decoder:
     is_tied: bool
     is_value_model: bool
     has_value_bias: bool = False
+    padding_id: int | None = None
+    """The token whose embedding gets no gradient from being read (torch's `padding_idx`)."""
     temperature: float = 1.0
     packs_kernels: bool = False
     """Whether attention is TransformerEngine's over packed samples; else one dense mask keeps them apart."""
@@ -131,7 +133,7 @@ class DecoderPart(LanguageModule):  # type: ignore[misc]  # Megatron isn't typed
         padded = _Padded.of(batch, tensor_rank()[0] if self.config.sequence_parallel else 1)
         states = None
         if self.pre_process:
-            states = self.embedding(input_ids=padded.token_ids[None], position_ids=None)
+            states = self._embedded(padded.token_ids)
         packed = padded.packed() if self.described.packs_kernels else None
         states = self.decoder(
             hidden_states=states,
@@ -147,6 +149,17 @@ class DecoderPart(LanguageModule):  # type: ignore[misc]  # Megatron isn't typed
                 states, tensor_parallel_output_grad=False
             )
         return self._outputs(batch, states[: batch.num_tokens, 0], outputs)
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """[N, 1, H], or this rank's rows of it with sequence parallelism."""
+        states: Tensor = self.embedding(input_ids=token_ids[None], position_ids=None)
+        if self.described.padding_id is None:
+            return states
+        if self.config.sequence_parallel:
+            size, rank = tensor_rank()
+            token_ids = token_ids.chunk(size)[rank]
+        is_padding = token_ids == self.described.padding_id
+        return torch.where(is_padding[:, None, None], states.detach(), states)
 
     def _angles(self, padded: "_Padded", is_packed: bool) -> Tensor:
         """[N, 1, 1, D], the angles of each token's position; for packed kernels those of positions 0, 1, …

@@ -53,6 +53,9 @@ class MegatronAdam:
         self._optimizers = [o for o in self._chain.chained_optimizers if not o.is_stub_optimizer]
         for optimizer in self._optimizers:
             _begin(optimizer.optimizer)
+        for group in self._chain.param_groups:
+            # Megatron leaves this to its own schedule, which isn't used.
+            group["weight_decay"] = settings.weight_decay * group["wd_mult"]
 
     def discard_gradients(self) -> None:
         for part in self.parts:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from turnwise.training.megatron.bridge import Place
+from turnwise.training.megatron.bridge import Place, Whole
 from turnwise.training.megatron.groups import on_all_stages, send_from_stage, tensor_parts, tensor_rank
 from turnwise.training.megatron.model import DecoderPart
 
@@ -28,6 +28,9 @@ class HeldParameters:
         for part in parts:
             self.by_name.update(_named(part))
         self._places = list(places)
+        for place, parameter in self._held():
+            # Megatron's norm of gradients counts what isn't marked so on one tensor-parallel rank alone.
+            parameter.tensor_model_parallel = not isinstance(place.cut, Whole)  # type: ignore[attr-defined]
         stages = on_all_stages(set(self.by_name))
         self._stages = {
             place.name: next(number for number, names in enumerate(stages) if place.name in names)

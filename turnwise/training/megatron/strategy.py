@@ -395,6 +395,7 @@ def _build_parts(
         is_tied=head is None and model.get_output_embeddings().weight is model.get_input_embeddings().weight,
         is_value_model=head is not None,
         has_value_bias=head is not None and head.bias is not None,
+        padding_id=model.get_input_embeddings().padding_idx,
         temperature=settings.temperature,
         packs_kernels=device.type == "cuda",
     )
