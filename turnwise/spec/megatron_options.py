@@ -49,6 +49,7 @@ OPTIONS = (
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """The `model_type`s whose weights have a bridge."""
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "glm4_moe")
+_MIN_INTERLEAVED = 3
 _GRANULARITIES = (None, "full", "selective")
 
 
@@ -141,11 +142,12 @@ def _joint_problems(options: Mapping[str, Any], num_ranks: int | None) -> Iterat
             "it divides activations among tensor-parallel ranks, and tensor_model_parallel_size is 1; "
             "remove it, or use more tensor-parallel ranks",
         )
-    if _virtual(options) and pp == 1:
+    if _virtual(options) and pp < _MIN_INTERLEAVED:
         yield (
             "virtual_pipeline_model_parallel_size",
-            "it divides a pipeline stage's layers, and pipeline_model_parallel_size is 1; remove it, or use "
-            "more pipeline stages",
+            f"an interleaved schedule needs at least {_MIN_INTERLEAVED} pipeline stages: between 2 of them "
+            "Megatron would mix up what goes forward and what goes back. pipeline_model_parallel_size is "
+            f"{pp}; remove it, or use more pipeline stages",
         )
     if num_ranks is not None and num_ranks % (tp * pp * cp):
         yield (
