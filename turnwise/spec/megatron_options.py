@@ -80,6 +80,11 @@ class MegatronOptions:
     """Fields of `TransformerConfig`, by their names."""
 
     @property
+    def sizes(self) -> tuple[int, int, int | None]:
+        """By which a process's groups are made."""
+        return self.tp, self.pp, self.vp
+
+    @property
     def recomputes(self) -> bool:
         return self.recompute_granularity is not None
 
@@ -141,6 +146,12 @@ def _joint_problems(options: Mapping[str, Any], num_ranks: int | None) -> Iterat
             "sequence_parallel",
             "it divides activations among tensor-parallel ranks, and tensor_model_parallel_size is 1; "
             "remove it, or use more tensor-parallel ranks",
+        )
+    if cp > 1:
+        yield (
+            "context_parallel_size",
+            f"context parallelism isn't built in this version (got {cp}); use 1, and more tensor- or "
+            "pipeline-parallel ranks",
         )
     if _virtual(options) and pp < _MIN_INTERLEAVED:
         yield (

@@ -46,7 +46,7 @@ def join(options: MegatronOptions, context: RankContext) -> None:
         parallel_state.get_pipeline_model_parallel_world_size(),
         parallel_state.get_virtual_pipeline_model_parallel_world_size(),
     )
-    if sizes != (options.tp, options.pp, options.vp):
+    if sizes != options.sizes:
         raise ConfigError(
             f"{context.role}: Megatron divides a process once, for all roles in it, and another role has "
             f"tensor {sizes[0]} × pipeline {sizes[1]} (virtual {sizes[2] or 1}); give all Megatron roles the "

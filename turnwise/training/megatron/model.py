@@ -127,9 +127,8 @@ class DecoderPart(LanguageModule):  # type: ignore[misc]  # Megatron isn't typed
         outside the response mask. Raises NotAvailableError if the head doesn't give an output."""
         gives = VALUE_OUTPUTS if self.described.is_value_model else POLICY_OUTPUTS
         if outputs - gives:
-            raise NotAvailableError(
-                f"this model gives {' and '.join(sorted(gives))}, but no {' or '.join(sorted(outputs - gives))}"
-            )
+            unknown = " or ".join(sorted(outputs - gives))
+            raise NotAvailableError(f"this model gives {' and '.join(sorted(gives))}, but no {unknown}")
         padded = _Padded.of(batch, tensor_rank()[0] if self.config.sequence_parallel else 1)
         states = None
         if self.pre_process:

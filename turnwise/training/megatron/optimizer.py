@@ -1,7 +1,7 @@
 """Megatron's gradient buffers and its AdamW, whose moments are divided among the copies of the model if it is
 the distributed one (ZeRO 1; Rajbhandari et al. 2020, arXiv:1910.02054)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -25,7 +25,9 @@ class MegatronAdam:
     """Gradients and AdamW of the parts of the model that this rank holds. All ranks must call its methods
     together."""
 
-    def __init__(self, parts: Sequence[DecoderPart], settings: OptimizerSettings, is_distributed: bool) -> None:
+    def __init__(
+        self, parts: Sequence[DecoderPart], settings: OptimizerSettings, is_distributed: bool
+    ) -> None:
         self._is_distributed = is_distributed
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=is_distributed,
@@ -167,16 +169,3 @@ def _begin(adam: Any) -> None:
                 state.setdefault("step", torch.zeros(()))
         if counts_by_group:
             group.setdefault("step", 0)
-
-
-def moment_numbers(shapes: Iterable[tuple[str, torch.Size]]) -> Mapping[str, int]:
-    """The number that plain AdamW gives each trained tensor of a Hugging Face model (`build_optimizer`):
-    first those of several dimensions, then the others.
-
-    >>> moment_numbers([("norm", torch.Size([2])), ("embedding", torch.Size([3, 2]))])
-    {'embedding': 0, 'norm': 1}
-    """
-    named = list(shapes)
-    matrices = [name for name, shape in named if len(shape) >= 2]
-    vectors = [name for name, shape in named if len(shape) < 2]
-    return {name: number for number, name in enumerate([*matrices, *vectors])}

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from turnwise.training.megatron.bridge import Place, Whole
 from turnwise.training.megatron.groups import on_all_stages, send_from_stage, tensor_parts, tensor_rank
 from turnwise.training.megatron.model import DecoderPart
-
-Read = Callable[[str], Tensor]
-"""The whole tensor of a name in the Hugging Face model."""
+from turnwise.training.megatron.startup import Read
 
 
 class HeldParameters:
@@ -56,8 +54,8 @@ class HeldParameters:
         value_of: Callable[[nn.Parameter], Tensor],
         is_included: Callable[[Place], bool] = lambda _: True,
     ) -> Iterator[tuple[str, Tensor]]:
-        """`(name, tensor)` of the Hugging Face model, on all ranks, where `value_of` a parameter has its shape.
-        Tied tensors come once."""
+        """`(name, tensor)` of the Hugging Face model, on all ranks, put together from `value_of` each
+        parameter, which has its shape. Tied tensors come once."""
         for place in self._places:
             if place.name not in self._stages or place.is_copy or not is_included(place):
                 continue

@@ -1,7 +1,7 @@
 """Training and forward passes of a model that Megatron divides among ranks: each layer among tensor-parallel
 ranks, layers among pipeline stages, samples among copies of the model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.costs.model import checkpoint_bytes
-from turnwise.errors import ModelError, NotAvailableError, install_hint
+from turnwise.errors import ModelError, NotAvailableError
 from turnwise.models.load import write_weights
 from turnwise.models.loaded_model import dtype_name, loaded_model
 from turnwise.models.value_head import value_head
@@ -25,22 +25,21 @@ from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.spec.megatron_options import MegatronOptions
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.megatron.bridge import Place, places_of, trained_places
+from turnwise.training.megatron.startup import Read, build_parts, open_model, require_megatron
 from turnwise.training.model_source import ModelSource
-from turnwise.training.optimizer import OptimizerSettings, build_optimizer
+from turnwise.training.optimizer import build_optimizer, moment_numbers
 from turnwise.training.settings import FROZEN, StrategySettings
 from turnwise.transfer.live import manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Batch, Metric, ModelOutputs
-
-Read = Callable[[str], Tensor]
 
 
 class MegatronStrategy(BaseStrategy):
     """Trains a policy or a value model, or runs a frozen one, of which each rank holds a part (see
     `megatron.model.DecoderPart`).
 
-    `model` is a Hugging Face model, of which only the config, the names and the shapes are used if `read` gives
-    its tensors by name. All ranks of a copy of the model get the same micro-batches, and compute those of
+    `model` is a Hugging Face model; if `read` gives its tensors by name, only its config, names and shapes are
+    used. All ranks of a copy of the model get the same micro-batches, and compute those of
     weight 0 too. Checkpoints hold whole tensors, so a run can continue with other sizes or strategies. Raises
     ConfigError for options that Megatron doesn't know, sizes that don't divide the model, and architectures
     without a bridge; NotAvailableError if Megatron isn't installed, or lacks TransformerEngine on a GPU."""
@@ -56,7 +55,7 @@ class MegatronStrategy(BaseStrategy):
     ) -> None:
         super().__init__(settings, rank)
         self._options = MegatronOptions.of(options, self._context.world_size)
-        _require_megatron(self.device, self._options)
+        require_megatron(self.device)
         from turnwise.training.megatron import groups
         from turnwise.training.megatron.parts import HeldParameters
 
@@ -69,7 +68,7 @@ class MegatronStrategy(BaseStrategy):
         }
         self._is_value_model = value_head(model) is not None
         self._places = places_of(model.config, self._named)
-        modules = _build_parts(model, self._options, options, settings, self.device)
+        modules = build_parts(model, self._options, options, settings, self.device)
         shapes = {name: tensor.shape for name, tensor in self._named.items()}
         self._held = HeldParameters(modules, self._places, shapes)
         trained = trained_places(self._places, self._is_trained)
@@ -100,7 +99,7 @@ class MegatronStrategy(BaseStrategy):
                 "model_args.lora_rank: LoRA isn't built for Megatron in this version; use fsdp2_train, "
                 "deepspeed_train or torch_train"
             )
-        model, read = _opened(source, rank, settings.is_trained)
+        model, read = open_model(source, rank, settings.is_trained)
         return cls(model, settings, options=options, rank=rank, read=read)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -248,7 +247,7 @@ class MegatronStrategy(BaseStrategy):
 
     def _read_weights(self, folder: Path) -> None:
         source = ModelSource(str(folder), has_value_head=self._is_value_model)
-        model, read = _opened(source, RankContext(), is_trained=False)
+        model, read = open_model(source, RankContext(), is_trained=False)
         saved = {name: parameter.shape for name, parameter in model.named_parameters()}
         for name, tensor in self._named.items():
             if saved.get(name) != tensor.shape:
@@ -298,8 +297,6 @@ class MegatronStrategy(BaseStrategy):
         return all(self._is_trained[name] for name in place.tensors)
 
     def _moment_numbers(self) -> Mapping[str, int]:
-        from turnwise.training.megatron.optimizer import moment_numbers
-
         trained = [(name, self._named[name].shape) for name, flag in self._is_trained.items() if flag]
         return moment_numbers(trained)
 
@@ -350,92 +347,3 @@ class MegatronStrategy(BaseStrategy):
         if self._options.use_distributed_optimizer and self._layout.dp > 1:
             sharding += f", moments over {self._layout.dp}"
         return sharding
-
-
-def _opened(source: ModelSource, rank: RankContext, is_trained: bool) -> tuple[PreTrainedModel, Read | None]:
-    """The model of a source and what reads its tensors; None if the model holds them itself."""
-    slices = source.load_slices()
-    if slices is None:
-        model = source.load(replace(rank, device="cpu"))
-        if is_trained:
-            source.prepare(model, rank)
-        return model, model.state_dict().__getitem__
-    if is_trained:
-        with slices.standing_in():
-            source.prepare(slices.model, rank)
-    shapes = {name: parameter.shape for name, parameter in slices.model.named_parameters()}
-    opened = slices
-
-    def read(name: str) -> Tensor:
-        shape = shapes[name]
-        return opened.rows(opened.names[name], 0, shape[0], shape)
-
-    return slices.model, read
-
-
-def _build_parts(
-    model: PreTrainedModel,
-    options: MegatronOptions,
-    strategy_config: Mapping[str, Any],
-    settings: StrategySettings,
-    device: torch.device,
-) -> list[Any]:
-    """The parts of the model on this rank: one, or as many as an interleaved schedule needs. Their weights
-    aren't set."""
-    from turnwise.training.megatron import groups
-    from turnwise.training.megatron.architecture import rotary_frequencies, transformer_config
-    from turnwise.training.megatron.model import Decoder, DecoderPart
-
-    recomputes = settings.is_trained and settings.is_gradient_checkpointing
-    config = transformer_config(model.config, options, strategy_config, recomputes)
-    head = value_head(model)
-    decoder = Decoder(
-        vocab_size=model.get_input_embeddings().weight.shape[0],
-        frequencies=rotary_frequencies(model),
-        is_tied=head is None and model.get_output_embeddings().weight is model.get_input_embeddings().weight,
-        is_value_model=head is not None,
-        has_value_bias=head is not None and head.bias is not None,
-        padding_id=model.get_input_embeddings().padding_idx,
-        temperature=settings.temperature,
-        packs_kernels=device.type == "cuda",
-    )
-    num_stages, stage = groups.stage_rank()
-    parts: list[Any] = []
-    for number in range(options.vp or 1):
-        part = DecoderPart(
-            config,
-            decoder,
-            pre_process=stage == 0 and number == 0,
-            post_process=stage == num_stages - 1 and number == (options.vp or 1) - 1,
-            vp_stage=None if options.vp is None else number,
-        )
-        parts.append(part.to(device).eval())
-    return parts
-
-
-def _require_megatron(device: torch.device, options: MegatronOptions) -> None:
-    """Raises NotAvailableError if Megatron isn't installed, or needs TransformerEngine and hasn't got it."""
-    try:
-        import megatron.core  # noqa: F401
-    except ImportError as error:
-        raise NotAvailableError(
-            f"megatron_train needs megatron-core, which isn't installed; {install_hint('megatron')}"
-        ) from error
-    if options.cp > 1 and device.type != "cuda":
-        raise NotAvailableError(
-            f"context_parallel_size {options.cp}: Megatron divides a sequence with TransformerEngine alone, "
-            "which needs a GPU; use 1 here"
-        )
-    if options.cp > 1:
-        raise NotAvailableError(
-            f"context_parallel_size {options.cp} isn't built in this version; use tensor or pipeline ranks"
-        )
-    if device.type != "cuda":
-        return
-    try:
-        import transformer_engine  # noqa: F401
-    except ImportError as error:
-        raise NotAvailableError(
-            "Megatron's packed attention on a GPU is TransformerEngine's, which isn't installed: pip install "
-            "transformer-engine[pytorch]; or use fsdp2_train or deepspeed_train"
-        ) from error
