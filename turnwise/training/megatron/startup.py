@@ -1,18 +1,22 @@
-"""What stands before a strategy of Megatron's: its libraries, the Hugging Face model and the parts of it that
+"""What stands before a strategy of Megatron's: its kernels, the Hugging Face model, and the parts of it that
 this rank builds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnwise.errors import NotAvailableError, install_hint
+from turnwise.errors import NotAvailableError
 from turnwise.models.value_head import value_head
 from turnwise.runtime.rank import RankContext
 from turnwise.spec.megatron_options import MegatronOptions
+from turnwise.training.megatron import groups
+from turnwise.training.megatron.architecture import rotary_frequencies, transformer_config
+from turnwise.training.megatron.model import Decoder, DecoderPart
 from turnwise.training.model_source import ModelSource
 from turnwise.training.settings import StrategySettings
 
@@ -49,12 +53,9 @@ def build_parts(
     strategy_config: Mapping[str, Any],
     settings: StrategySettings,
     device: torch.device,
-) -> list[Any]:
+) -> list[DecoderPart]:
     """The parts of the model on this rank: one, or as many as an interleaved schedule needs. Their weights
     aren't set."""
-    from turnwise.training.megatron import groups
-    from turnwise.training.megatron.architecture import rotary_frequencies, transformer_config
-    from turnwise.training.megatron.model import Decoder, DecoderPart
 
     recomputes = settings.is_trained and settings.is_gradient_checkpointing
     config = transformer_config(model.config, options, strategy_config, recomputes)
@@ -70,7 +71,7 @@ def build_parts(
         packs_kernels=device.type == "cuda",
     )
     num_stages, stage = groups.stage_rank()
-    parts: list[Any] = []
+    parts: list[DecoderPart] = []
     for number in range(options.vp or 1):
         part = DecoderPart(
             config,
@@ -83,20 +84,11 @@ def build_parts(
     return parts
 
 
-def require_megatron(device: torch.device) -> None:
-    """Raises NotAvailableError if Megatron isn't installed, or needs TransformerEngine and hasn't got it."""
-    try:
-        import megatron.core  # noqa: F401
-    except ImportError as error:
+def require_kernels(device: torch.device) -> None:
+    """Raises NotAvailableError if the device is a GPU and TransformerEngine is missing."""
+    if device.type == "cuda" and find_spec("transformer_engine") is None:
         raise NotAvailableError(
-            f"megatron_train needs megatron-core, which isn't installed; {install_hint('megatron')}"
-        ) from error
-    if device.type != "cuda":
-        return
-    try:
-        import transformer_engine  # noqa: F401
-    except ImportError as error:
-        raise NotAvailableError(
-            "Megatron's packed attention on a GPU is TransformerEngine's, which isn't installed: pip install "
-            "transformer-engine[pytorch]; or use fsdp2_train or deepspeed_train"
-        ) from error
+            "Megatron's packed attention on a GPU is that of TransformerEngine, which isn't installed; "
+            "install its package transformer-engine[pytorch] for your CUDA, or use fsdp2_train or "
+            "deepspeed_train"
+        )

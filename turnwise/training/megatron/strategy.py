@@ -24,8 +24,12 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.spec.megatron_options import MegatronOptions
 from turnwise.training.base import BaseStrategy, Update
+from turnwise.training.megatron import groups
 from turnwise.training.megatron.bridge import Place, places_of, trained_places
-from turnwise.training.megatron.startup import Read, build_parts, open_model, require_megatron
+from turnwise.training.megatron.optimizer import MOMENTS, MegatronAdam
+from turnwise.training.megatron.parts import HeldParameters
+from turnwise.training.megatron.schedule import run_pipeline
+from turnwise.training.megatron.startup import Read, build_parts, open_model, require_kernels
 from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import build_optimizer, moment_numbers
 from turnwise.training.settings import FROZEN, StrategySettings
@@ -38,11 +42,11 @@ class MegatronStrategy(BaseStrategy):
     """Trains a policy or a value model, or runs a frozen one, of which each rank holds a part (see
     `megatron.model.DecoderPart`).
 
-    `model` is a Hugging Face model; if `read` gives its tensors by name, only its config, names and shapes are
-    used. All ranks of a copy of the model get the same micro-batches, and compute those of
+    `model` is a Hugging Face model. If `read` gives its tensors by name, only its config, names and shapes
+    are used. All ranks of a copy of the model get the same micro-batches, and compute those of
     weight 0 too. Checkpoints hold whole tensors, so a run can continue with other sizes or strategies. Raises
     ConfigError for options that Megatron doesn't know, sizes that don't divide the model, and architectures
-    without a bridge; NotAvailableError if Megatron isn't installed, or lacks TransformerEngine on a GPU."""
+    without a bridge; NotAvailableError on a GPU without TransformerEngine."""
 
     def __init__(
         self,
@@ -55,10 +59,7 @@ class MegatronStrategy(BaseStrategy):
     ) -> None:
         super().__init__(settings, rank)
         self._options = MegatronOptions.of(options, self._context.world_size)
-        require_megatron(self.device)
-        from turnwise.training.megatron import groups
-        from turnwise.training.megatron.parts import HeldParameters
-
+        require_kernels(self.device)
         groups.join(self._options, self._context)
         tensors = model.state_dict()
         self._layout = self._context.layout
@@ -76,13 +77,13 @@ class MegatronStrategy(BaseStrategy):
             parameter.requires_grad_(name in trained)
         self.model = model.to("meta")
         self._parts: Sequence[Any] = modules
-        self._adam: Any = None
+        self._optimizer: MegatronAdam | None = None
         self._held.fill(read or tensors.__getitem__)
         if settings.optimizer is not None:
-            from turnwise.training.megatron.optimizer import MegatronAdam
-
-            self._adam = MegatronAdam(modules, settings.optimizer, self._options.use_distributed_optimizer)
-            self._parts = self._adam.parts
+            self._optimizer = MegatronAdam(
+                modules, settings.optimizer, self._options.use_distributed_optimizer
+            )
+            self._parts = self._optimizer.parts
         self._is_finite = True  # whether all losses of the current optimiser step so far are finite
         self._counts = TokenCounts()
 
@@ -126,8 +127,6 @@ class MegatronStrategy(BaseStrategy):
         ]
 
     def _computed(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Tensor]]:
-        from turnwise.training.megatron.schedule import run_pipeline
-
         started = self._stopwatch.now()
 
         def keep(batch: Batch, computed: dict[str, Tensor]) -> tuple[Tensor, Any]:
@@ -186,8 +185,6 @@ class MegatronStrategy(BaseStrategy):
     ) -> list[Metric]:
         if not micro_batches:
             return []
-        from turnwise.training.megatron.schedule import run_pipeline
-
         tensors = [self._to_device(batch) for batch in micro_batches]
         judge = partial(self._judge, loss)
         self._set_training(self.settings.is_gradient_checkpointing or self._options.recomputes)
@@ -234,6 +231,11 @@ class MegatronStrategy(BaseStrategy):
         self._adam.discard_gradients()
         return Update(grad_norm, is_skipped)
 
+    @property
+    def _adam(self) -> MegatronAdam:
+        assert self._optimizer is not None, "a frozen model has no optimiser"
+        return self._optimizer
+
     # Saving, loading, memory and description
 
     def _write_weights(self, folder: Path) -> None:
@@ -256,13 +258,11 @@ class MegatronStrategy(BaseStrategy):
                     "architecture"
                 )
         self._held.fill(read)
-        if self._adam is not None:
-            self._adam.refresh()
+        if self._optimizer is not None:
+            self._optimizer.refresh()
 
     def _gather_moments(self) -> Mapping[str, Any] | None:
         """AdamW's state as plain AdamW saves it: whole tensors on the CPU, on the rank that writes."""
-        from turnwise.training.megatron.optimizer import MOMENTS
-
         numbers = self._moment_numbers()
         step = self._adam.num_steps
         state: dict[int, dict[str, Tensor]] = {}
@@ -277,8 +277,6 @@ class MegatronStrategy(BaseStrategy):
         return {"state": state, "param_groups": self._plain_groups()}
 
     def _set_moments(self, moments: dict[int, Any]) -> None:
-        from turnwise.training.megatron.optimizer import MOMENTS
-
         numbers = self._moment_numbers()
         for moment in MOMENTS:
 
