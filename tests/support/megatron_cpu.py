@@ -1,5 +1,8 @@
-"""Megatron expects CUDA whatever the device: here is all that lets it run on a CPU. `on_a_cpu` is called in
-each rank before Megatron is imported; `install` does so when Megatron is first imported."""
+"""Megatron expects CUDA whatever the device: here is all that lets it run on a CPU.
+
+`install` makes a process ready for a later import of Megatron. The folder `megatron_site` beside this file
+does so in every process that has it, and the folder of this file, on its PYTHONPATH: ranks of a launcher and
+actors too."""
 
 from __future__ import annotations
 
@@ -7,17 +10,54 @@ import sys
 from contextlib import nullcontext
 from functools import partial, wraps
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 FACTORIES = ("empty", "zeros", "ones", "arange", "tensor", "full")
-_installed: list[bool] = []
+RANDOM = "megatron.core.tensor_parallel.random"
+_replaced: list[str] = []
 
 
 def on_a_cpu() -> None:
-    """Replaces the calls to CUDA."""
-    if _installed:
+    """Replaces the calls to CUDA, also if Megatron is imported already."""
+    _replace_in_torch()
+    if RANDOM in sys.modules:
+        _replace_in_random(sys.modules[RANDOM])
+    else:
+        install()
+
+
+def install() -> None:
+    """Replaces them when Megatron is first imported."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Is asked first whenever a module is about to be imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name == "megatron.core":
+            _replace_in_torch()
+        if name != RANDOM:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        assert spec is not None and spec.loader is not None, f"{name} isn't there"
+        execute = spec.loader.exec_module
+
+        def execute_and_replace(module: ModuleType) -> None:
+            execute(module)
+            _replace_in_random(module)
+
+        spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+def _replace_in_torch() -> None:
+    if _replaced:
         return
-    _installed.append(True)
+    _replaced.append("torch")
     import torch
 
     torch.cuda.current_device = lambda: "cpu"
@@ -29,12 +69,14 @@ def on_a_cpu() -> None:
         make = getattr(torch, name)
         setattr(torch, name, wraps(make)(partial(_on_cpu, make)))
 
-    from megatron.core.tensor_parallel import random
+
+def _replace_in_random(module: Any) -> None:
+    import torch
 
     # Without dropout nothing is drawn.
-    random.CudaRNGStatesTracker.fork = lambda *_: nullcontext()
-    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
-    random._set_cuda_rng_state = lambda *_, **__: None
+    module.CudaRNGStatesTracker.fork = lambda *_: nullcontext()
+    module._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    module._set_cuda_rng_state = lambda *_, **__: None
 
 
 def _on_cpu(make: Any, *arguments: Any, **settings: Any) -> Any:
@@ -51,16 +93,3 @@ def _type_on_cuda(type_of: Any) -> Any:
         return answer.replace("torch.", "torch.cuda.") if isinstance(answer, str) else answer
 
     return named
-
-
-class _Finder(MetaPathFinder):
-    """Finds nothing: it is asked first when Megatron is about to be imported."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name == "megatron.core" and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            on_a_cpu()
-
-
-def install() -> None:
-    sys.meta_path.insert(0, _Finder())
