@@ -28,7 +28,7 @@ from turnwise.cluster.fork_server import prepare_processes
 from turnwise.errors import ConfigError
 from turnwise.models.make import make_model
 from turnwise.protocols import StepPart
-from turnwise.runtime.rank import Layout, RankContext
+from turnwise.runtime.rank import RankContext
 from turnwise.spec.megatron_options import PASSED
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.settings import StrategySettings
@@ -215,13 +215,15 @@ def test_what_is_sent_is_the_model_of_plain_torch(make_role, num_ranks, kind):  
 
 
 def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):  # noqa: F811
+    """Plain torch adds up the gradients of q, k and v in fp32, Megatron in fp16, so it may skip other
+    steps."""
     num_ranks, kind = KINDS["tp2"]
-    roles = pair(make_role, num_ranks, replace(kind, dtype=torch.float16))
-    measured_steps = [steps(role, WeightedLoss()) for role in roles]
-    for alone, divided in zip(*measured_steps, strict=True):
-        assert alone["actor/skipped_steps"] == divided["actor/skipped_steps"]
-        assert alone["actor/loss"] == pytest.approx(divided["actor/loss"], rel=1e-3)
-    assert ask(roles[0], "loss_scale") == ask(roles[1], "loss_scale") > 1
+    plain, divided = pair(make_role, num_ranks, replace(kind, dtype=torch.float16))
+    alone, here = (steps(role, WeightedLoss()) for role in (plain, divided))
+    assert alone[0]["actor/loss"] == pytest.approx(here[0]["actor/loss"], rel=1e-3)
+    scales = [divided.workers.at(rank).call("loss_scale").result() for rank in range(num_ranks)]
+    num_skipped = sum(step["actor/skipped_steps"] for step in here)
+    assert scales == [2.0 ** (16 - num_skipped)] * num_ranks and num_skipped < len(here)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +241,10 @@ def test_refuses_what_the_layers_cannot_compute(changes, word):
         recorded(toy_model(**changes), SETTINGS, {}, RankContext("actor_train"))
 
 
-def test_refuses_ranks_in_another_order_and_other_sizes_beside_it():
+def test_refuses_a_role_that_is_not_on_all_processes_in_their_order():
     recorded(toy_model(), SETTINGS, {}, RankContext("actor_train"))
-    pair_of = RankContext("critic", 0, 2, Layout(2), peers=(0, 1))
     with pytest.raises(ConfigError, match="in their order"):
-        recorded(toy_model(), SETTINGS, {}, pair_of)
+        recorded(toy_model(), SETTINGS, {}, RankContext("critic", peers=(1,)))
 
 
 def test_options_that_are_passed_on_are_megatrons():

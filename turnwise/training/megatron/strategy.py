@@ -68,8 +68,8 @@ class MegatronStrategy(BaseStrategy):
             name: p.requires_grad and settings.is_trained for name, p in model.named_parameters()
         }
         self._is_value_model = value_head(model) is not None
-        self._places = places_of(model.config, self._named)
         modules = build_parts(model, self._options, options, settings, self.device)
+        self._places = places_of(model.config, self._named)
         shapes = {name: tensor.shape for name, tensor in self._named.items()}
         self._held = HeldParameters(modules, self._places, shapes)
         trained = trained_places(self._places, self._is_trained)
