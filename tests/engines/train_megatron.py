@@ -15,7 +15,6 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
-from megatron_cpu import on_a_cpu
 from megatron_strategies import recorded
 from rank_workers import InfiniteOnce, Kind, distance
 from ranked_roles import STEPS, make_role, make_roles, runner, steps  # noqa: F401
@@ -34,7 +33,6 @@ from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.settings import StrategySettings
 
 SITE = Path(__file__).parents[1] / "support" / "megatron_site"
-on_a_cpu()
 # Processes that the tests start run Megatron on a CPU too; they are forked off one that has imported it.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), os.environ["PYTHONPATH"]])
 prepare_processes(["turnwise.assemble.strategies", "turnwise.training.megatron.strategy"])
@@ -85,30 +83,6 @@ def ask(role: Any, method: str, *arguments: Any) -> Any:
 
 def moved(role: Any, start: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value - start[name] for name, value in ask(role, "parameters").items()}
-
-
-class TestOneRank(StrategyContract):
-    options: dict[str, Any] = {}  # noqa: RUF012
-
-    def make_strategy(self):
-        return recorded(self.model(), SETTINGS, self.options, RankContext("actor_train"))
-
-    def model(self):
-        return toy_model()
-
-    def modules(self, strategy):
-        return [module for part in strategy._parts for module in part.modules()]
-
-
-class TestOneRankPlainOptimizer(TestOneRank):
-    options = {"use_distributed_optimizer": False}  # noqa: RUF012
-
-
-class TestOneRankWithValues(TestOneRank):
-    outputs = VALUES
-
-    def model(self):
-        return toy_value_model()
 
 
 @pytest.mark.parametrize(("num_ranks", "kind"), named())
@@ -219,38 +193,11 @@ def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):  # noqa: F811
     steps."""
     num_ranks, kind = KINDS["tp2"]
     plain, divided = pair(make_role, num_ranks, replace(kind, dtype=torch.float16))
-    alone, here = (steps(role, WeightedLoss()) for role in (plain, divided))
+    alone, here = (steps(role, WeightedLoss(), 2 * STEPS) for role in (plain, divided))
     assert alone[0]["actor/loss"] == pytest.approx(here[0]["actor/loss"], rel=1e-3)
     scales = [divided.workers.at(rank).call("loss_scale").result() for rank in range(num_ranks)]
     num_skipped = sum(step["actor/skipped_steps"] for step in here)
     assert scales == [2.0 ** (16 - num_skipped)] * num_ranks and num_skipped < len(here)
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"model_type": "gemma", "head_dim": 8}, "bridge"),
-        ({"model_type": "qwen3_moe"}, "mixture"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
-    ],
-)
-def test_refuses_what_the_layers_cannot_compute(changes, word):
-    with pytest.raises(ConfigError, match=word):
-        recorded(toy_model(**changes), SETTINGS, {}, RankContext("actor_train"))
-
-
-def test_refuses_a_role_that_is_not_on_all_processes_in_their_order():
-    recorded(toy_model(), SETTINGS, {}, RankContext("actor_train"))
-    with pytest.raises(ConfigError, match="in their order"):
-        recorded(toy_model(), SETTINGS, {}, RankContext("critic", peers=(1,)))
-
-
-def test_options_that_are_passed_on_are_megatrons():
-    from megatron.core.transformer import TransformerConfig
-
-    assert set(PASSED) <= set(TransformerConfig.__dataclass_fields__)
 
 
 SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor_train/grad_norm", "critic/grad_norm")
@@ -259,7 +206,7 @@ SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor_train/grad_norm",
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_model("tiny", folder, ["abcdefghij"], overrides=TINY)
+    make_model("tiny", folder, ["abcdefghij"], overrides={**TINY, "num_key_value_heads": 2})
     return folder
 
 
@@ -309,6 +256,60 @@ def test_a_run_with_megatron_is_one_with_plain_torch(tiny_model, tmp_path, sizes
             if name in whole:
                 np.testing.assert_allclose(divided[name], whole[name], rtol=1e-4, atol=1e-6)
         assert divided["actor/skipped_steps"] == 0
+
+
+# From here on Megatron runs in this process, so that runs above wouldn't find its torch as it was.
+
+
+class TestOneRank(StrategyContract):
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def make_strategy(self):
+        return recorded(self.model(), SETTINGS, self.options, RankContext("actor_train"))
+
+    def model(self):
+        return toy_model()
+
+    def modules(self, strategy):
+        return [module for part in strategy._parts for module in part.modules()]
+
+
+class TestOneRankPlainOptimizer(TestOneRank):
+    options = {"use_distributed_optimizer": False}  # noqa: RUF012
+
+
+class TestOneRankWithValues(TestOneRank):
+    outputs = VALUES
+
+    def model(self):
+        return toy_value_model()
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model_type": "gemma", "head_dim": 8}, "bridge"),
+        ({"model_type": "qwen3_moe"}, "mixture"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    ],
+)
+def test_refuses_what_the_layers_cannot_compute(changes, word):
+    with pytest.raises(ConfigError, match=word):
+        recorded(toy_model(**changes), SETTINGS, {}, RankContext("actor_train"))
+
+
+def test_refuses_a_role_that_is_not_on_all_processes_in_their_order():
+    recorded(toy_model(), SETTINGS, {}, RankContext("actor_train"))
+    with pytest.raises(ConfigError, match="in their order"):
+        recorded(toy_model(), SETTINGS, {}, RankContext("critic", peers=(1,)))
+
+
+def test_options_that_are_passed_on_are_megatrons():
+    from megatron.core.transformer import TransformerConfig
+
+    assert set(PASSED) <= set(TransformerConfig.__dataclass_fields__)
 
 
 if __name__ == "__main__":

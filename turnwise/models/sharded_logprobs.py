@@ -125,11 +125,12 @@ class _Rows:
     precise: torch.dtype
 
     def logits(self, hidden: Tensor, matrix: Tensor, rows: slice) -> Tensor:
-        """Logits divided by the temperature; those of padding are so small that their exp is 0."""
+        """Logits divided by the temperature; the probability of padding is 0."""
         z = hidden[rows].to(self.compute) @ matrix.T
         z = z.to(self.precise).div_(of_rows(self.temperature, rows))
         num_real = max(self.shard.vocab_size - self.shard.first, 0)
-        z[:, num_real:] = torch.finfo(self.precise).min / 4
+        # Its exp is 0, and a product with a gradient still finite.
+        z[:, num_real:] = -(torch.finfo(self.precise).max ** 0.5)
         return z
 
     def of_targets(self, z: Tensor, targets: Tensor) -> Tensor:
