@@ -102,6 +102,13 @@ def test_roles_on_other_devices_sum_among_themselves(make_roles):
     assert distance(*gradients) <= 1e-6
 
 
+def test_a_role_outside_the_first_process_saves_its_weights(make_roles, tmp_path):
+    roles = make_roles(Kind(), {"actor_train": [0], "critic": [1]})
+    for role in roles:
+        role.workers.call("save", tmp_path / role.name).result()
+        role.workers.call("load", tmp_path / role.name).result()
+
+
 def test_what_two_ranks_saved_goes_on_with_two_and_with_one(make_role, tmp_path):
     whole, loss = make_role(FULL, 2), WeightedLoss()
     steps(whole, loss, 2)

@@ -83,6 +83,8 @@ class Kind:
     """The ZeRO stage of DeepSpeed; None = plain torch."""
     fsdp2: Mapping[str, Any] | None = None
     """The options of FSDP2; None = another engine."""
+    megatron: Mapping[str, Any] | None = None
+    """The options of Megatron on a CPU; None = another engine."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What differs in the model's config."""
     is_gradient_checkpointing: bool = False
@@ -107,6 +109,10 @@ class Kind:
         )
         if self.fsdp2 is not None:
             return RecordedShards(model, settings, options=self.fsdp2, adapters=adapters, rank=rank)
+        if self.megatron is not None:
+            from megatron_strategies import recorded
+
+            return recorded(model, settings, self.megatron, rank)
         if self.stage is None:
             return Recorded(model, settings, adapters=adapters, rank=rank)
         from turnwise.training.deepspeed_strategy import DeepSpeedStrategy

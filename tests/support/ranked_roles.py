@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,19 @@ class SendingRole(ModelRole):
         return senders.publish().result()
 
 
-def cluster_of(runner: WatchedRunner, mappings: dict[str, list[int]], stopwatch: Stopwatch) -> ProcessCluster:
-    """A cluster of processes for roles on these devices."""
+def cluster_of(
+    runner: WatchedRunner,
+    mappings: dict[str, list[int]],
+    stopwatch: Stopwatch,
+    sizes: Mapping[str, Any] | None = None,
+) -> ProcessCluster:
+    """A cluster of processes for roles on these devices, which are divided by these parallel sizes."""
     prepare_processes(["turnwise.assemble.strategies"])
     num_devices = max(map(max, mappings.values())) + 1
-    mapped = {f"{role}.device_mapping": devices for role, devices in mappings.items()}
+    mapped: dict[str, Any] = {f"{role}.device_mapping": devices for role, devices in mappings.items()}
+    if sizes:
+        for role in mappings:
+            mapped[f"{role}.strategy_args"] = {"strategy_name": "megatron_train", "strategy_config": sizes}
     estimator = "gae" if "critic" in mappings else "grpo"
     config = config_of(adv_estimator=estimator, **{"cluster.name": "process"}, **mapped)
     return ProcessCluster(
@@ -71,7 +79,7 @@ def make_roles(runner):
 
     def make(kind: Kind, mappings: dict[str, list[int]]) -> list[ModelRole]:
         stopwatch = Stopwatch()
-        cluster = cluster_of(runner, mappings, stopwatch)
+        cluster = cluster_of(runner, mappings, stopwatch, kind.megatron)
         clusters.append(cluster)
         plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
         return [

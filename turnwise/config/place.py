@@ -247,7 +247,12 @@ def _placed(
 
 def _layout(role: PlacedModel, num_devices: int) -> Layout:
     num_replicas = max(num_devices // role.model_parallel_size, 1)
-    return Layout(num_replicas, role.tensor_parallel_size, role.pipeline_parallel_size)
+    return Layout(
+        num_replicas,
+        role.tensor_parallel_size,
+        role.pipeline_parallel_size,
+        role.context_parallel_size,
+    )
 
 
 def _trained(role: PlacedModel, devices: tuple[int, ...], numbers: tuple[int, ...]) -> RolePlacement:

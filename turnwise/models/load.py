@@ -259,13 +259,16 @@ def write_weights(
     tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    # transformers writes only in the first process of torch's default group, where a role needn't have a rank.
+    model.should_save_on_this_rank = bool
     with quiet(), writing(folder):
         try:
-            model.save_pretrained(
-                folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-            )
+            model.save_pretrained(folder, state_dict=copies)
         except SafetensorError as error:
             raise OSError(f"{folder}: {first_line(error)}") from error
+        finally:
+            del model.should_save_on_this_rank
 
 
 @contextmanager

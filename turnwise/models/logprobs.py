@@ -101,7 +101,7 @@ def logprobs_of(
 ) -> TokenLogprobs:
     """The results of `token_logprobs`, computed from given logits [N, V], which aren't yet divided by the
     temperature."""
-    z = logits.float() / _of_rows(temperature)
+    z = logits.float() / of_rows(temperature)
     log_p = torch.log_softmax(z, -1)
     full = log_p.gather(-1, targets[:, None]).squeeze(-1)
     z_target = z.gather(-1, targets[:, None]).squeeze(-1)
@@ -135,11 +135,11 @@ class _TokenLogprobs(torch.autograd.Function):
         truncated = hidden.new_zeros(num_truncated, dtype=precise)
         log_z_truncated = torch.zeros_like(truncated)
         matrix = weight.to(compute)
-        chunks = _chunks(len(hidden), len(weight))
+        chunks = chunks_of(len(hidden), len(weight))
         kept_parts = [None] * len(chunks) if kept_ids is None else kept_ids.cut(chunks)
         for rows, part in zip(chunks, kept_parts, strict=True):
             z = hidden[rows].to(compute) @ matrix.T
-            z = z.to(precise).div_(_of_rows(temperature, rows))
+            z = z.to(precise).div_(of_rows(temperature, rows))
             log_z[rows] = torch.logsumexp(z, -1)
             z_target = z.gather(-1, targets[rows, None]).squeeze(-1)
             logprobs[rows] = z_target - log_z[rows]
@@ -172,9 +172,9 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=precise) if needs_weight else None
         matrix = weight.to(compute)
-        chunks = _chunks(len(hidden), len(weight))
+        chunks = chunks_of(len(hidden), len(weight))
         for rows, part in zip(chunks, ctx.kept_parts, strict=True):
-            temperature = _of_rows(ctx.temperature, rows)
+            temperature = of_rows(ctx.temperature, rows)
             h = hidden[rows].to(compute)
             z = h @ matrix.T
             z = z.to(precise).div_(temperature)
@@ -204,13 +204,13 @@ class _TokenLogprobs(torch.autograd.Function):
         return (grad_hidden, grad_weight, None, None, None, None, None)
 
 
-def _of_rows(temperature: float | Tensor, rows: slice = slice(None)) -> float | Tensor:
+def of_rows(temperature: float | Tensor, rows: slice = slice(None)) -> float | Tensor:
     if isinstance(temperature, Tensor):
         return temperature[rows, None]
     return temperature
 
 
-def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
+def chunks_of(num_rows: int, vocab_size: int) -> list[slice]:
     step = max(1, _CHUNK_ELEMENTS // vocab_size)
     starts = range(0, num_rows, step)
     return [slice(start, min(start + step, num_rows)) for start in starts]

@@ -37,13 +37,18 @@ def group_of(ranks: tuple[int, ...]) -> Any:
     return _groups[ranks]
 
 
+def require_group(device: str) -> None:
+    """Makes the default process group of a process that is the run's only one, if there is none."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
 def mesh_groups(ranks: Sequence[int], size: int, device_type: str) -> tuple[Any, Any]:
     """Two process groups of this process, one of `ranks`, which are divided into rows of `size` each: the
     processes at its place in all rows, and those of its row. Every process of `ranks` must call this. A
     process without any group, which must be the only one, gets one of its own."""
-    if not dist.is_initialized():
-        backend = "nccl" if device_type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    require_group(device_type)
     number = dist.get_rank()
     row = list(ranks).index(number) // size
     place = list(ranks).index(number) % size

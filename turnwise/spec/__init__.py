@@ -155,6 +155,8 @@ class StrategySpec:
     is_sharded: bool = False
     """Whether each rank holds only a share of what is trained, so that no server can read the weights in
     place, and all ranks take part in gathering them."""
+    divides_layers: bool = False
+    """Whether its tensor- and pipeline-parallel sizes say among how many ranks a model is divided."""
     needs_all_processes: bool = False
     """Whether a role must be on all processes of the run."""
     always_packs: bool = False

@@ -22,6 +22,7 @@ from turnwise.protocols import Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
+from turnwise.runtime.torch_group import require_group
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import build_optimizer, set_learning_rate
@@ -367,9 +368,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
 def _join(device: torch.device, context: RankContext) -> None:
     """Makes the process group that DeepSpeed needs, if there is none. Raises ConfigError if the role isn't on
     all processes."""
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    require_group(device.type)
     if context.world_size != dist.get_world_size():
         raise ConfigError(
             f"{context.role}: deepspeed_train shards over all {dist.get_world_size()} processes of a run, "

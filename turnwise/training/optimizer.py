@@ -1,6 +1,6 @@
 """AdamW, its learning-rate schedule, and the loss scale of fp16."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,19 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
         eps=settings.eps,
         fused=True,
     )
+
+
+def moment_numbers(shapes: Iterable[tuple[str, torch.Size]]) -> Mapping[str, int]:
+    """The number that plain AdamW gives each trained tensor of a Hugging Face model (`build_optimizer`):
+    first those of several dimensions, then the others.
+
+    >>> moment_numbers([("norm", torch.Size([2])), ("embedding", torch.Size([3, 2]))])
+    {'embedding': 0, 'norm': 1}
+    """
+    named = list(shapes)
+    matrices = [name for name, shape in named if len(shape) >= 2]
+    vectors = [name for name, shape in named if len(shape) < 2]
+    return {name: number for number, name in enumerate([*matrices, *vectors])}
 
 
 class LRSchedule:

@@ -71,10 +71,13 @@ def test_a_run_streams_by_default_only_where_the_strategy_can(monkeypatch: pytes
 
 def test_what_every_strategy_is_stands_in_its_spec() -> None:
     packing = {name for name, spec in STRATEGIES.items() if spec.always_packs}
-    engines = ("torch", "fsdp2", "deepspeed")
+    engines = ("torch", "fsdp2", "deepspeed", "megatron")
     assert packing == {f"{engine}_{kind}" for engine in engines for kind in ("train", "infer")}
     sharded = {name for name, spec in STRATEGIES.items() if spec.is_sharded}
-    assert sharded == {"fsdp2_train", "fsdp2_infer", "deepspeed_train"}
-    assert [name for name, spec in STRATEGIES.items() if spec.needs_all_processes] == ["deepspeed_train"]
+    megatron = {"megatron_train", "megatron_infer"}
+    assert sharded == {"fsdp2_train", "fsdp2_infer", "deepspeed_train", *megatron}
+    everywhere = {name for name, spec in STRATEGIES.items() if spec.needs_all_processes}
+    assert everywhere == {"deepspeed_train", *megatron}
+    assert {name for name, spec in STRATEGIES.items() if spec.divides_layers} == megatron
     assert {name for name, spec in STRATEGIES.items() if spec.reads_trainer} == {"embedded", "hf"}
     assert {name for name, spec in STRATEGIES.items() if spec.limits_cache} == {"embedded"}

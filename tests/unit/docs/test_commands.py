@@ -225,11 +225,3 @@ def test_the_hint_names_an_extra_that_there_is() -> None:
 def test_the_readme_begins_with_a_clone() -> None:
     [first, *_] = commands_of((ROOT / "README.md").read_text(encoding="utf-8"))
     assert first[:2] == ["git", "clone"]
-
-
-def test_the_extra_of_megatron_has_what_its_bridge_imports_without_naming_it():
-    names = {
-        re.match(r"[\w-]+", requirement).group()
-        for requirement in PROJECT["optional-dependencies"]["megatron"]
-    }
-    assert {"megatron-core", "mbridge", "einops"} <= names

@@ -9,14 +9,13 @@ from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ROLES, ModelArgs, PlacedModel, StrategyArgs
 from turnwise.config.schema.model_shape import PROJECTIONS, read_model_shape
 from turnwise.errors import nearest
-from turnwise.spec import STRATEGIES, fsdp2_options
-
-_FSDP2 = ("fsdp2_train", "fsdp2_infer")
+from turnwise.spec import STRATEGIES, fsdp2_options, megatron_options
 
 
 def role_problems(config: AgenticConfig) -> Iterator[Problem]:
     for name, role in config.roles.items():
         yield from placed_model_problems(f"{name}.", role, ROLES[name]["kinds"], name in config.active_roles)
+    yield from _unlike_sizes(config)
     trained = config.actor_train.model_args.model_name_or_path
     sampled = config.actor_infer.model_args.model_name_or_path
     if sampled != trained:
@@ -46,8 +45,8 @@ def placed_model_problems(
         message = f"{strategy} can't do this role's work; use one of {allowed}"
         yield Problem.at(f"{prefix}strategy_args.strategy_name", message)
     yield from _options(f"{prefix}strategy_args", role.strategy_args, is_active)
-    if is_active and strategy in _FSDP2:
-        yield from _fsdp2_options(f"{prefix}strategy_args.strategy_config", role)
+    if is_active and strategy in _OPTION_CHECKS:
+        yield from _OPTION_CHECKS[strategy](f"{prefix}strategy_args", role)
     if is_active and "train" in kinds:
         yield from _adapters(f"{prefix}model_args", role.model_args)
         rate = role.training_args.learning_rate
@@ -114,13 +113,65 @@ def _options(path: str, strategy_args: StrategyArgs, is_active: bool) -> Iterato
         yield from _address(section, strategy_args.strategy_config)
 
 
-def _fsdp2_options(section: str, role: PlacedModel) -> Iterator[Problem]:
+def _fsdp2_options(path: str, role: PlacedModel) -> Iterator[Problem]:
     num_ranks = None if role.device_mapping is None else len(role.device_mapping)
     computes_in = fsdp2_options.DTYPES[role.model_args.dtype]
     for option, sentence in fsdp2_options.problems(
         role.strategy_args.strategy_config, num_ranks, computes_in
     ):
-        yield Problem.at(f"{section}.{option}", sentence)
+        yield Problem.at(f"{path}.strategy_config.{option}", sentence)
+
+
+def _megatron_options(path: str, role: PlacedModel) -> Iterator[Problem]:
+    options = role.strategy_args.strategy_config
+    # Whether the ranks hold whole copies of the model is asked for every strategy.
+    problems = list(megatron_options.problems(options, None))
+    shape = read_model_shape(role.model_args.model_name_or_path)
+    if shape is not None and not problems:
+        sizes = megatron_options.Shape(
+            shape.num_layers,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.intermediate_size,
+            shape.architecture,
+        )
+        problems = list(megatron_options.shape_problems(options, sizes))
+    for option, sentence in problems:
+        key = f"{path}.strategy_config.{option}" if option else f"{path}.strategy_name"
+        yield Problem.at(key, sentence)
+
+
+_OPTION_CHECKS = {
+    "fsdp2_train": _fsdp2_options,
+    "fsdp2_infer": _fsdp2_options,
+    "megatron_train": _megatron_options,
+    "megatron_infer": _megatron_options,
+}
+"""What checks the options of a strategy that lists none in its spec."""
+
+
+def _unlike_sizes(config: AgenticConfig) -> Iterator[Problem]:
+    """Megatron divides a process once, for all roles in it."""
+    sizes: dict[str, megatron_options.MegatronOptions] = {}
+    for name, role in config.active_roles.items():
+        options = role.strategy_args.strategy_config
+        if not role.strategy_args.spec.divides_layers or any(megatron_options.problems(options, None)):
+            continue
+        of_role = megatron_options.MegatronOptions.of(options, role.model_parallel_size)
+        for other, of_other in sizes.items():
+            if of_role.sizes != of_other.sizes:
+                yield Problem.at(
+                    f"{name}.strategy_args.strategy_config",
+                    f"{_sizes_text(of_role)} isn't that of {other}, {_sizes_text(of_other)}, and Megatron "
+                    "divides the processes once, for all roles; give both the same sizes, or another "
+                    "strategy to one of them",
+                )
+                return
+        sizes[name] = of_role
+
+
+def _sizes_text(options: megatron_options.MegatronOptions) -> str:
+    return f"tensor {options.tp} × pipeline {options.pp} × virtual {options.vp or 1}"
 
 
 def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:

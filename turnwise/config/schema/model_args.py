@@ -300,9 +300,13 @@ class PlacedModel(Section):
         return self.strategy_args.degree("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size")
 
     @property
+    def context_parallel_size(self) -> int:
+        return self.strategy_args.degree("cp_size", "context_parallel_size")
+
+    @property
     def model_parallel_size(self) -> int:
-        """Number of devices that hold one copy of the model: tensor × pipeline parallel ranks."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Number of devices that hold one copy of the model: tensor × pipeline × context parallel ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
     @property
     def data_parallel_size(self) -> int:

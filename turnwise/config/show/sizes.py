@@ -144,6 +144,8 @@ def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
     strategy = config.roles[role].strategy_args
     if strategy.is_sharded:
         num_shards = strategy.strategy_config.get("fsdp_size") or size
+        if strategy.spec.divides_layers:
+            num_shards = config.roles[role].model_parallel_size
         copies = f", {size // num_shards} times" if num_shards < size else ""
         return f" divided among {num_shards} ranks{copies}"
     return f" on each of {size} ranks"

@@ -1,0 +1,51 @@
+"""Strategies of Megatron on a CPU, which keep what tests compare. Import this only where Megatron is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from megatron_cpu import on_a_cpu
+from transformers import PreTrainedModel
+
+from turnwise.runtime.rank import RankContext
+from turnwise.training.settings import StrategySettings
+
+
+def recorded(
+    model: PreTrainedModel, settings: StrategySettings, options: Mapping[str, Any], rank: RankContext
+) -> Any:
+    """A `MegatronStrategy` with the methods of `rank_workers.Recorded`."""
+    on_a_cpu()
+    from turnwise.training.megatron.strategy import MegatronStrategy
+
+    class RecordedParts(MegatronStrategy):
+        """Keeps the gradient of the last optimiser step, of whole tensors. All ranks must be asked
+        together."""
+
+        def __init__(self) -> None:
+            super().__init__(model, settings, options=options, rank=rank)
+            step = self._adam.step
+
+            def keep_and_step(learning_rate: float) -> None:
+                gradients = self._held.whole(self._adam.whole_gradient, self._is_trained_place)
+                self.gradient = {name: tensor.numpy().copy() for name, tensor in gradients}
+                step(learning_rate)
+
+            self._adam.step = keep_and_step
+
+        def last_gradient(self) -> dict[str, np.ndarray]:
+            return self.gradient
+
+        def loss_scale(self) -> float:
+            return self._loss_scale.factor
+
+        def parameters(self) -> dict[str, np.ndarray]:
+            return {name: tensor.numpy().copy() for name, tensor in self.weights()}
+
+        @property
+        def modes(self) -> list[bool]:
+            return [module.training for part in self._parts for module in part.modules()]
+
+    return RecordedParts()

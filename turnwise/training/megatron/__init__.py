@@ -1,0 +1,1 @@
+"""Training and forward passes of models that Megatron divides among ranks."""

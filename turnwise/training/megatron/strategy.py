@@ -1,0 +1,347 @@
+"""Training and forward passes of a model that Megatron divides among ranks: each layer among tensor-parallel
+ranks, layers among pipeline stages, samples among copies of the model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from turnwise.costs.model import checkpoint_bytes
+from turnwise.errors import ModelError, NotAvailableError
+from turnwise.models.load import write_weights
+from turnwise.models.loaded_model import dtype_name, loaded_model
+from turnwise.models.value_head import value_head
+from turnwise.protocols import Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.info import StrategyInfo
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.stopwatch import TokenCounts
+from turnwise.spec.megatron_options import MegatronOptions
+from turnwise.training.base import BaseStrategy, Update
+from turnwise.training.megatron import groups
+from turnwise.training.megatron.bridge import Place, places_of, trained_places
+from turnwise.training.megatron.optimizer import MOMENTS, MegatronAdam
+from turnwise.training.megatron.parts import HeldParameters
+from turnwise.training.megatron.schedule import run_pipeline
+from turnwise.training.megatron.startup import Read, build_parts, open_model, require_kernels
+from turnwise.training.model_source import ModelSource
+from turnwise.training.optimizer import build_optimizer, moment_numbers
+from turnwise.training.settings import FROZEN, StrategySettings
+from turnwise.transfer.live import manifest_of
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.types import Batch, Metric, ModelOutputs
+
+
+class MegatronStrategy(BaseStrategy):
+    """Trains a policy or a value model, or runs a frozen one, of which each rank holds a part (see
+    `megatron.model.DecoderPart`).
+
+    `model` is a Hugging Face model. If `read` gives its tensors by name, only its config, names and shapes
+    are used. All ranks of a copy of the model get the same micro-batches, and compute those of
+    weight 0 too. Checkpoints hold whole tensors, so a run can continue with other sizes or strategies. Raises
+    ConfigError for options that Megatron doesn't know, sizes that don't divide the model, and architectures
+    without a bridge; NotAvailableError on a GPU without TransformerEngine."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: StrategySettings = FROZEN,
+        *,
+        options: Mapping[str, Any],
+        rank: RankContext | None = None,
+        read: Read | None = None,
+    ) -> None:
+        super().__init__(settings, rank)
+        self._options = MegatronOptions.of(options, self._context.world_size)
+        require_kernels(self.device)
+        groups.join(self._options, self._context)
+        tensors = model.state_dict()
+        self._layout = self._context.layout
+        self._named = {name: p.to("meta") for name, p in model.named_parameters()}
+        self._is_trained = {
+            name: p.requires_grad and settings.is_trained for name, p in model.named_parameters()
+        }
+        self._is_value_model = value_head(model) is not None
+        modules = build_parts(model, self._options, options, settings, self.device)
+        self._places = places_of(model.config, self._named)
+        shapes = {name: tensor.shape for name, tensor in self._named.items()}
+        self._held = HeldParameters(modules, self._places, shapes)
+        trained = trained_places(self._places, self._is_trained)
+        for name, parameter in self._held.by_name.items():
+            parameter.requires_grad_(name in trained)
+        self.model = model.to("meta")
+        self._parts: Sequence[Any] = modules
+        self._optimizer: MegatronAdam | None = None
+        self._held.fill(read or tensors.__getitem__)
+        if settings.optimizer is not None:
+            self._optimizer = MegatronAdam(
+                modules, settings.optimizer, self._options.use_distributed_optimizer
+            )
+            self._parts = self._optimizer.parts
+        self._is_finite = True  # whether all losses of the current optimiser step so far are finite
+        self._counts = TokenCounts()
+
+    @classmethod
+    def for_role(
+        cls,
+        source: ModelSource,
+        rank: RankContext,
+        options: Mapping[str, Any],
+        settings: StrategySettings,
+    ) -> Self:
+        if source.adapters is not None:
+            raise NotAvailableError(
+                "model_args.lora_rank: LoRA isn't built for Megatron in this version; use fsdp2_train, "
+                "deepspeed_train or torch_train"
+            )
+        model, read = open_model(source, rank, settings.is_trained)
+        return cls(model, settings, options=options, rank=rank, read=read)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._held.whole(lambda parameter: parameter)
+
+    def weight_manifest(self) -> WeightManifest:
+        """The names, shapes and dtypes of `weights`, without gathering them."""
+        names = [name for place in self._places if not place.is_copy for name in place.tensors]
+        return manifest_of((name, self._named[name]) for name in names)
+
+    # A forward pass
+
+    def _compute(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
+        [computed] = self._computed([batch], outputs) or [{}]
+        return ModelOutputs(**computed)
+
+    def _forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Any]]:
+        """The results on the last stage; other ranks, whose answers nobody reads, have none."""
+        tensors = [self._to_device(batch) for batch in batches]
+        computed = self._computed(tensors, outputs)
+        return [
+            {name: tensor.float().cpu().numpy() for name, tensor in of_batch.items() if name in outputs}
+            for of_batch in computed
+        ]
+
+    def _computed(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Tensor]]:
+        started = self._stopwatch.now()
+
+        def keep(batch: Batch, computed: dict[str, Tensor]) -> tuple[Tensor, Any]:
+            nonlocal started
+            self._note_batch("forward", started, batch)
+            started = self._stopwatch.now()
+            return torch.zeros(()), computed
+
+        with torch.no_grad(), self._autocast():
+            padded = self._whole_rounds(batches)
+            results = run_pipeline(self._parts, padded, outputs, keep, is_forward_only=True)
+        return results[: len(batches)]
+
+    def _base_model(self) -> AbstractContextManager[None]:
+        raise NotAvailableError(
+            "all parameters are trained, so there is no base model; load a reference instead"
+        )
+
+    def _take_counts(self) -> TokenCounts:
+        counts = self._counts
+        self._counts = TokenCounts()
+        return counts
+
+    def _note_batch(self, name: str, started: float, batch: Batch) -> None:
+        """Counts a micro-batch once for all ranks that compute it together."""
+        if self._layout.answers(self._context.rank):
+            size = batch.num_tokens
+            self._counts = self._counts.plus(TokenCounts(size, size, size))
+            self._note(name, started, batch)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = self.settings.dtype
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+    def _whole_rounds(self, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches, and as many of weight 0 as an interleaved schedule needs: its stages take turns in
+        rounds of as many batches as there are stages."""
+        if self._options.vp is None or not batches:
+            return list(batches)
+        num_missing = -len(batches) % self._options.pp
+        last = batches[-1]
+        return [*batches, *[replace(last, weights=0 * last.weights)] * num_missing]
+
+    # The parts of an optimiser step
+
+    def _discard_gradients(self) -> None:
+        self._adam.discard_gradients()
+        self._is_finite = True
+
+    def _add_gradients(
+        self,
+        micro_batches: Sequence[Batch],
+        loss: Loss,
+        position: float,
+        part: StepPart,
+    ) -> list[Metric]:
+        if not micro_batches:
+            return []
+        tensors = [self._to_device(batch) for batch in micro_batches]
+        judge = partial(self._judge, loss)
+        self._set_training(self.settings.is_gradient_checkpointing or self._options.recomputes)
+        try:
+            with self._autocast():
+                metrics = run_pipeline(self._parts, self._whole_rounds(tensors), loss.outputs, judge)
+        finally:
+            self._set_training(False)
+        return [metric for of_batch in metrics for metric in of_batch]
+
+    def _judge(self, loss: Loss, batch: Batch, computed: dict[str, Tensor]) -> tuple[Tensor, list[Metric]]:
+        started = self._stopwatch.now()
+        outputs = ModelOutputs(**computed)
+        metrics: list[Metric] = []
+        if batch.weights.any():
+            value, metrics = loss(outputs, batch)
+        else:
+            value = 0.0 * torch.as_tensor(sum(output.sum() for output in computed.values()))
+        self._is_finite = self._is_finite and bool(torch.isfinite(value.detach()))
+        self._note_batch("forward and backward", started, batch)
+        return value * self._loss_scale.factor, metrics
+
+    def _set_training(self, is_on: bool) -> None:
+        """Megatron recomputes activations only in training mode. There is no dropout in it."""
+        for part in self._parts:
+            part.train(is_on)
+
+    def _finish_gradients(self) -> None:
+        started = self._stopwatch.now()
+        self._adam.sum_gradients()
+        self._is_finite = self._ranks.all(self._is_finite, self.device)
+        self._stopwatch.add("trainer", "sum over ranks", started)
+
+    def _make_update(self, learning_rate: float, divisor: float) -> Update:
+        """Every rank has the same norm and flag, so all ranks clip, skip and step in the same way."""
+        grad_norm = self._adam.divide(divisor * self._loss_scale.factor)
+        is_skipped = not (self._is_finite and np.isfinite(grad_norm))
+        max_norm = self.settings.max_grad_norm
+        if max_norm is not None and not is_skipped:
+            self._adam.clip(min(max_norm / (grad_norm + 1e-6), 1.0))
+        self._begin_update()
+        if not is_skipped:
+            self._adam.step(learning_rate)
+        self._adam.discard_gradients()
+        return Update(grad_norm, is_skipped)
+
+    @property
+    def _adam(self) -> MegatronAdam:
+        assert self._optimizer is not None, "a frozen model has no optimiser"
+        return self._optimizer
+
+    # Saving, loading, memory and description
+
+    def _write_weights(self, folder: Path) -> None:
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self.weights():
+            if self._context.answers:
+                weights[name] = tensor.detach().cpu().clone()
+        if self._context.answers:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_weights(self.model, folder, weights)
+
+    def _read_weights(self, folder: Path) -> None:
+        source = ModelSource(str(folder), has_value_head=self._is_value_model)
+        model, read = open_model(source, RankContext(), is_trained=False)
+        saved = {name: parameter.shape for name, parameter in model.named_parameters()}
+        for name, tensor in self._named.items():
+            if saved.get(name) != tensor.shape:
+                raise ModelError(
+                    f"the saved model has no tensor {name} of shape {tuple(tensor.shape)}; it is another "
+                    "architecture"
+                )
+        self._held.fill(read)
+        if self._optimizer is not None:
+            self._optimizer.refresh()
+
+    def _gather_moments(self) -> Mapping[str, Any] | None:
+        """AdamW's state as plain AdamW saves it: whole tensors on the CPU, on the rank that writes."""
+        numbers = self._moment_numbers()
+        step = self._adam.num_steps
+        state: dict[int, dict[str, Tensor]] = {}
+        for moment in MOMENTS:
+            value_of = partial(self._adam.whole_moment, name=moment)
+            for name, tensor in self._held.whole(value_of, self._is_trained_place):
+                if self._context.answers:
+                    of_tensor = state.setdefault(numbers[name], {"step": step.clone()})
+                    of_tensor[moment] = tensor.cpu().clone()
+        if not self._context.answers:
+            return None
+        return {"state": state, "param_groups": self._plain_groups()}
+
+    def _set_moments(self, moments: dict[int, Any]) -> None:
+        numbers = self._moment_numbers()
+        for moment in MOMENTS:
+
+            def read(name: str, moment: str = moment) -> Tensor:
+                saved = moments.get(numbers[name])
+                if saved is None:  # plain AdamW has none of what never had a gradient
+                    return torch.zeros(self._named[name].shape)
+                tensor: Tensor = saved[moment]
+                return tensor
+
+            for parameter, values in self._held.parts_of(read):
+                self._adam.set_moment(parameter, moment, values.to(self.device))
+        self._adam.set_num_steps(max((saved["step"] for saved in moments.values()), default=torch.zeros(())))
+
+    def _is_trained_place(self, place: Place) -> bool:
+        return all(self._is_trained[name] for name in place.tensors)
+
+    def _moment_numbers(self) -> Mapping[str, int]:
+        trained = [(name, self._named[name].shape) for name, flag in self._is_trained.items() if flag]
+        return moment_numbers(trained)
+
+    def _plain_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups that plain AdamW saves beside its state."""
+        assert self.settings.optimizer is not None, "only a trained model has moments"
+        stand_ins = torch.nn.ParameterList(
+            torch.zeros([1] * self._named[name].ndim) for name, flag in self._is_trained.items() if flag
+        )
+        groups: list[dict[str, Any]] = build_optimizer(stand_ins, self.settings.optimizer).state_dict()[
+            "param_groups"
+        ]
+        return groups
+
+    def _offload(self, kinds: frozenset[MemoryKind]) -> None:
+        raise NotAvailableError(
+            "megatron_train and megatron_infer can't move their memory off a device in this version, so a "
+            "server can't share it; give actor_infer other devices, or use fsdp2_train"
+        )
+
+    def _onload(self, kinds: frozenset[MemoryKind]) -> None:
+        """Nothing is off the device."""
+
+    def _describe(self) -> StrategyInfo:
+        described = loaded_model(self.model)
+        sizes = [tensor.numel() * 4 for tensor in self._named.values()]
+        trained = [tensor.numel() * 4 for name, tensor in self._named.items() if self._is_trained[name]]
+        kernel = "TransformerEngine, packed" if self.device.type == "cuda" else "a dense mask, packed"
+        address = (described.address[0], next(iter(self._held.by_name.values())).data_ptr())
+        num_trainable = sum(trained) // 4
+        return StrategyInfo(
+            model=replace(
+                described,
+                num_trainable=num_trainable,
+                attention=kernel,
+                device=str(self.device),
+                address=address,
+            ),
+            compute_dtype=dtype_name(self.settings.dtype),
+            recomputes_activations=self.settings.is_gradient_checkpointing or self._options.recomputes,
+            adapters="",
+            saved_bytes=checkpoint_bytes(sum(sizes), sum(trained)),
+        )
+
+    def _sharding(self) -> str:
+        sizes = f"tensor {self._layout.tp} × pipeline {self._layout.pp} × data {self._layout.dp} ranks"
+        sharding = f"; Megatron divides the model over {sizes}"
+        if self._options.use_distributed_optimizer and self._layout.dp > 1:
+            sharding += f", moments over {self._layout.dp}"
+        return sharding
