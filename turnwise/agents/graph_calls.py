@@ -5,6 +5,7 @@ from typing import Any
 
 from turnwise.agents.model_calls import ModelCalls
 from turnwise.agents.tool_agent import ToldSession, ToolAgentLimits, not_executed, shortened
+from turnwise.protocols import HearsCalls
 from turnwise.tools.tool_box import readable
 
 
@@ -41,8 +42,8 @@ class GraphCalls:
 
     def tell(self, name: str, arguments: Mapping[str, Any], text: str, seconds: float = 0.0) -> None:
         """Tells those who observe the episode of a call outside the row's tools."""
-        if self._session.hears is not None:
-            self._session.hears.called(name, arguments, text, seconds)
+        if isinstance(self._session.contexts, HearsCalls):
+            self._session.contexts.called(name, arguments, text, seconds)
 
     async def _result(self, name: str, arguments: Mapping[str, Any], call_id: str | None) -> str:
         if refusal := self.refusal(call_id):

@@ -39,6 +39,7 @@ from turnwise.lifecycle.checkpoints import Contents
 from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.episode_records import EpisodeRecords
 from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.token_values import TokenValueRecorder
 from turnwise.protocols import Algorithm, Cluster, Stateful
@@ -105,10 +106,7 @@ def build_agentic(
             begin_schedule_log(schedule_log, config, placement, served.servers.info().engine)
         freeing = share_devices(config, placement, served.servers, policy.event_loop, roles)
         source, num_steps = build_source(examined, served, algorithm.needs, rollouts, tasks)
-        columns = AGENTIC_COLUMNS.with_shown(config.show_metrics)
-        trackers = build_trackers(config, folder, columns, num_steps, is_quiet, stopwatch)
-        health = build_health(config, is_playing=rollouts is None, run=str(folder.path))
-        log = RunLog(trackers, stopwatch, health)
+        log = _run_log(config, folder, num_steps, stopwatch, is_quiet, is_playing=rollouts is None)
         pipeline = _assemble(
             examined, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, freeing
         )
@@ -117,6 +115,20 @@ def build_agentic(
         on_error.pop_all()
     log_settings(settings_table(pipeline))
     return pipeline
+
+
+def _run_log(
+    config: AgenticConfig,
+    folder: RunFolder,
+    num_steps: int,
+    stopwatch: Stopwatch,
+    is_quiet: bool,
+    is_playing: bool,
+) -> RunLog:
+    columns = AGENTIC_COLUMNS.with_shown(config.show_metrics)
+    trackers = build_trackers(config, folder, columns, num_steps, is_quiet, stopwatch)
+    health = build_health(config, is_playing=is_playing, run=str(folder.path))
+    return RunLog(trackers, stopwatch, health)
 
 
 def _tasks(examined: Examined, template: ChatTemplate) -> TaskSource:
@@ -219,11 +231,13 @@ def _assemble(
         event_loop=policy.event_loop,
         cluster=cluster,
         log=log,
-        journal=Journal(folder.rollouts),
-        traces=policy.traces,
-        val_journal=Journal(folder.val_rollouts) if config.record_validation else None,
-        token_values=TokenValueRecorder(config.record_token_values, actor_train),
-        pictures=pictures,
+        records=EpisodeRecords(
+            Journal(folder.rollouts),
+            Journal(folder.val_rollouts) if config.record_validation else None,
+            policy.traces,
+            pictures,
+            TokenValueRecorder(config.record_token_values, actor_train),
+        ),
         folder=folder,
         checkpoints=build_checkpoints(config, folder, num_steps, contents),
         interrupts=Interrupts(),

@@ -31,20 +31,17 @@ from turnwise.lifecycle.by_validation import ByValidation
 from turnwise.lifecycle.checkpoints import Checkpoints
 from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.lifecycle.run_folder import RunFolder
+from turnwise.pipelines.episode_records import EpisodeRecords
 from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.parity import ParityGate
-from turnwise.pipelines.pictures import Pictures
 from turnwise.pipelines.policy_update import PolicyUpdate, batch_metrics
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.pipelines.step_report import StepReport
-from turnwise.pipelines.token_values import TokenValueRecorder
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
-from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import validation_metrics
 from turnwise.rollout.source import Part, RolloutSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.run_log import RunLog
-from turnwise.tracking.traces import Traces
 from turnwise.types import Group, Metric, samples_of
 
 
@@ -69,11 +66,7 @@ class AgenticPipeline:
     event_loop: WatchedRunner
     cluster: Cluster
     log: RunLog
-    journal: Journal
-    traces: Traces | None
-    val_journal: Journal | None
-    token_values: TokenValueRecorder
-    pictures: Pictures
+    records: EpisodeRecords
     folder: RunFolder
     checkpoints: Checkpoints
     interrupts: Interrupts
@@ -118,9 +111,7 @@ class AgenticPipeline:
                     self.train_on(part, update)
                     is_complete = part.is_last
             log.add(batch_metrics(groups, source, step, total.elapsed_s))
-            self.journal.append(step, groups + source.rejected)
-            if self.traces:
-                self.traces.end_step(step, groups + source.rejected)
+            self.records.add(step, groups + source.rejected)
             if step % config.logging_steps == 0:
                 log.show(*log_samples(step, groups, self.tokenizer.decode))
             yield self.end_step(step, groups)
@@ -165,11 +156,7 @@ class AgenticPipeline:
         """The played validation tasks."""
         assert self.val_rollout_scheduler is not None
         groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
-        self.pictures.write(f"step-{step}", groups)
-        if self.traces:
-            self.traces.end_step(step, groups, is_validation=True)
-        if self.val_journal:
-            self.val_journal.append(step, groups)
+        self.records.add_validation(step, groups)
         return groups
 
     def train_on(self, part: Part, update: PolicyUpdate) -> None:
@@ -186,7 +173,7 @@ class AgenticPipeline:
             log.add(self.actor_train.compute_old_log_probs(samples, version=update.step))
             if critic:
                 log.add(critic.compute_values(samples))
-            self.token_values.note(part.groups)
+            self.records.note_values(part.groups)
         with log.phase("adv"):
             if part.groups:
                 log.add(algorithm.credit(part.groups))
@@ -220,9 +207,7 @@ class AgenticPipeline:
             stack.callback(self.folder.close)
             stack.callback(self.interrupts.restore)
             stack.callback(self.event_loop.close)
-            stack.callback(self.journal.close)
-            if self.val_journal:
-                stack.callback(self.val_journal.close)
+            stack.callback(self.records.close)
             stack.callback(self.cluster.shutdown)
             stack.callback(lambda: self.event_loop.run(self.actor_infer.close()))
             stack.callback(self.train_rollout_scheduler.close)
