@@ -33,6 +33,7 @@ from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.protocols import PolicyServer
 from turnwise.rollout.journal import read_journal
 from turnwise.rollout.recorded import replay
+from turnwise.rollout.recorded_tree import replay_tree
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.turn_journal import is_turn_journal, read_turns
 from turnwise.tracking.terminal import progress_on_terminal
@@ -162,7 +163,8 @@ def replay_rollouts(
     model_path: str | None = None,
 ) -> tuple[int, list[str]]:
     """Replays the trajectories of a `rollouts.jsonl`, or a split's episodes of a `turns.jsonl`, through their
-    agents with the recorded tokens and no model. Leaves out failed trajectories. Returns the number of
+    agents with the recorded tokens and no model. Requests of an agent that sent its whole history with each
+    go into a tree again, without the agent. Leaves out failed trajectories. Returns the number of
     trajectories, and sentences about lost turns and errors after the last recorded turn. Raises RolloutError
     at the first difference from the recording."""
     config = examined.config
@@ -186,13 +188,17 @@ def replay_rollouts(
             )
 
         for trajectory in recorded:
+            sampling = sampling_params(config, split)
+            has_requests = all(turn.messages for turn in trajectory.turns)
+            if is_whole and trajectory.answer_turn is not None and has_requests:
+                policy.event_loop.run(replay_tree(trajectory, contexts, sampling, config.gateway.match))
+                continue
             if is_of_gateway(examined, trajectory.task):
                 raise DataError(
                     f"{path}: {trajectory.task.id} was played over HTTP, and its requests aren't "
-                    "in the file, so it can't be replayed"
+                    "in the file, so it can't be replayed; rollouts.jsonl of this version has them"
                 )
-            playing = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)
-            error = policy.event_loop.run(playing)
+            error = policy.event_loop.run(replay(trajectory, agents, contexts, sampling, is_whole))
             if error:
                 lost.append(error)
     return len(recorded), lost
