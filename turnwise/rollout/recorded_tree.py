@@ -21,8 +21,8 @@ async def replay_tree(
     match: MatchRule,
 ) -> None:
     """Replays a trajectory whose contexts are parts of one episode. `contexts` takes a server and an
-    episode's id, and returns the episode's contexts. Raises RolloutError at the first difference, DataError if
-    the file has no messages, as older versions wrote none."""
+    episode's id, and returns the episode's contexts. Raises RolloutError at the first difference, DataError
+    if the file has no messages, as older versions wrote none."""
     task = trajectory.task
     turns = trajectory.turns
     if not all(turn.messages for turn in turns):

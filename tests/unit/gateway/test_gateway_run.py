@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from small_runs import LETTERS, folder_of_run, measured, played, small_config, training
 
+from turnwise.assemble.saved import replay_rollouts
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import examine
@@ -56,6 +57,7 @@ def test_a_blocking_function_is_trained(tiny_model: Path, tmp_path: Path, player
     assert all(step["actor_train/grad_norm"] > 0 for step in steps)
     assert steps[0]["env/data/gateway/delivered"] == num_turns
     assert steps[0]["env/data/gateway/contexts/first"] == 1
+    assert replay_rollouts(examine(config), folder.rollouts) == (16, [])
 
 
 def test_an_environment_is_played_in_training_and_validation(tiny_model: Path, tmp_path: Path) -> None:
