@@ -15,7 +15,9 @@ from turnwise.config.read.agent_files import LoopEntry
 from turnwise.config.schema.gateway import GatewayPlay, gateway_arguments
 from turnwise.errors import ConfigError, NotAvailableError, install_hint
 from turnwise.examine.constructors import required_names
+from turnwise.examine.examined import Examined
 from turnwise.runtime.entry_points import load_class, load_object
+from turnwise.types import Task
 
 _CALLED_WITH = ("base_url", "api_key", "task")
 GATEWAY = "gateway"
@@ -60,6 +62,14 @@ def game_of_rows(config: AgenticConfig, loop: LoopEntry | None = None) -> Gatewa
     except ValueError as fault:
         raise ConfigError(f"{section}: {fault}") from None
     return _game(config, config.gateway_play(arguments), section)
+
+
+def is_of_gateway(examined: Examined, task: Task) -> bool:
+    """Whether a task is played through the gateway."""
+    loop = examined.loops.get(task.agent)
+    if task.row is not None:
+        return GATEWAY in (task.agent, loop.target if loop else "")
+    return task.tag in examined.config.gateway_tags
 
 
 def _game(config: AgenticConfig, keys: GatewayPlay, section: str) -> GatewayGame:
