@@ -4,6 +4,8 @@ of the table in the design of the conversation tree."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -19,7 +21,9 @@ from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.litellm_model import LitellmModel
 from pydantic import SecretStr
 from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 10"
@@ -36,32 +40,56 @@ def add(a: int, b: int) -> int:
 
 
 def pydantic_ai() -> None:
-    """It sends the thinking back."""
+    """It sends the thinking back. In Anthropic's protocol it puts thinking without a signature into a user's
+    message, so an answer with thinking isn't continued there."""
 
-    def play(addresses: Addresses) -> Any:
-        provider = OpenAIProvider(base_url=addresses.openai, api_key=addresses.key)
-        agent = Agent(OpenAIChatModel("policy", provider=provider), system_prompt="Be brief.", tools=[add])
-        return agent.run_sync("what is it?").output
+    def play(model: Callable[[Addresses], Any]) -> Callable[[Addresses], Any]:
+        def run(addresses: Addresses) -> Any:
+            agent = Agent(model(addresses), system_prompt="Be brief.", tools=[add])
+            return agent.run_sync("what is it?").output
 
-    assert played(SUMS, play, SUM_PARENTS) == "It is 10."
+        return run
+
+    def provider(addresses: Addresses) -> OpenAIProvider:
+        return OpenAIProvider(base_url=addresses.openai, api_key=addresses.key)
+
+    def of_anthropic(addresses: Addresses) -> AnthropicModel:
+        provider = AnthropicProvider(base_url=addresses.anthropic, api_key=addresses.key)
+        return AnthropicModel("claude-x", provider=provider)
+
+    def of_chat(addresses: Addresses) -> OpenAIChatModel:
+        return OpenAIChatModel("policy", provider=provider(addresses))
+
+    def of_responses(addresses: Addresses) -> OpenAIResponsesModel:
+        return OpenAIResponsesModel("policy", provider=provider(addresses))
+
+    assert played(SUMS, play(of_chat), SUM_PARENTS) == "It is 10."
+    assert played(SUMS, play(of_responses), SUM_PARENTS) == "It is 10."
+    assert played(SUMS, play(of_anthropic), [None, None, 1]) == "It is 10."
 
 
 def langchain_openai() -> None:
-    """It drops the thinking."""
+    """Its chat drops the thinking, its responses don't."""
 
-    def play(addresses: Addresses) -> Any:
-        chat = ChatOpenAI(model="policy", base_url=addresses.openai, api_key=SecretStr(addresses.key))
+    def play(addresses: Addresses, is_chat: bool) -> Any:
+        chat = ChatOpenAI(
+            model="policy",
+            base_url=addresses.openai,
+            api_key=SecretStr(addresses.key),
+            use_responses_api=not is_chat,
+        )
         model = chat.bind_tools([add])
         messages: list[Any] = [HumanMessage("what is it?")]
         while True:
             answer: Any = model.invoke(messages)
             messages.append(answer)
             if not answer.tool_calls:
-                return answer.content
+                return answer.text
             for asked in answer.tool_calls:
                 messages.append(ToolMessage(str(add(**asked["args"])), tool_call_id=asked["id"]))
 
-    assert played(SUMS, play, SUM_PARENTS) == "It is 10."
+    for is_chat in (True, False):
+        assert played(SUMS, partial(play, is_chat=is_chat), SUM_PARENTS) == "It is 10."
 
 
 def smolagents_tools() -> None:
