@@ -35,6 +35,7 @@ ARGUMENTS = {
     "end_to_end_trl": None,
     "env_workers": "",
     "gpu": "",
+    "langgraph_calls": "",
     "learning_curves": "--picture PICTURE",
     "overheads": "RUN --name toy",
     "process_arrays": "",
@@ -57,7 +58,7 @@ ARGUMENTS = {
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
 TRL."""
-LIBRARIES = {"cluster": "ray"}
+LIBRARIES = {"cluster": "ray", "langgraph_calls": "langgraph"}
 """The library of a benchmark that a development environment needn't have."""
 
 
