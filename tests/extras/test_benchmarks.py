@@ -37,6 +37,7 @@ ARGUMENTS = {
     "env_workers": "",
     "gateway": "",
     "gpu": "",
+    "langgraph_calls": "",
     "learning_curves": "--picture PICTURE",
     "overheads": "RUN --name toy",
     "process_arrays": "",
@@ -64,7 +65,7 @@ ARGUMENTS = {
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
 TRL."""
-LIBRARIES = {"cluster": "ray"}
+LIBRARIES = {"cluster": "ray", "langgraph_calls": "langgraph"}
 """The library of a benchmark that a development environment needn't have."""
 
 

@@ -30,6 +30,8 @@ STEPS_PER_CALL = 10
 """The steps that a graph may take for each call of the model. More are a loop that doesn't end."""
 OLDEST = (1, 2)
 """The oldest version of LangGraph that is supported."""
+TESTED = (1, 2)
+"""The newest version of LangGraph that was tested."""
 TRACING = ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING", "LANGCHAIN_TRACING_V2")
 """Variables that make LangChain send what is played to LangSmith."""
 
@@ -92,6 +94,7 @@ class ReactAgentLoop:
         self._make_graph = make_graph
         self._notes = SaidOnce()
         self._threads = DaemonPool("graph")
+        warn_of_version(self._notes)
         warn_of_tracing(self._notes)
 
     def build(self, model: "ChatModel", tools: Sequence[Any]) -> Any:
@@ -244,11 +247,29 @@ def require_langgraph() -> None:
             f"react_agent needs LangGraph and LangChain, and {error.name} isn't installed; "
             f"{install_hint('langgraph')}"
         ) from error
-    number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if number < OLDEST:
+    if _number(version) < OLDEST:
         raise NotAvailableError(
             f"react_agent needs langgraph {OLDEST[0]}.{OLDEST[1]} or newer, and {version} is installed; "
             f"{install_hint('langgraph')}"
+        )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version.
+
+    >>> _number("1.2.24")
+    (1, 2)
+    """
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def warn_of_version(notes: SaidOnce) -> None:
+    """Warns of a LangGraph that is newer than what was tested."""
+    version = importlib.metadata.version("langgraph")
+    if _number(version) > TESTED:
+        notes.warn(
+            f"langgraph {version} is newer than {TESTED[0]}.{TESTED[1]}, with which react_agent was tested; "
+            f"{install_hint('langgraph')} installs that one"
         )
 
 

@@ -96,6 +96,11 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
         return AgentClass(f"the agent {name}", load_class(target, "the agent", ConfigError), ())
     make = load_class(target, "the agent", ConfigError)
     label = f"the agent {name}"
+    if config.estimator.needs_state_keys and issubclass(make, AgentLoopBase | ReactAgentLoop):
+        raise ConfigError(
+            f"{label}: adv_estimator {config.adv_estimator} compares turns that were taken in the same "
+            "state, and the turns of graphs and of published loops have none; use grpo"
+        )
     if issubclass(make, AgentLoopBase):
         played = partial(PlayedLoop, make, arguments)
         return AgentClass(label, played, ("settings", "published_config", "tokenizer"), loaded=make)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+from turnwise.chat.template import ChatTemplate
 from turnwise.chat.token_requests import TokenRequests
 from turnwise.errors import NotAvailableError
 from turnwise.types import CallOptions, Message
@@ -76,6 +77,11 @@ class ServerClient:
         self._requests = requests
         self._max_new_tokens = max_new_tokens
 
+    @property
+    def template(self) -> ChatTemplate:
+        """The policy's chat template."""
+        return self._requests.template
+
     async def generate(
         self,
         request_id: str,
@@ -88,8 +94,7 @@ class ServerClient:
     ) -> TokenOutput:
         """Samples a response. Of `sampling_params`, `temperature`, `max_tokens` (or `max_new_tokens`) and
         `stop` count; all others are the run's."""
-        if image_data or video_data:
-            raise NotAvailableError("images and videos in a published agent loop aren't supported yet")
+        _require_text(image_data, video_data)
         max_tokens = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens")
         stop = sampling_params.get("stop")
         if isinstance(stop, str):
@@ -150,15 +155,85 @@ class AgentLoopBase(ABC):
         `logprobs`. The keyword arguments are the columns of the row, and `raw_prompt`, its messages."""
 
     async def apply_chat_template(
-        self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
+        self,
+        messages: list[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        images: Any = None,
+        videos: Any = None,
+        remove_system_prompt: bool = False,
+        **kwargs: Any,
     ) -> list[int]:
-        """The ids of the messages, with the beginning of the response."""
-        arguments = dict(self.data_config.get("apply_chat_template_kwargs") or {})
-        ids = self.tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=True, **arguments
-        )
-        # Tokenizers of transformers 5 return a mapping.
-        return list(ids["input_ids"] if isinstance(ids, Mapping) else ids)
+        """The ids of a whole prompt; with `remove_system_prompt`, the ids that follow a response: what ends
+        its turn, the new messages, and the beginning of the next response."""
+        _require_text(images, videos)
+        template = self.server_manager.template
+        if not remove_system_prompt:
+            return template.start(messages, tools or ())
+        ended = [template.stop_token_ids[0]]
+        return template.without_special_tokens.extend(ended, messages, tools or ())
+
+    async def ct_build_initial_tokens(
+        self,
+        messages: list[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        images: Any = None,
+        videos: Any = None,
+        audios: Any = None,
+    ) -> list[int]:
+        """The ids of a whole prompt."""
+        return await self.apply_chat_template(messages, tools, images, videos or audios)
+
+    async def ct_merge_assistant_token(
+        self,
+        runtime_token_ids: Sequence[int],
+        assistant_token_ids: Sequence[int],
+        response_mask: Sequence[int],
+        response_logprobs: Sequence[float] | None = None,
+        assistant_logprobs: Sequence[float] | None = None,
+    ) -> tuple["MergeResult", list[int], list[float] | None]:
+        """The context with a sampled response, its mask and its log-probs."""
+        merged = MergeResult([*runtime_token_ids, *assistant_token_ids], len(assistant_token_ids))
+        logprobs = None
+        if response_logprobs is not None and assistant_logprobs is not None:
+            logprobs = [*response_logprobs, *assistant_logprobs]
+        return merged, [*response_mask, *[1] * len(assistant_token_ids)], logprobs
+
+    async def ct_merge_non_assistant_msg(
+        self,
+        previous_messages: Sequence[Message],
+        updated_messages: Sequence[Message],
+        runtime_token_ids: Sequence[int],
+        response_mask: Sequence[int],
+        response_logprobs: Sequence[float] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple["MergeResult", list[int], list[float] | None]:
+        """The context with the messages that are new in `updated_messages`, its mask and its log-probs."""
+        new_messages = list(updated_messages[len(previous_messages) :])
+        length = 0
+        while length < len(response_mask) and response_mask[-1 - length]:
+            length += 1
+        response_ids = list(runtime_token_ids)[len(runtime_token_ids) - length :]
+        template = self.server_manager.template.without_special_tokens
+        added = template.extend(response_ids, new_messages, tools or ())
+        logprobs = None
+        if response_logprobs is not None:
+            logprobs = [*response_logprobs, *[0.0] * len(added)]
+        merged = MergeResult([*runtime_token_ids, *added], len(added))
+        return merged, [*response_mask, *[0] * len(added)], logprobs
+
+
+@dataclass
+class MergeResult:
+    """The ids of a context to which some were added."""
+
+    token_ids: list[int]
+    appended_token_count: int
+
+
+def _require_text(*media: Any) -> None:
+    """Raises NotAvailableError if there are images or videos."""
+    if any(media):
+        raise NotAvailableError("images and videos in a published agent loop aren't supported yet")
 
 
 class AgentLoopManager:

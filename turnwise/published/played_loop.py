@@ -13,7 +13,13 @@ from turnwise.chat.token_requests import MaskedIds, TokenRequests
 from turnwise.data.prompts import prompt_of
 from turnwise.errors import EnvironmentFault, counted
 from turnwise.protocols import OpenConversation
-from turnwise.published.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap, ServerClient
+from turnwise.published.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    DictConfigWrap,
+    ServerClient,
+)
 from turnwise.types import Limit, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -152,8 +158,10 @@ def _limit(turn: Any, max_new_tokens: int) -> Limit | None:
 
 
 def _metrics(output: AgentLoopOutput) -> dict[str, float]:
-    measured = output.metrics or {}
-    if dataclasses.is_dataclass(measured) and not isinstance(measured, type):
-        measured = dataclasses.asdict(measured)
-    numbers = {"num_turns": output.num_turns, **dict(measured), **output.extra_fields}
+    measured: Mapping[str, Any] = {}
+    if isinstance(output.metrics, AgentLoopMetrics):
+        measured = dataclasses.asdict(output.metrics)
+    elif output.metrics:
+        measured = output.metrics
+    numbers = {"num_turns": output.num_turns, **measured, **output.extra_fields}
     return {key: float(value) for key, value in numbers.items() if isinstance(value, Real)}

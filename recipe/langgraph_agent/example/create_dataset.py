@@ -36,6 +36,8 @@ ASKED = (
     "Compute {expression}"
 )
 MAX_TEST = 700
+NUM_SHOWN = 19_200
+"""Demonstrations: 300 steps of 64."""
 SHARE_WRONG = 0.6
 """Demonstrations with one wrong number in a call."""
 SCHEMA = {
@@ -115,7 +117,7 @@ def demonstration(numbers: Sequence[int], rng: random.Random) -> dict[str, Any]:
 def make_start(out: Path, seed: int, trained: Sequence[Sequence[int]], overrides: Sequence[str]) -> Path:
     """A tiny model that calls the tool, mostly with a wrong number."""
     rng = random.Random(seed)
-    shown = [demonstration(rng.choice(trained), rng) for _ in range(6000)]
+    shown = [demonstration(rng.choice(trained), rng) for _ in range(NUM_SHOWN)]
     demonstrations = out / "demonstrations.jsonl"
     write_new_or_same(demonstrations, "".join(json.dumps(each) + "\n" for each in shown), "--output_dir")
     texts = [json.dumps(SCHEMA) * 50, *(json.dumps(each) for each in shown[:2000])]

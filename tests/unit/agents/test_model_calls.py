@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from typing import Any
 
 import pytest
 
 from turnwise.agents.model_calls import ModelCalls, RequestSettings, SaidOnce
-from turnwise.agents.react_agent import require_langgraph, warn_of_tracing
+from turnwise.agents.react_agent import require_langgraph, warn_of_tracing, warn_of_version
 from turnwise.agents.run_loop import RunLoop
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tree import ConversationTree
@@ -88,12 +89,19 @@ def test_what_leaves_the_machine_is_said(
     assert sum("LANGSMITH_TRACING" in record.message for record in caplog.records) == 1
 
 
+def test_a_newer_library_than_was_tested_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "1.3.0")
+    require_langgraph()
+    warn_of_version(SaidOnce())
+    assert "langgraph 1.3.0" in caplog.text
+
+
 @pytest.mark.parametrize(("version", "words"), [(None, "langgraph"), ("1.1.9", "1.1.9")])
 def test_a_library_that_is_missing_or_too_old_is_named(
     version: str | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib.metadata
-
     def installed(package: str) -> str:
         if version is None:
             raise importlib.metadata.PackageNotFoundError(package)

@@ -188,6 +188,49 @@ def test_outputs_that_share_a_response_train_it_once() -> None:
     assert sum(sample.num_trained for sample in build_samples(trajectory)) == 11
 
 
+class Merging(AgentLoopBase):
+    """Extends its context by the helpers of version 0.10, or of 0.7."""
+
+    is_old = False
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        messages = kwargs["raw_prompt"]
+        ids = prompt_ids = await self.ct_build_initial_tokens(messages)
+        mask: list[int] = []
+        for text in ("more", None):
+            output = await self.server_manager.generate(
+                request_id="r", prompt_ids=ids, sampling_params=sampling_params
+            )
+            merged, mask, _ = await self.ct_merge_assistant_token(ids, output.token_ids, mask)
+            if text is None:
+                break
+            updated = [*messages, {"role": "user", "content": text}]
+            if self.is_old:
+                added = await self.apply_chat_template(updated[-1:], remove_system_prompt=True)
+                ids, mask = merged.token_ids + added, mask + [0] * len(added)
+            else:
+                merged, mask, _ = await self.ct_merge_non_assistant_msg(
+                    messages, updated, merged.token_ids, mask
+                )
+                ids = merged.token_ids
+        response_ids = merged.token_ids[len(prompt_ids) :]
+        return AgentLoopOutput(prompt_ids=prompt_ids, response_ids=response_ids, response_mask=mask)
+
+
+class OldMerging(Merging):
+    is_old = True
+
+
+@pytest.mark.parametrize("loop", [Merging, OldMerging])
+def test_contexts_are_extended_exactly(loop: type[AgentLoopBase]) -> None:
+    [sample] = build_samples(play(loop, ["left", "right"]))
+    user = "<|im_start|>user\n"
+    assert TEMPLATE.decode(sample.token_ids.tolist(), False) == (
+        f"{user}go<|im_end|>\n<|im_start|>assistant\nleft<|im_end|>\n{user}more<|im_end|>\n"
+        "<|im_start|>assistant\nright<|im_end|>"
+    )
+
+
 class Wrong(TwoTurns):
     returned: Any = None
 
