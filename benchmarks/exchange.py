@@ -3,7 +3,7 @@
 1. CPU time of our side of an OpenEnv call over loopback: FrozenLake, served by `turnwise serve-env` in a
 process of its own. Best of five.
 2. 64 episodes at once against a server of 4 places: all are played.
-3. `rollouts.jsonl` → TrainingTrace → `rollouts.jsonl`: equal, and how many turns of 200 sampled ids it converts
+3. `rollouts.jsonl` → TrainingTrace → `rollouts.jsonl`: equal, and how many turns of 200 sampled ids it takes
 in a second of CPU time, each way.
 """
 

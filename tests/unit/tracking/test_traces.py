@@ -267,6 +267,25 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCap
     assert f"{5 - len(store.traces)} episode" in caplog.text and "of 5 went without" in caplog.text
 
 
+def test_a_store_that_hangs_does_not_hold_the_end_of_a_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnwise.tracking.traces.CLOSE_S", 0.05)
+    may_end = threading.Event()
+
+    class Hangs(Kept):
+        def write(self, traces: Sequence[Trace]) -> int:
+            may_end.wait(60)
+            return 0
+
+    traces = traced(Hangs())
+    for step in range(2):
+        traces.end_step(step, [play(traces, tool_agent(), ROW, ["2"])])
+    traces.close()
+    may_end.set()
+    assert "2 episodes of 2" in caplog.text and "0.05 s" in caplog.text
+
+
 def test_a_store_that_fails_or_never_opens_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> Kept:
         raise ConnectionRefusedError("nobody at 127.0.0.1:9")
