@@ -35,6 +35,7 @@ ARGUMENTS = {
     "end_to_end_own": None,
     "end_to_end_trl": None,
     "env_workers": "",
+    "exchange": "",
     "gateway": "",
     "gpu": "",
     "langgraph_calls": "",

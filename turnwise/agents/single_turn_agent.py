@@ -42,7 +42,8 @@ class SingleTurnAgent:
     ) -> list[Trajectory]:
         """One trajectory: finished, or truncated by a limit. It has one turn if there is no simulated
         user."""
-        async with self._interactions.open(task, sibling, self._settings.max_user_turns) as user:
+        users = self._interactions
+        async with users.open(task, sibling, self._settings.max_user_turns, open_conversation) as user:
             # Special tokens in a user's message would forge a turn.
             conversation = open_conversation(sampling, encode_special_tokens=not user.is_there)
             prompt = prompt_of(task.payload, self._settings.prompt_key)

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings, cut_by
 from turnwise.data.prompts import prompt_of
 from turnwise.errors import counted
-from turnwise.protocols import Conversation, HearsCalls, HearsUsers, OpenConversation
+from turnwise.protocols import Conversation, HearsCalls, OpenConversation
 from turnwise.tools.interactions import Interactions, InteractionSession
 from turnwise.tools.tool_box import ToolBox, ToolResult, ToolSession, readable
-from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory, Turn
+from turnwise.types import CallOptions, Limit, Message, SamplingParams, Status, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +67,13 @@ class ToolAgent:
         users = self._interactions
         async with (
             self._tools.open(task) as session,
-            users.open(task, sibling, self._settings.max_user_turns) as user,
+            users.open(task, sibling, self._settings.max_user_turns, open_conversation) as user,
         ):
             # Special tokens in results of tools or messages of users would forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
             prompt = prompt_of(task.payload, self._settings.prompt_key, session.schemas)
-            told = ToldSession(session, open_conversation, user)
-            limit = await self._converse(told, conversation, prompt)
+            told = ToldSession(session, open_conversation)
+            limit = await self._converse(told, user, conversation, prompt)
             rewards = await session.rewards()
             user_metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
@@ -88,6 +88,7 @@ class ToolAgent:
     async def _converse(
         self,
         session: "ToldSession",
+        user: InteractionSession,
         conversation: Conversation,
         messages: Sequence[Message],
     ) -> Limit | None:
@@ -110,9 +111,9 @@ class ToolAgent:
             transcript += [*messages, reply]
             started = time.perf_counter()
             if not calls and not errors:
-                messages = await session.reply(transcript, turn)
+                messages = await user.reply(transcript, turn)
                 if not messages:
-                    return session.user_limit
+                    return user.limit
             if len(conversation.turns) == settings.max_assistant_turns:
                 return "max_steps"
             if calls or errors:
@@ -170,20 +171,14 @@ class ToolAgent:
 
 @dataclass(frozen=True, slots=True)
 class ToldSession:
-    """The tools and the simulated user of an episode, whose answers are told to those who observe it."""
+    """The tools of an episode, whose answers are told to those who observe it."""
 
     session: ToolSession
     contexts: OpenConversation
-    user: InteractionSession | None = None
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
         return self.session.schemas
-
-    @property
-    def user_limit(self) -> Limit | None:
-        """The limit that ended the simulated user's part, if one did."""
-        return self.user.limit if self.user else None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         started = time.perf_counter()
@@ -202,16 +197,6 @@ class ToldSession:
                     is_error=told.is_error,
                     waited_s=told.waited_s,
                 )
-
-    async def reply(self, transcript: Sequence[Message], turn: Turn) -> list[Message]:
-        if self.user is None:
-            return []
-        started = time.perf_counter()
-        messages = await self.user.reply(transcript, turn)
-        if self.user.is_there and isinstance(self.contexts, HearsUsers):
-            text = "".join(message["content"] for message in messages)
-            self.contexts.replied(text, time.perf_counter() - started)
-        return messages
 
 
 def _fault_as_result() -> ToolResult:

@@ -168,6 +168,8 @@ def open_served_policy(
 ) -> ServedPolicy:
     """The policy of the config, or the one in the folder `model_path`, with its servers but without a
     trainer."""
+    if examined.config.trace.backend:
+        logger.warning("trace.backend has no effect here: only `turnwise train` writes traces")
     policy = open_rollout_context(examined, model_path)
     with ExitStack() as on_error:
         on_error.callback(policy.close)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.errors import EnvironmentFault, TurnwiseError, nearest
-from turnwise.protocols import Interaction
+from turnwise.protocols import HearsUsers, Interaction
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -44,10 +44,16 @@ class Interactions:
         """The same users, whose calls are watched and timed by these."""
         return replace(self, watchdog=watchdog, stopwatch=stopwatch)
 
-    def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
+    def open(
+        self,
+        task: Task,
+        sibling: int,
+        max_turns: int | None = None,
+        contexts: object = None,
+    ) -> "InteractionSession":
         """A session with the simulated user that the task's row names, or with nobody if it names none. The
-        user sends at most `max_turns` messages (None = any number). Raises ToolFault if the name is
-        unknown."""
+        user sends at most `max_turns` messages (None = any number). If `contexts` hear users (`HearsUsers`),
+        they are told each answer. Raises ToolFault if the name is unknown."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
@@ -56,7 +62,7 @@ class Interactions:
                 f"{task.id}: there is no interaction {name!r}; known are "
                 f"{names}.{nearest(name, self.by_name)}"
             )
-        return InteractionSession(self, name, kwargs, task, sibling, max_turns)
+        return InteractionSession(self, name, kwargs, task, sibling, max_turns, contexts)
 
 
 class InteractionSession:
@@ -76,6 +82,7 @@ class InteractionSession:
         task: Task,
         sibling: int,
         max_turns: int | None,
+        contexts: object = None,
     ) -> None:
         self._box = box
         self._name = name
@@ -84,6 +91,7 @@ class InteractionSession:
         self._task = task
         self._id = f"{task.id}/{sibling}"
         self._max_turns = max_turns
+        self._contexts = contexts
         self._state: Any = None
 
     @property
@@ -116,6 +124,14 @@ class InteractionSession:
         (this sets `limit`). Adds the user's score to the turn's reward, and the numbers in the user's
         metadata to the turn's metrics. Raises ToolFault if the user takes too long or answers in a wrong
         form; EnvironmentFault if the user raises an exception."""
+        started = self._box.stopwatch.now()
+        answers = await self._reply(messages, turn)
+        if self.is_there and isinstance(self._contexts, HearsUsers):
+            text = "".join(answer["content"] for answer in answers)
+            self._contexts.replied(text, self._box.stopwatch.now() - started)
+        return answers
+
+    async def _reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
         if not self.is_there:
             return []
         answer = await self._ask("generate_response", self._state, list(messages), **self._kwargs)

@@ -197,6 +197,7 @@ class _Writer:
     def close(self) -> None:
         wait([batch.call for batch in self._pending], CLOSE_S)
         self._take_ended()
+        is_stuck = bool(self._pending)
         for batch in self._pending:
             batch.call.cancel()
             self._num_dropped += batch.num_traces
@@ -207,7 +208,8 @@ class _Writer:
             logger.warning("%s of %d went without a trace", counted(self._num_dropped, "episode"), total)
         closed = self._thread.start(self._close_store)
         self._thread.end()
-        wait([closed], CLOSE_S)
+        if not is_stuck:
+            wait([closed], CLOSE_S)
 
     def _close_store(self) -> None:
         if self._store is not None:

@@ -12,14 +12,16 @@ from crude_openenv import SCHEMA, TEXT, crude_server, error, observation
 from messages import mentions
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.agents.env_session import CallSettings
 from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.openenv.env import OpenEnvEnv
 from turnwise.envs.openenv.fields import ActionError, action_field, observation_text
 from turnwise.envs.registry import make_env
-from turnwise.errors import EnvironmentFault
+from turnwise.errors import DeadlineError, EnvironmentFault
 from turnwise.gateway.openenv_server import OpenEnvServer
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams, Task
 
@@ -82,6 +84,17 @@ def test_more_episodes_than_places_are_all_played() -> None:
             await server.close()
 
     asyncio.run(play())
+
+
+def test_a_wait_for_a_place_has_a_deadline() -> None:
+    async def play(watchdog: Watchdog) -> None:
+        async with crude_server({"state": error("CAPACITY_REACHED")}) as url:
+            calls = CallSettings(place_timeout_s=0.2, watchdog=watchdog)
+            agent = EnvAgent(lambda _: OpenEnvEnv(url), EnvAgentSettings("Lake", calls=calls))
+            await agent.run(Task("train/Lake/0", "Lake", "train", 0), 0, None, SamplingParams(8))  # type: ignore[arg-type]
+
+    with Watchdog() as watchdog, pytest.raises(DeadlineError, match=r"deadlines\.env_s"):
+        asyncio.run(play(watchdog))
 
 
 def test_what_the_player_does_wrong_is_shown_and_costs_and_is_not_the_end() -> None:

@@ -7,15 +7,17 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_envs import IdentityEnv
 from toy_tools import TOOL_CHATML, Notebook
+from toy_users import Asker
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.agents.single_turn_agent import RowAgentSettings, SingleTurnAgent
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.assemble.traces import traced_agents, traced_score
 from turnwise.chat.contexts import TokenContexts
@@ -27,6 +29,7 @@ from turnwise.errors import DataError, ServerError
 from turnwise.protocols import RewardResult
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
+from turnwise.tools.interactions import Interactions
 from turnwise.tools.tool_box import OfferedTool, ToolBox
 from turnwise.tracking.mlflow_traces import mlflow_spans
 from turnwise.tracking.spans import Trace
@@ -136,6 +139,68 @@ def test_a_failed_episode_ends_its_open_span_with_the_error() -> None:
     assert trace.spans[-1].error == trace.spans[0].error
 
 
+def test_a_tool_that_breaks_and_a_mistake_of_the_model_are_errors_of_their_spans() -> None:
+    def noting(text: str) -> str:
+        return CALL.replace('"x"', f'"{text}"')
+
+    store = Kept()
+    traces = traced(store)
+    with pytest.raises(RuntimeError):
+        play(traces, tool_agent(), ROW, [noting("mistake"), noting("raise")])
+    traces.close()
+    [trace] = store.traces
+    mistake, broken = [span for span in trace.spans if span.kind == "tool"]
+    assert "no such page" in mistake.error and mistake.attributes["turnwise.turn"] == 0
+    assert broken.error.startswith("RuntimeError") and broken.attributes["turnwise.turn"] == 1
+    assert trace.spans[0].error.startswith("RuntimeError") and len(trace.spans) == 5
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_what_a_simulated_user_says_is_a_span(has_tools: bool) -> None:
+    users = Interactions({"user": Asker()})
+    agent: Any = SingleTurnAgent(RowAgentSettings(), users)
+    if has_tools:
+        tools = ToolBox([OfferedTool(Notebook())], timeout_s=60.0)
+        agent = ToolAgent(RowAgentSettings(), tools=tools, limits=ToolAgentLimits(), interactions=users)
+    task = replace(ROW, payload={"prompt": "?", "extra_info": {"interaction_kwargs": {"name": "user"}}})
+    trace = one(agent, task, ["1", "2", "3"])
+    assert kinds(trace) == ["episode", *["generate", "user"] * 3]
+    said = [span.attributes["turnwise.user_text"] for span in trace.spans if span.kind == "user"]
+    assert said == ["and question 1?", "and question 2?", ""]
+
+
+def test_what_an_agent_does_between_two_requests_is_a_span_if_nothing_else_is_known() -> None:
+    class Thinks:
+        async def run(self, task: Task, sibling: int, contexts: Any, sampling: Any) -> list[Trajectory]:
+            conversation = contexts(sampling)
+            for _ in range(2):
+                await conversation.generate([{"role": "user", "content": "?"}])
+                await asyncio.sleep(0.01)
+            return [Trajectory(task, sibling, conversation.turns)]
+
+    trace = one(Thinks(), ROW, ["1", "2"])
+    assert sorted(kinds(trace)) == ["agent", "episode", "generate", "generate"]
+    [agent] = [span for span in trace.spans if span.kind == "agent"]
+    assert agent.end_ns - agent.start_ns >= 5_000_000 and agent.attributes["turnwise.turn"] == 0
+
+
+def test_a_tree_is_traced_turn_by_turn_with_its_branches() -> None:
+    class Branches:
+        async def run(self, task: Task, sibling: int, contexts: Any, sampling: Any) -> list[Trajectory]:
+            tree = contexts.open_tree(sampling)
+            asked = [{"role": "user", "content": "go"}]
+            first = await tree.answer(asked)
+            for text in ("left", "right"):
+                history = [*asked, first.message, {"role": "user", "content": text}]
+                await tree.answer(history)
+            return [Trajectory(task, sibling, tree.turns)]
+
+    trace = one(Branches(), ROW, ["1", "2", "3"])
+    generated = [span.attributes for span in trace.spans if span.kind == "generate"]
+    assert [values["turnwise.parent_turn"] for values in generated] == [None, 0, 0]
+    assert generated[1]["turnwise.reused_tokens"] == generated[2]["turnwise.reused_tokens"] > 0
+
+
 def test_what_no_step_has_used_is_written_at_the_end() -> None:
     store = Kept()
     traces = traced(store)
@@ -200,6 +265,25 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCap
     assert 0 < len(store.traces) < 5
     assert caplog.text.count("trace.max_pending_mb") == 1
     assert f"{5 - len(store.traces)} episode" in caplog.text and "of 5 went without" in caplog.text
+
+
+def test_a_store_that_hangs_does_not_hold_the_end_of_a_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnwise.tracking.traces.CLOSE_S", 0.05)
+    may_end = threading.Event()
+
+    class Hangs(Kept):
+        def write(self, traces: Sequence[Trace]) -> int:
+            may_end.wait(60)
+            return 0
+
+    traces = traced(Hangs())
+    for step in range(2):
+        traces.end_step(step, [play(traces, tool_agent(), ROW, ["2"])])
+    traces.close()
+    may_end.set()
+    assert "2 episodes of 2" in caplog.text and "0.05 s" in caplog.text
 
 
 def test_a_store_that_fails_or_never_opens_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
