@@ -2,6 +2,4 @@
 
 from pathlib import Path
 
-collect_ignore = [
-    file.name for file in Path(__file__).parent.glob("*.py") if not file.name.startswith("test_")
-]
+collect_ignore = [file.name for file in Path(__file__).parent.glob("*.py") if not file.name.startswith("test_")]
