@@ -105,7 +105,8 @@ class _EpisodeLines(SilentObserver):
 
     def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
         head = self._head(place) | {"turn": place.number}
-        snapshot = replace(turn)  # the agent changes the turn later
+        # A copy, since the agent changes the turn later. Its messages have a line of their own.
+        snapshot = replace(turn, messages=())
         calls = {key: reply[key] for key in ("tool_calls", "call_errors") if reply.get(key)}
         self._journal.append(
             lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls

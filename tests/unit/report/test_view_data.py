@@ -12,12 +12,14 @@ import pytest
 from viewed_run import HOSTILE, write_run
 
 from turnwise.errors import ConfigError, DataError
+from turnwise.models.token_decoder import TokenDecoder
 from turnwise.report.view.folder import site_files, write_folder
 from turnwise.report.view.rollouts_file import RolloutsFile, chosen_steps
 from turnwise.report.view.scripts import script
 from turnwise.report.view.source import Episodes, RunSource, metric_columns
 from turnwise.report.view.step_data import step_data
 from turnwise.report.view.timeline_data import timeline_data
+from turnwise.report.view.token_texts import TokenTexts
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,23 @@ def test_files_of_older_versions_and_of_other_programs_are_read(file):
                 turn.pop(name, None)
     made = step_data(0, [*records, {"step": 0, "task": {}, "turns": [3]}], None)
     assert made.summary["size"] == [4, 4, 2, 2, 2] and made.data["damaged"] == 1
+
+
+def test_fields_of_any_type_are_shown_or_counted_as_damaged(file, run):
+    texts = TokenTexts(TokenDecoder(run / "checkpoints" / "checkpoint-3"))
+    records, _ = file.records(0)
+    for odd in (None, 3, -1.5, "x", [], {}, [None], [["x"]], [2**70], {"a": 1}, True):
+        for holder in ("record", "task", "turn"):
+            names = {"record": records[0], "task": records[0]["task"], "turn": records[0]["turns"][0]}[holder]
+            for name in names:
+                record = json.loads(json.dumps(records[0]))
+                place = {"record": record, "task": record["task"], "turn": record["turns"][0]}[holder]
+                place[name] = odd
+                if not isinstance(record["turns"], list) or not isinstance(record["task"], dict):
+                    continue  # such a line isn't taken for an episode
+                made = step_data(0, [record, records[1]], texts)
+                assert sum(made.summary["size"]) + made.data.get("damaged", 0) == 2, (holder, name, odd)
+                script("step", made.data)
 
 
 def test_a_script_holds_any_text():

@@ -48,6 +48,7 @@ _OF_TURN = (
     "messages",
 )
 _DIGITS = 4
+_NUM_IDS = 2**31
 _LARGEST = 2**53
 """Numbers in a browser are exact up to here."""
 STATUS_LETTERS = {"finished": "f", "truncated": "t", "failed": "x"}
@@ -86,18 +87,17 @@ def step_data(step: int, records: Sequence[Json], texts: TokenTexts | None, num_
     for record in records:
         try:
             trajectory = _trajectory(record, reading)
-        except (TypeError, ValueError, AttributeError, KeyError):
+            key = (int(record.get("group", 0)), str(record["task"].get("id")))
+        except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
             # An object of another program, or of a version whose fields differ.
             num_damaged += 1
             continue
-        task = record["task"]
-        key = (record.get("group", 0), str(task.get("id")))
         group = groups.get(key)
         if group is None:
             group = {
                 "index": key[0],
                 "rejected": record.get("rejected"),
-                "task": exact(_chosen(task, _OF_TASK)),
+                "task": exact(_chosen(record["task"], _OF_TASK)),
                 "length": record.get("group_length"),
                 "members": [],
             }
@@ -107,8 +107,9 @@ def step_data(step: int, records: Sequence[Json], texts: TokenTexts | None, num_
     if num_damaged:
         data["damaged"] = num_damaged
     if texts is not None:
-        data["texts"] = texts.table(reading.ids)
-        data["special"] = sorted(reading.ids.intersection(texts.decoder.special_ids))
+        ids = {token_id for token_id in reading.ids if type(token_id) is int and 0 <= token_id < _NUM_IDS}
+        data["texts"] = texts.table(ids)
+        data["special"] = sorted(ids.intersection(texts.decoder.special_ids))
     return StepData(data, _summary(step, data["groups"], num_damaged))
 
 
@@ -124,7 +125,7 @@ def _is_assumed(value: Any) -> bool:
 
 def _trajectory(record: Json, reading: _Reading) -> Json:
     trajectory = _chosen(record, _OF_TRAJECTORY)
-    trajectory["score"] = record.get("score", 0.0)
+    trajectory["score"] = float(record.get("score", 0.0))
     trajectory["turns"] = [_turn(turn, reading) for turn in record["turns"]]
     return trajectory
 
@@ -171,14 +172,14 @@ def _summary(step: int, groups: Sequence[Json], num_damaged: int) -> Json:
     summary: Json = {
         "step": step,
         "index": [group["index"] for group in groups],
-        "task": [group["task"].get("id", "") for group in groups],
-        "tag": [group["task"].get("tag", "") for group in groups],
+        "task": [str(group["task"].get("id", "")) for group in groups],
+        "tag": [str(group["task"].get("tag", "")) for group in groups],
         "rejected": "".join(str(_rejection(group["rejected"])) for group in groups),
         "size": [len(group["members"]) for group in groups],
         "score": [_rounded(member["score"]) for member in members],
         "tokens": [sum(len(turn["response_ids"]) for turn in member["turns"]) for member in members],
         "turns": [len(member["turns"]) for member in members],
-        "status": "".join(STATUS_LETTERS.get(member.get("status", ""), "?") for member in members),
+        "status": "".join(STATUS_LETTERS.get(str(member.get("status")), "?") for member in members),
     }
     if len(set(summary["tag"])) == 1:
         summary["tag"] = summary["tag"][:1]

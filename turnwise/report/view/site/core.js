@@ -68,7 +68,9 @@ turnwise.index = (text) => {
 };
 
 turnwise.step = (key, text) => {
-  turnwise.caches.steps.set(JSON.parse(key), JSON.parse(text));
+  const data = JSON.parse(text);
+  data.size = text.length;
+  turnwise.caches.steps.set(JSON.parse(key), data);
 };
 
 turnwise.timeline = (number, text) => {
@@ -80,6 +82,15 @@ turnwise.head = (text) => {
 };
 
 const MAX_STEPS_KEPT = 12;
+const MAX_CHARACTERS_KEPT = 150e6;
+
+// Forgets the oldest steps, so that a browser holds a search through gigabytes.
+function forgetOld(steps) {
+  const isFull = () =>
+    steps.size > MAX_STEPS_KEPT ||
+    [...steps.values()].reduce((sum, data) => sum + data.size, 0) > MAX_CHARACTERS_KEPT;
+  while (steps.size > 1 && isFull()) steps.delete(steps.keys().next().value);
+}
 
 async function stepData(run, kind, step) {
   if (!rowOf(run, kind, step)) throw new Error(`${stepTitle(kind, step)} isn't here`);
@@ -87,7 +98,7 @@ async function stepData(run, kind, step) {
   const steps = turnwise.caches.steps;
   if (!steps.has(key)) {
     await loadScript(`${run}-${kind}-${step}.js`);
-    while (steps.size > MAX_STEPS_KEPT) steps.delete(steps.keys().next().value);
+    forgetOld(steps);
   }
   return steps.get(key);
 }

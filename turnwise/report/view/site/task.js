@@ -148,16 +148,14 @@ function siblingTable(parts, group, members) {
             el(
               "tr",
               { class: "comment" },
-              el("td", {}),
-              el("td", { colspan: names.length - 1 }, el("b", {}, shown(`${name}: `)), shown(String(text))),
+              el("td", { colspan: names.length }, el("b", {}, shown(`${name}: `)), shown(String(text))),
             ),
           ),
           member.error
             ? el(
                 "tr",
                 { class: "comment" },
-                el("td", {}),
-                el("td", { colspan: names.length - 1, class: "error" }, shown(member.error)),
+                el("td", { colspan: names.length, class: "error" }, shown(member.error)),
               )
             : null,
         ];
