@@ -7,7 +7,8 @@ digits, which it can't.
 are held out; the hundred sums are in training and validation alike, since what is learnt of them is not to
 call.
 2. A model with random weights and a tokenizer are made.
-3. Supervised fine-tuning shows it conversations that call the calculator in four of five cases, needed or not.
+3. Supervised fine-tuning shows it conversations that call the calculator in four of five cases, needed or
+not.
 
 Then: `turnwise train examples/tool_choice/grpo.yaml`, whose reward takes a little off for a call that wasn't
 needed. `env/sums/tool_calls` is the number of needless calls of an episode.
