@@ -69,11 +69,23 @@ def of_one_digit(folder: Path) -> None:
     script["write"](folder / "val.jsonl", held_out[:8])
 
 
+def of_choices(folder: Path) -> None:
+    """The files of examples/tool_choice, with a few questions each."""
+    script = runpy.run_path(str(ROOT / "examples" / "tool_choice" / "choice.py"))
+    asked = script["questions"](seed=0)[:24]
+    rows = [script["row"](question, index) for index, question in enumerate(asked)]
+    script["write"](folder / "train.jsonl", rows[:16])
+    script["write"](folder / "val.jsonl", rows[16:])
+    rng = random.Random(0)
+    script["write"](folder / "demos.jsonl", [script["demonstration"](question, rng) for question in asked])
+
+
 ROWS = {
     "arithmetic": of_sums,
     "products": of_products,
     "gateway": of_products,
     "smollm": of_one_digit,
+    "tool_choice": of_choices,
 }
 
 

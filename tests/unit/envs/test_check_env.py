@@ -518,3 +518,11 @@ def test_the_report_is_json() -> None:
 
 def count_words(text: str) -> int:
     return len(text.split())
+
+
+def test_free_text_that_an_environment_draws_is_played_and_watched() -> None:
+    drawn = sound(actions=(), random_action=lambda self, rng: rng.choice("abcd"))
+    assert re.search(r"score [01]\.\d+ on average", found(examine(drawn), "random play").result)
+    broken = examine(sound(random_action=raising(OSError("no words"))))
+    assert broken.verdict == "error"
+    assert any("random_action raises OSError" in finding.result for finding in broken.findings)

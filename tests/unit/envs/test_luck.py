@@ -88,3 +88,12 @@ def test_nothing_is_claimed_where_it_cannot_be_measured(env, nothing_stays_stuck
 def test_what_is_too_slow_is_given_up():
     assert random_outcomes(SlowEnv, range(1000), 1, budget_s=0.1) == []
     assert len(random_outcomes(DoorEnv, range(MIN_EPISODES), 1, budget_s=60)) == MIN_EPISODES
+
+
+def test_free_text_that_an_environment_draws_counts_as_chance():
+    class RandomDoorEnv(DoorEnv):
+        def random_action(self, rng):
+            return rng.choice("ab")
+
+    outcomes = random_outcomes(RandomDoorEnv, range(200), max_steps=1, budget_s=60.0)
+    assert len(outcomes) >= MIN_EPISODES and 0.1 < sum(outcomes) / len(outcomes) < 0.45

@@ -247,6 +247,9 @@ def test_a_users_catalogue_is_played(tmp_path: Path) -> None:
         ({"options": {"color": {"red": "2"}}}, says("line 1", "'color'", "'red'", "'2'")),
         ({"options": {"color": ["red"], "trim": ["RED"]}}, says("line 1", "'trim'", "no two")),
         ({"id": "a7"}, says("'a7'", "unique")),
+        ({"id": "Next  >"}, says("line 1", "label", "rename")),
+        ({"options": {"extra": ["Buy now"]}}, says("line 1", "'Buy now'", "label")),
+        ({"description": 3}, says("line 1", "description", "text")),
         ({"attributes": ["!!!"], "title": "Bottle", "id": "A0"}, None),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.envs.arguments import is_list_of_str
+from turnwise.envs.webshop.labels import RESERVED
 from turnwise.envs.webshop.lexicon import Kind, Lexicon, lexicon
 from turnwise.envs.webshop.product import Product
 from turnwise.errors import EnvironmentFault, TurnwiseError
@@ -96,23 +97,43 @@ def _read_product(row: Mapping[str, Any], place: str) -> Product:
     if type(price) not in (int, float) or not 0 < price <= MAX_ABS:
         raise EnvironmentFault(f"{place}: price is {price!r}; it must be a number of dollars above 0")
     return Product(
-        id=_string(row, "id", place).lower(),
+        id=_label(_string(row, "id", place), place),
         title=_string(row, "title", place),
         kind=_string(row, "kind", place, categories[-1]),
         categories=categories,
         price=float(price),
         attributes=_strings(row, "attributes", place, is_needed=True),
         options=_options(row.get("options", {}), place),
-        description=_string(row, "description", place, " "),
+        description=_description(row, place),
         features=_strings(row, "features", place),
     )
 
 
 def _string(row: Mapping[str, Any], name: str, place: str, default: str = "") -> str:
     value = row.get(name, default)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value.strip():
         raise EnvironmentFault(f"{place}: {name} is {value!r}; it must be a text. A product has {_ROW}")
-    return value.strip()
+    return _on_one_line(value)
+
+
+def _description(row: Mapping[str, Any], place: str) -> str:
+    if not row.get("description"):
+        return ""
+    return _string(row, "description", place)
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _label(text: str, place: str) -> str:
+    """A text as the label of a link, in lower case."""
+    label = _on_one_line(text).lower()
+    if label in RESERVED:
+        raise EnvironmentFault(
+            f"{place}: {text!r} is the label of a link that the shop has anyway; rename this id or value"
+        )
+    return label
 
 
 def _strings(row: Mapping[str, Any], name: str, place: str, is_needed: bool = False) -> tuple[str, ...]:
@@ -121,7 +142,7 @@ def _strings(row: Mapping[str, Any], name: str, place: str, is_needed: bool = Fa
         raise EnvironmentFault(
             f"{place}: {name} is {values!r}; it must be a list of texts. A product has {_ROW}"
         )
-    return tuple(value.strip() for value in values)
+    return tuple(map(_on_one_line, values))
 
 
 def _options(options: Any, place: str) -> dict[str, dict[str, float]]:
@@ -139,7 +160,7 @@ def _options(options: Any, place: str) -> dict[str, dict[str, float]]:
         for value, added in values.items():
             if type(added) not in (int, float) or not 0 <= added <= MAX_ABS:
                 raise EnvironmentFault(f"{place}: option {name!r}: {value!r} adds {added!r}; {form}")
-        read[name] = {value.strip().lower(): float(added) for value, added in values.items()}
+        read[name] = {_label(value, place): float(added) for value, added in values.items()}
         labels_of_option = read[name].keys()
         if labels & labels_of_option or "" in labels_of_option:
             raise EnvironmentFault(

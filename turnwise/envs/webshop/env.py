@@ -12,11 +12,8 @@ from turnwise.envs.arguments import check_choice, check_format_penalty, check_ty
 from turnwise.envs.base import Step, TextEnv, episode_seed
 from turnwise.envs.webshop.expert import next_action
 from turnwise.envs.webshop.goals import drawn_goal, short_wish
+from turnwise.envs.webshop.labels import BACK, BUY, NEXT, PREVIOUS
 from turnwise.envs.webshop.pages import (
-    BACK,
-    BUY,
-    NEXT,
-    PREVIOUS,
     ObservationKind,
     Place,
     full_page,

@@ -3,7 +3,8 @@ it."""
 
 from collections.abc import Mapping
 
-from turnwise.envs.webshop.pages import BUY, NEXT, PAGE_SIZE, PREVIOUS, Place
+from turnwise.envs.webshop.labels import BUY, NEXT, PREVIOUS
+from turnwise.envs.webshop.pages import PAGE_SIZE, Place
 from turnwise.envs.webshop.product import Product
 from turnwise.envs.webshop.reward import Goal, judge, matching_value
 from turnwise.envs.webshop.shop import Shop

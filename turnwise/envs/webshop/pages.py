@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turnwise.envs.webshop.goals import short_wish, wish
+from turnwise.envs.webshop.labels import ATTRIBUTES, BACK, BUY, NEXT, PREVIOUS, SUB_PAGES
 from turnwise.envs.webshop.product import Product, dollars
 from turnwise.envs.webshop.reward import Goal
 from turnwise.envs.webshop.shop import Shop
@@ -14,13 +15,6 @@ ObservationKind = Literal["full", "short"]
 
 PAGE_SIZE = 10
 """Products on a page of results, as published."""
-NEXT = "next >"
-PREVIOUS = "< prev"
-BACK = "back to search"
-BUY = "buy now"
-SUB_PAGES = ("description", "features")
-ATTRIBUTES = "attributes"
-"""The sub-page that `show_attrs` adds."""
 
 
 @dataclass(frozen=True, slots=True)
