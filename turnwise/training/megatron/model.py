@@ -63,7 +63,7 @@ class Norm(nn.Module):
         return self.weight * (precise * scale).to(states.dtype)
 
 
-class DecoderPart(LanguageModule):  # type: ignore[misc]  # Megatron isn't typed
+class DecoderPart(LanguageModule):
     """The layers of one pipeline stage, or of one part of it, with the embedding on the first stage
     (`pre_process`) and the head on the last (`post_process`). Of each layer this rank has its tensor-parallel
     part."""
@@ -141,7 +141,7 @@ class DecoderPart(LanguageModule):  # type: ignore[misc]  # Megatron isn't typed
             packed_seq_params=packed,
         )
         if not self.post_process:
-            return states  # type: ignore[no-any-return]
+            return states
         if self.config.sequence_parallel:
             # The gradient that comes back is the same on all ranks, so each takes its rows of it.
             states = tensor_parallel.gather_from_sequence_parallel_region(

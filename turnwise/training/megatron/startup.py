@@ -24,10 +24,8 @@ Read = Callable[[str], Tensor]
 """The whole tensor of a name in the Hugging Face model."""
 
 
-def open_model(
-    source: ModelSource, rank: RankContext, is_trained: bool
-) -> tuple[PreTrainedModel, Read | None]:
-    """The model of a source and what reads its tensors; None if the model holds them itself."""
+def open_model(source: ModelSource, rank: RankContext, is_trained: bool) -> tuple[PreTrainedModel, Read]:
+    """The model of a source, which needn't have weights, and what reads its tensors."""
     slices = source.load_slices()
     if slices is None:
         model = source.load(replace(rank, device="cpu"))
