@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.error
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,21 @@ def test_what_a_function_is_told() -> None:
     }
     assert not Path(told["workdir"]).exists()
     assert (trajectory.final_text, trajectory.score, trajectory.metrics["steps"]) == ("4", 1.0, 3.0)
+
+
+def test_what_a_function_does_to_its_task_is_seen_by_nobody_else() -> None:
+    task = replace(TASK, payload={"prompt": [{"role": "user", "content": "go"}]})
+
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
+        messages = task["prompt"]
+        for _ in range(2):
+            body = {"model": "policy", "messages": messages}
+            messages.append(post(base_url, api_key, body)["choices"][0]["message"])
+            messages.append({"role": "user", "content": "again"})
+
+    trajectories = play_episodes(function_player(play), lambda number: "x", num_episodes=3, task=task)
+    assert [len(trajectory.samples) for trajectory in trajectories] == [1, 1, 1]
+    assert len(task.payload["prompt"]) == 1
 
 
 def test_a_command_plays_with_a_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
