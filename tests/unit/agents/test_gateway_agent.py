@@ -20,7 +20,13 @@ from http_players import post, two_turns
 from turnwise.agents.played_function import StuckThreads
 from turnwise.agents.seat import outcome_of_line, read_outcome
 from turnwise.envs.base import TextEnv
-from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
+from turnwise.errors import (
+    DeadlineError,
+    EnvironmentFault,
+    ReplicasDeadError,
+    RolloutError,
+    ServerError,
+)
 from turnwise.types import Task
 
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "go"}]}
@@ -100,6 +106,23 @@ def test_what_a_function_does_to_its_task_is_seen_by_nobody_else() -> None:
     trajectories = play_episodes(function_player(play), lambda number: "x", num_episodes=3, task=task)
     assert [len(trajectory.samples) for trajectory in trajectories] == [1, 1, 1]
     assert len(task.payload["prompt"]) == 1
+
+
+@pytest.mark.parametrize("fault", [ReplicasDeadError("all dead"), DeadlineError("too late")])
+def test_what_ends_the_run_isn_t_the_client_s_error(fault: Exception) -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
+        ask(base_url, api_key)
+
+    with pytest.raises(type(fault), match=str(fault)):
+        play_episodes(function_player(play), [], fault=fault)
+
+
+def test_a_server_s_fault_is_the_client_s_and_fails_the_episode() -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
+        ask(base_url, api_key)
+
+    with pytest.raises(urllib.error.HTTPError, match="no such token"):
+        play_episodes(function_player(play), [], fault=ServerError("no such token"))
 
 
 def test_a_command_plays_with_a_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
