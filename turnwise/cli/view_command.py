@@ -39,9 +39,9 @@ def _check(options: argparse.Namespace) -> None:
     if len(chosen) > 1:
         names = " and ".join(f"--{name}" for name in chosen)
         raise ConfigError(f"{names} exclude each other; --text writes no pages, --port makes them when asked")
-    for name in ("failed", "trajectory"):
+    for name in ("failed", "trajectory", "no_color"):
         if vars(options)[name] and not options.text:
-            raise ConfigError(f"--{name} is for the terminal; add --text")
+            raise ConfigError(f"--{name.replace('_', '-')} is for the terminal; add --text")
     if options.port is not None and options.port > 65535:
         raise ConfigError(f"--port is {options.port}; a port is at most 65535")
 
