@@ -71,7 +71,7 @@ def _serve(runs: list[ViewedRun], port: int) -> int:
     return 0
 
 
-def _progress(done: int, total: int) -> None:
+def _progress(num_written: int, total: int) -> None:
     if total > 20 and sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\rstep {done} of {total}", end=end, file=sys.stderr, flush=True)
+        end = "\n" if num_written == total else ""
+        print(f"\rstep {num_written} of {total}", end=end, file=sys.stderr, flush=True)
