@@ -69,7 +69,6 @@ class AgenticPipeline:
     cluster: Cluster
     log: RunLog
     journal: Journal
-    val_journal: Journal | None
     token_values: TokenValueRecorder
     pictures: Pictures
     folder: RunFolder
@@ -159,8 +158,7 @@ class AgenticPipeline:
         assert self.val_rollout_scheduler is not None
         groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
         self.pictures.write(f"step-{step}", groups)
-        if self.val_journal:
-            self.val_journal.append(step, groups)
+        self.journal.append_validation(step, groups)
         return groups
 
     def train_on(self, part: Part, update: PolicyUpdate) -> None:
@@ -212,8 +210,6 @@ class AgenticPipeline:
             stack.callback(self.interrupts.restore)
             stack.callback(self.event_loop.close)
             stack.callback(self.journal.close)
-            if self.val_journal:
-                stack.callback(self.val_journal.close)
             stack.callback(self.cluster.shutdown)
             stack.callback(lambda: self.event_loop.run(self.actor_infer.close()))
             stack.callback(self.train_rollout_scheduler.close)
