@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -36,10 +37,10 @@ class Browser:
         flags += [f"--user-data-dir={self._profile}", f"--window-size={width},{height}", "about:blank"]
 
         def wire() -> None:
-            os.dup2(read_there, 13)
-            os.dup2(write_there, 14)
-            os.dup2(13, 3)
-            os.dup2(14, 4)
+            """Puts the ends of the pipes where the browser looks for them, whatever stands there."""
+            ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 100) for end in (read_there, write_there)]
+            os.dup2(ends[0], 3)
+            os.dup2(ends[1], 4)
 
         self._process = subprocess.Popen(
             [path, *flags],

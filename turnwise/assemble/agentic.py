@@ -232,8 +232,7 @@ def _assemble(
         cluster=cluster,
         log=log,
         records=EpisodeRecords(
-            Journal(folder.rollouts),
-            Journal(folder.val_rollouts) if config.record_validation else None,
+            Journal(folder.rollouts, folder.val_rollouts if config.record_validation else None),
             policy.traces,
             pictures,
             TokenValueRecorder(config.record_token_values, actor_train),

@@ -39,9 +39,9 @@ def _check(options: argparse.Namespace) -> None:
     if len(chosen) > 1:
         names = " and ".join(f"--{name}" for name in chosen)
         raise ConfigError(f"{names} exclude each other; --text writes no pages, --port makes them when asked")
-    for name in ("failed", "trajectory"):
+    for name in ("failed", "trajectory", "no_color"):
         if vars(options)[name] and not options.text:
-            raise ConfigError(f"--{name} is for the terminal; add --text")
+            raise ConfigError(f"--{name.replace('_', '-')} is for the terminal; add --text")
     if options.port is not None and options.port > 65535:
         raise ConfigError(f"--port is {options.port}; a port is at most 65535")
 
@@ -71,7 +71,7 @@ def _serve(runs: list[ViewedRun], port: int) -> int:
     return 0
 
 
-def _progress(done: int, total: int) -> None:
+def _progress(num_written: int, total: int) -> None:
     if total > 20 and sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\rstep {done} of {total}", end=end, file=sys.stderr, flush=True)
+        end = "\n" if num_written == total else ""
+        print(f"\rstep {num_written} of {total}", end=end, file=sys.stderr, flush=True)

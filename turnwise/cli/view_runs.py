@@ -238,19 +238,19 @@ def refresh(viewed: ViewedRun) -> None:
 
 def _choose(viewed: ViewedRun, words: Sequence[str]) -> None:
     """Chooses the steps of --steps. Numbers that no file has are said; raises DataError if none is left."""
-    wanted = {int(word) for word in words if word != "last"}
-    known: set[int] = set()
+    numbers = {int(word) for word in words if word != "last"}
+    shown: set[int] = set()
     for episodes in viewed.source.episodes:
         steps = [step + episodes.first_step for step in sorted(episodes.file.steps)]
-        chosen = wanted.intersection(steps)
+        chosen = numbers.intersection(steps)
         if "last" in words and steps:
             chosen.add(steps[-1])
-        known |= chosen
-        episodes.wanted = sorted(chosen)
+        shown |= chosen
+        episodes.chosen = sorted(chosen)
     name = viewed.source.name
-    if not known:
+    if not shown:
         raise DataError(f"--steps {','.join(words)}: {name} has none of them; steps count from 1")
-    missing = sorted(wanted - known)
+    missing = sorted(numbers - shown)
     if missing:
         listed = ", ".join(map(str, missing[:5]))
         viewed.notes.append(

@@ -1,7 +1,6 @@
 """What a run keeps of the episodes that it has played."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from turnwise.pipelines.pictures import Pictures
@@ -13,11 +12,10 @@ from turnwise.types import Group
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecords:
-    """`rollouts.jsonl`, with validations `val_rollouts.jsonl`, traces, pictures, and the values of tokens
-    that only readers want. What is None isn't kept."""
+    """The journal, traces, pictures, and the values of tokens that only readers want. Without `traces`
+    none are kept."""
 
     journal: Journal
-    val_journal: Journal | None
     traces: Traces | None
     pictures: Pictures
     token_values: TokenValueRecorder
@@ -35,14 +33,10 @@ class EpisodeRecords:
     def add_validation(self, step: int, groups: Sequence[Group]) -> None:
         """Writes the groups of a validation."""
         self.pictures.write(f"step-{step}", groups)
+        self.journal.append_validation(step, groups)
         if self.traces:
             self.traces.end_step(step, groups, is_validation=True)
-        if self.val_journal:
-            self.val_journal.append(step, groups)
 
     def close(self) -> None:
-        """Closes the files, each even if another fails."""
-        with ExitStack() as stack:
-            stack.callback(self.journal.close)
-            if self.val_journal:
-                stack.callback(self.val_journal.close)
+        """Closes the files."""
+        self.journal.close()

@@ -18,12 +18,15 @@ _MAX_LISTED = 3  # number of lines or groups that a message lists one by one
 
 
 class Journal:
-    """Appends trajectories to a file. The file is flushed after each step, so a crash loses at most the
-    current step."""
+    """Appends trajectories to a file, and those of validations to another one if `validation` names it. A
+    file is flushed after each step, so a crash loses at most the current step."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, validation: Path | None = None) -> None:
         self._path = path
         self._file: TextIO = path.open("a", encoding="utf-8")
+        self._validation: Journal | None = None
+        if validation is not None:
+            self._validation = Journal(validation)
 
     def append(self, step: int, groups: Iterable[Group]) -> None:
         """Writes the groups of one step, with advantages if there are any."""
@@ -32,7 +35,14 @@ class Journal:
                 self._file.writelines(line + "\n" for line in write_group(step, group))
             self._file.flush()
 
+    def append_validation(self, step: int, groups: Iterable[Group]) -> None:
+        """Writes the groups of a validation, if they have a file."""
+        if self._validation is not None:
+            self._validation.append(step, groups)
+
     def close(self) -> None:
+        if self._validation is not None:
+            self._validation.close()
         with naming(self._path):
             self._file.close()
 

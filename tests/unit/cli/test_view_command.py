@@ -80,6 +80,7 @@ def test_files_without_episodes_are_one_sentence(run, capsys, name, content, wor
         (["RUN", "--port", "70000"], "65535"),
         (["RUN", "--port", "8000", "--text"], "exclude"),
         (["RUN", "--failed"], "--text"),
+        (["RUN", "--no-color"], "--text"),
         (["RUN", "--tokenizer", "nowhere"], "nowhere"),
         (["RUN", "--text", "--trajectory", "1/2"], "STEP/GROUP/SIBLING"),
         (["RUN", "--text", "--trajectory", "9/0/0"], "no step 9"),

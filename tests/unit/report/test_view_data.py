@@ -160,7 +160,7 @@ def test_a_folder_is_written_again_but_not_over_other_files(run, file, tmp_path)
     out = tmp_path / "pages"
     index = write_folder(out, [source])
     assert index == out / "index.html" and len(list((out / "data").iterdir())) == 4
-    source.episodes[0].wanted = [2]
+    source.episodes[0].chosen = [2]
     write_folder(out, [source])
     assert {path.name for path in (out / "data").iterdir()} == {"index.js", "0-train-2.js"}
     [index_data] = read_script((out / "data" / "index.js").read_bytes())

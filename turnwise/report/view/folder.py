@@ -51,7 +51,9 @@ def _is_own(folder: Path) -> bool:
 
 
 def write_folder(
-    folder: Path, runs: Sequence[RunSource], on_step: Callable[[int, int], None] = lambda done, total: None
+    folder: Path,
+    runs: Sequence[RunSource],
+    on_step: Callable[[int, int], None] = lambda num_written, total: None,
 ) -> Path:
     """Writes the pages of the runs, and returns the path of `index.html`. `on_step` hears how many steps of
     all are written. Pages of earlier steps in the folder are replaced."""

@@ -58,9 +58,9 @@ class RolloutsFile:
     def _scan_from(self, start: int) -> None:
         with self.path.open("rb") as file:
             file.seek(start)
-            rest = b""
+            unfinished = b""
             while piece := file.read(_PIECE):
-                *lines, rest = (rest + piece).split(b"\n")
+                *lines, unfinished = (unfinished + piece).split(b"\n")
                 for line in lines:
                     self._add(line)
 

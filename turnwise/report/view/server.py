@@ -88,10 +88,10 @@ class LiveRuns:
     def _scan(self) -> None:
         for run in self.runs:
             for episodes in run.episodes:
-                before = episodes.steps()
-                if episodes.file.scan() and before:
+                known_steps = episodes.steps()
+                if episodes.file.scan() and known_steps:
                     # The newest step may have been in the middle of being written.
-                    episodes.summaries.pop(before[-1], None)
+                    episodes.summaries.pop(known_steps[-1], None)
 
 
 class ViewServer:

@@ -24,15 +24,15 @@ class Episodes:
     first_step: int
     """What people call the file's step 0: training steps count from 1, and the validation before training is
     step 0."""
-    wanted: Sequence[int] | None = None
+    chosen: Sequence[int] | None = None
     """The steps that are shown, as people count; None = all, or every k-th of a large file."""
     every: int = 1
     summaries: dict[int, Json] = field(default_factory=dict)
 
     def steps(self) -> list[int]:
         """The shown steps, as people count, in order."""
-        if self.wanted is not None:
-            return [step for step in self.wanted if step - self.first_step in self.file.steps]
+        if self.chosen is not None:
+            return [step for step in self.chosen if step - self.first_step in self.file.steps]
         chosen, self.every = chosen_steps(self.file, SHOWN_BYTES)
         return [step + self.first_step for step in chosen]
 

@@ -145,7 +145,7 @@ function turnCard(view, member, turn, i, lanes, states, side) {
   const body = el(
     "div",
     { class: "turn-body" },
-    promptPart(view, turn),
+    promptPart(view, turn, i),
     responsePart(view, turn, i, side),
     outcomePart(turn, states),
   );
@@ -157,14 +157,29 @@ function turnCard(view, member, turn, i, lanes, states, side) {
   return card;
 }
 
-function promptPart(view, turn) {
+// How the cells of a prompt or a response are made so that the first difference is among them, and marked.
+function marked(part, view, i, paint = () => {}) {
+  const difference = view.difference;
+  const isHere = difference && difference.turn === i && difference.part === part;
+  const place = isHere ? difference.t : -1;
+  return {
+    className: part === "response" ? "sampled" : part,
+    atLeast: Math.max(place, 0),
+    paint: (t, cell) => {
+      paint(t, cell);
+      if (t === place) cell.classList.add("first-difference");
+    },
+  };
+}
+
+function promptPart(view, turn, i) {
   if (choices.prompts === "hidden") return null;
   if (choices.prompts === "tokens")
     return el(
       "div",
       { class: "message role-prompt" },
       el("span", { class: "role" }, "prompt"),
-      el("div", { class: "body" }, tokenCells(turn.prompt_ids, view.data, { className: "prompt" })),
+      el("div", { class: "body" }, tokenCells(turn.prompt_ids, view.data, marked("prompt", view, i))),
     );
   if (turn.messages) return turn.messages.slice(0, -1).map(messageBlock);
   const text = turn.prompt_text || turn.observation || "";
@@ -172,19 +187,9 @@ function promptPart(view, turn) {
 }
 
 function responsePart(view, turn, i, side) {
-  const difference =
-    view.difference && view.difference.turn === i && view.difference.part === "response"
-      ? view.difference.t
-      : null;
-  const paint = view.paint(turn);
   const cells = tokenCells(turn.response_ids, view.data, {
-    className: "sampled",
-    atLeast: difference || 0,
+    ...marked("response", view, i, view.paint(turn)),
     place: { turn, turnIndex: i, side },
-    paint: (t, cell) => {
-      paint(t, cell);
-      if (t === difference) cell.classList.add("first-difference");
-    },
   });
   const reply = turn.messages ? turn.messages[turn.messages.length - 1] : null;
   const calls = reply
