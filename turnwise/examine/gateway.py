@@ -16,6 +16,7 @@ from turnwise.config.schema.gateway import GatewayPlay, gateway_arguments
 from turnwise.errors import ConfigError, NotAvailableError, install_hint
 from turnwise.examine.constructors import required_names
 from turnwise.examine.examined import Examined
+from turnwise.examine.rows import splits_with_rows
 from turnwise.runtime.entry_points import load_class, load_object
 from turnwise.types import Task
 
@@ -64,12 +65,37 @@ def game_of_rows(config: AgenticConfig, loop: LoopEntry | None = None) -> Gatewa
     return _game(config, config.gateway_play(arguments), section)
 
 
+def check_players(examined: Examined) -> None:
+    """Raises ConfigError if nothing plays what `agent` names, or if rows name the gateway's agent in a run
+    that can't have it."""
+    config = examined.config
+    if config.names_gateway:
+        return
+    places: dict[str, str] = {}
+    for split in splits_with_rows(config):
+        places |= examined.rows(split).agents()
+    named = [name for name in places if _is_gateway(examined, name)]
+    if not named and (config.agent.play or config.agent.command):
+        raise ConfigError(
+            "agent.play: nothing is played through the gateway; set data.default_agent: gateway, or name it "
+            f"in the column {config.data.agent_name_key} of rows"
+        )
+    if named and (config.deterministic or config.estimator.needs_state_keys):
+        key = "deterministic: true" if config.deterministic else f"adv_estimator: {config.adv_estimator}"
+        raise ConfigError(f"{places[named[0]]}: {key} can't have the agent {named[0]}")
+
+
 def is_of_gateway(examined: Examined, task: Task) -> bool:
     """Whether a task is played through the gateway."""
-    loop = examined.loops.get(task.agent)
     if task.row is not None:
-        return GATEWAY in (task.agent, loop.target if loop else "")
+        return _is_gateway(examined, task.agent)
     return task.tag in examined.config.gateway_tags
+
+
+def _is_gateway(examined: Examined, name: str) -> bool:
+    """Whether an agent of rows is the gateway's."""
+    loop = examined.loops.get(name)
+    return name == GATEWAY or (loop is not None and loop.target == GATEWAY)
 
 
 def _game(config: AgenticConfig, keys: GatewayPlay, section: str) -> GatewayGame:

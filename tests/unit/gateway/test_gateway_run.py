@@ -103,6 +103,13 @@ def test_what_is_played_is_checked_before_a_run(
     assert sentence in problem.message
 
 
+def test_a_function_that_nothing_plays_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    config = gateway_config(tiny_model, tmp_path, {"play": "http_players:two_turns"})
+    data = config.data.model_copy(update={"default_agent": "single_turn_agent"})
+    [problem] = object_problems(examine(config.model_copy(update={"data": data})))
+    assert problem.key == "agent.play" and "default_agent" in problem.message
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"deterministic": True}, "deterministic"),
     ({"adv_estimator": "gigpo"}, "adv_estimator"),
