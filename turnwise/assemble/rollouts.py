@@ -286,7 +286,8 @@ def _grace_s(config: AgenticConfig) -> float:
     """Seconds that an agent of the gateway may take to end once its time is up."""
     if not config.names_gateway:
         return 0.0
-    return 2 * max(config.gateway_play(env.agent_args).grace_s for env in config.custom_envs.values())
+    of_tags = [config.gateway_play(config.custom_envs[tag].agent_args) for tag in config.gateway_tags]
+    return 2 * max(play.grace_s for play in (config.agent, *of_tags))
 
 
 def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
