@@ -1,15 +1,18 @@
 """Opens what an episode's agent talks to the model through: conversations in one context, and trees of
 requests."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.chat.conversation import TokenConversation
+from turnwise.chat.ledger import EMPTY, Prompt
+from turnwise.chat.message_content import Messages
 from turnwise.chat.sampler import OnPrompt
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.token_requests import TokenRequests
-from turnwise.chat.tree import ConversationTree, OnCommit
+from turnwise.chat.tree import Answer, ConversationTree, OnCommit
 from turnwise.errors import ConfigError
 from turnwise.protocols import OpenConversation, PolicyServer
 from turnwise.protocols.tools import ToolCallParser
@@ -128,10 +131,28 @@ class TokenContexts:
             match=match,
             max_turns=max_turns,
             encode_special_tokens=encode_special_tokens,
-            on_commit=on_commit,
+            on_commit=self._on_commit(on_commit),
         )
         self._opened.append(tree)
         return tree
+
+    def _on_commit(self, on_commit: OnCommit | None) -> OnCommit | None:
+        """Shows the prompt of an answer first. A tree's requests run at once, so prompts are shown when they
+        have been answered."""
+        on_prompt = self.on_prompt
+        if on_prompt is None:
+            return on_commit
+
+        def shown(answer: Answer, messages: Messages) -> None:
+            turn = answer.turn
+            added_ids = array("q", turn.prompt_ids.tolist())
+            prefix = EMPTY._replace(num_tokens=answer.usage.prompt - len(added_ids))
+            if turn.sampling is not None:
+                on_prompt(Prompt(prefix, added_ids, turn.media), turn.sampling)
+            if on_commit is not None:
+                on_commit(answer, messages)
+
+        return shown
 
     def open_tokens(self, sampling: SamplingParams) -> TokenRequests:
         """Opens requests of token ids (see `OpensTokens`)."""

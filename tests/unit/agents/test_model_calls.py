@@ -11,6 +11,8 @@ import pytest
 from turnwise.agents.model_calls import ModelCalls, RequestSettings, SaidOnce
 from turnwise.agents.react_agent import require_langgraph, warn_of_tracing, warn_of_version
 from turnwise.agents.run_loop import RunLoop
+from turnwise.chat.contexts import TokenContexts
+from turnwise.chat.ledger import Prompt
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tree import ConversationTree
 from turnwise.errors import BlockingFault, NotAvailableError, RequestError
@@ -66,6 +68,28 @@ def test_a_cut_response_names_its_limit() -> None:
 
     assert asyncio.run(limit(256)) == "max_new_tokens"
     assert asyncio.run(limit(len(TEMPLATE.start(GO)) + 3)) == "sequence_length"
+
+
+def test_the_prompts_of_a_tree_are_shown_before_their_answers() -> None:
+    server = ScriptedServer([TEMPLATE.respond("a"), TEMPLATE.respond("b")])
+    events: list[Any] = []
+
+    def on_prompt(prompt: Prompt, sampling: SamplingParams) -> None:
+        events.append((prompt.prefix.num_tokens, len(prompt.added_ids), sampling.max_new_tokens))
+
+    contexts = TokenContexts(TEMPLATE, server, 256, "e", on_prompt=on_prompt)
+
+    async def play() -> None:
+        tree = contexts.open_tree(
+            SamplingParams(max_new_tokens=8), on_commit=lambda answer, _: events.append(answer.node)
+        )
+        first = await tree.answer(GO)
+        await tree.answer([*GO, first.message, *GO])
+
+    asyncio.run(play())
+    prompts = [len(request.prompt_ids) for request in server.requests]
+    first_turn = prompts[0] + 2
+    assert events == [(0, prompts[0], 8), 0, (first_turn, prompts[1] - first_turn, 8), 1]
 
 
 def test_a_loop_that_waits_for_itself_is_refused() -> None:
