@@ -17,4 +17,5 @@ FOLDER=$(cd "$(dirname "$0")" && pwd)
 export MLFLOW_TRACKING_URI=${MLFLOW_TRACKING_URI:-sqlite:////tmp/mlruns.db}
 turnwise train "$FOLDER/qwen2.5-3b_gsm8k_tool_agent_mlflow.yaml" "rollout_name=$rollout_name" "actor_infer.strategy_args.strategy_config=$options" \
   "actor_rollout_ref.rollout.multi_turn.tool_config_path=$FOLDER/config/tool_config/gsm8k_tool_config.yaml" \
+  trainer.project_name=gsm8k_tool_agent trainer.experiment_name=qwen2.5-3b_function_rm-gsm8k-sgl-tool-agent \
   actor_rollout_ref.rollout.trace.backend=mlflow actor_rollout_ref.rollout.trace.token2text=True "$@"

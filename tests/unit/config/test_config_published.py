@@ -247,6 +247,30 @@ def test_harmless_values_are_dropped_silently() -> None:
     assert notes_of(**keys) == []
 
 
+def test_the_second_systems_agents_and_names() -> None:
+    limits = {
+        "max_assistant_turns": 3,
+        "max_user_turns": 2,
+        "max_parallel_calls": 4,
+        "max_tool_response_length": 99,
+        "tool_response_truncate_side": "left",
+        "function_tool_path": "tools.py",
+    }
+    loops = {"agent_loop_config_path": "loops.yaml", "default_agent_loop": "tool_agent_loop"}
+    rollout = {"multi_turn": {**limits, "format": "gpt-oss"}, "agent": loops}
+    data = {"train_files": "rows.jsonl", "reward": "gsm8k"}
+    trainer = {"project_name": "sums", "experiment_name": "first"}
+    keys = {"data": data, "eval_steps": 0, "actor_rollout_ref.rollout": rollout, "trainer": trainer}
+    config = config_of(**keys, track_with=["stdout", "mlflow"])
+    assert {name: config.agent.__dict__[name] for name in limits} == limits
+    assert (config.agent.tool_parser, config.agent.agent_config_path) == ("gpt_oss", "loops.yaml")
+    assert (config.data.default_agent, config.exp_name) == ("tool_agent", "first")
+    assert config.tracker_kwargs == {"mlflow": {"experiment_name": "sums"}}
+    direct = config_of(**keys, track_with=["wandb"], tracker_kwargs={"mode": "offline"})
+    assert direct.tracker_kwargs == {"mode": "offline", "project": "sums"}
+    assert any("trainer.project_name" in note for note in notes_of(**keys))
+
+
 def test_the_second_systems_overrides() -> None:
     keys = {"data.return_raw_chat": True, "actor_rollout_ref.rollout.mode": "async"}
     assert [note.partition(":")[2] for note in notes_of(**keys)] == [" always so here", " always async here"]
@@ -261,9 +285,9 @@ def test_the_second_systems_overrides() -> None:
     )
     assert config.agent.interaction_config_path == "users.yaml"
     assert config_of(rollout_name="hf").actor_infer.strategy_args.strategy_name == "hf"
-    message = says("multi_turn.max_parallel_calls", "'agent.max_parallel_calls'")
+    message = says("multi_turn.use_inference_chat_template", "unknown")
     with pytest.raises(ConfigError, match=message):
-        config_of(**{"actor_rollout_ref.rollout.multi_turn.max_parallel_calls": 2})
+        config_of(**{"actor_rollout_ref.rollout.multi_turn.use_inference_chat_template": True})
     with pytest.raises(ConfigError, match=r"actor_rollout_ref.rollout.mode: unknown key"):
         config_of(**{"actor_rollout_ref.rollout.mode": "sync"})
 

@@ -7,24 +7,12 @@ from typing import Any
 
 from turnwise.config.problems import Problem
 from turnwise.config.published.coming_from import Retired, retired_keys, vocabulary
+from turnwise.config.published.second_system import answer_second_system
 from turnwise.config.schema.model_args import ROLES, Role
 from turnwise.spec import ENVS
 
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
-_SERVER = ("actor_infer", "strategy_args", "strategy_name")
-_MULTI_TURN = ("actor_rollout_ref", "rollout", "multi_turn")
-_TRACE = ("actor_rollout_ref", "rollout", "trace")
-_SECOND_SYSTEM = (
-    (("rollout_name",), _SERVER),
-    (("actor_rollout_ref", "rollout", "name"), _SERVER),
-    ((*_MULTI_TURN, "tool_config_path"), ("agent", "tool_config_path")),
-    ((*_MULTI_TURN, "interaction_config_path"), ("agent", "interaction_config_path")),
-    ((*_TRACE, "backend"), ("trace", "backend")),
-    ((*_TRACE, "token2text"), ("trace", "token2text")),
-    ((*_TRACE, "max_samples_per_step_per_worker"), ("trace", "max_samples_per_step")),
-)
-"""`(verl's key, our key)` for the keys of verl that are translated."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -100,7 +88,7 @@ def translate(raw: dict[str, Any], top_level: frozenset[str], interpolated: froz
     translation = Translation(raw)
     translation.unplayed = _unplayed(translation)
     _drop_variables(translation, top_level, interpolated)
-    _answer_second_system(translation)
+    answer_second_system(translation)
     _rename_values(translation)
     _move_keys(translation)
     for manager in MANAGERS:
@@ -227,27 +215,6 @@ def _drop_variables(
             translation.notes.append(
                 f"{key}: nothing to do here: a variable of the published files that nothing refers to."
             )
-
-
-def _answer_second_system(translation: Translation) -> None:
-    data = translation.section("data")
-    if data.get("return_raw_chat") is True:
-        del data["return_raw_chat"]
-        translation.notes.append("data.return_raw_chat: always so here")
-    rollout = translation.section("actor_rollout_ref", "rollout")
-    if rollout.get("mode") == "async":
-        translation.notes.append("actor_rollout_ref.rollout.mode: always async here")
-        del rollout["mode"]
-    for source, target in _SECOND_SYSTEM:
-        *sections, key = source
-        if isinstance(translation.section(*sections).get(key), str | int):
-            translation.move(source, target)
-    for name in ("multi_turn", "trace"):
-        if rollout.get(name, "absent") in ({}, None):
-            del rollout[name]
-    actor = translation.raw.get("actor_rollout_ref")
-    if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
-        del translation.raw["actor_rollout_ref"]
 
 
 def _translate_manager(translation: Translation, manager: str) -> None:
