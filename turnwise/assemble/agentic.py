@@ -40,6 +40,7 @@ from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.model_role import ModelRole
+from turnwise.pipelines.step_records import StepRecords
 from turnwise.protocols import Algorithm, Cluster, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
@@ -216,8 +217,7 @@ def _assemble(
         event_loop=policy.event_loop,
         cluster=cluster,
         log=log,
-        journal=Journal(folder.rollouts),
-        traces=policy.traces,
+        records=StepRecords(Journal(folder.rollouts), policy.traces),
         pictures=pictures,
         folder=folder,
         checkpoints=build_checkpoints(config, folder, num_steps, contents),

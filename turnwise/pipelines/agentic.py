@@ -36,14 +36,13 @@ from turnwise.pipelines.parity import ParityGate
 from turnwise.pipelines.pictures import Pictures
 from turnwise.pipelines.policy_update import PolicyUpdate, batch_metrics
 from turnwise.pipelines.sample_log import log_samples
+from turnwise.pipelines.step_records import StepRecords
 from turnwise.pipelines.step_report import StepReport
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
-from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import validation_metrics
 from turnwise.rollout.source import Part, RolloutSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.run_log import RunLog
-from turnwise.tracking.traces import Traces
 from turnwise.types import Group, Metric, samples_of
 
 
@@ -68,8 +67,7 @@ class AgenticPipeline:
     event_loop: WatchedRunner
     cluster: Cluster
     log: RunLog
-    journal: Journal
-    traces: Traces | None
+    records: StepRecords
     pictures: Pictures
     folder: RunFolder
     checkpoints: Checkpoints
@@ -115,9 +113,7 @@ class AgenticPipeline:
                     self.train_on(part, update)
                     is_complete = part.is_last
             log.add(batch_metrics(groups, source, step, total.elapsed_s))
-            self.journal.append(step, groups + source.rejected)
-            if self.traces:
-                self.traces.end_step(step, groups + source.rejected)
+            self.records.append(step, groups + source.rejected)
             if step % config.logging_steps == 0:
                 log.show(*log_samples(step, groups, self.tokenizer.decode))
             yield self.end_step(step, groups)
@@ -163,8 +159,7 @@ class AgenticPipeline:
         assert self.val_rollout_scheduler is not None
         groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
         self.pictures.write(f"step-{step}", groups)
-        if self.traces:
-            self.traces.end_step(step, groups, is_validation=True)
+        self.records.append(step, groups, is_validation=True)
         return groups
 
     def train_on(self, part: Part, update: PolicyUpdate) -> None:
@@ -214,7 +209,7 @@ class AgenticPipeline:
             stack.callback(self.folder.close)
             stack.callback(self.interrupts.restore)
             stack.callback(self.event_loop.close)
-            stack.callback(self.journal.close)
+            stack.callback(self.records.close)
             stack.callback(self.cluster.shutdown)
             stack.callback(lambda: self.event_loop.run(self.actor_infer.close()))
             stack.callback(self.train_rollout_scheduler.close)
