@@ -16,18 +16,20 @@ from environment import EXTRAS, LackingError, engine_python  # noqa: E402
 
 TIMEOUT_S = 1200
 PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
-SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"] + [
+SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine in ("ray", "deepspeed")] + [
     ("vllm", "train_vllm.py")
 ]
 SCRIPTS += [
     ("ray", "contract_ray.py"),
 ]
 if os.environ.get("TURNWISE_FULL"):
-    SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
+    SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("megatron", "train_megatron.py")]
+    SCRIPTS += [("vllm", "contract_vllm.py")]
     SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]
 else:
     SCRIPTS += [
-        ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher")
+        ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher"),
+        ("megatron", "train_megatron.py", "-k", "(steps and tp2_pp2) or (a_run_with and pp2_critic)"),
     ]
 
 
