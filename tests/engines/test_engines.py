@@ -16,7 +16,7 @@ from environment import EXTRAS, LackingError, engine_python  # noqa: E402
 
 TIMEOUT_S = 1200
 PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
-SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"] + [
+SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine in ("ray", "deepspeed")] + [
     ("vllm", "train_vllm.py")
 ]
 SCRIPTS += [
@@ -28,12 +28,14 @@ SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.p
 FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py")]
 """Systems of others; each script gets a model that their environments can't make."""
 if os.environ.get("TURNWISE_FULL"):
-    SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
+    SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("megatron", "train_megatron.py")]
+    SCRIPTS += [("vllm", "contract_vllm.py")]
     SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]
     SCRIPTS += [("vllm", "train_ray_vllm.py"), ("ray", "nodes_ray.py")]
 else:
     SCRIPTS += [
-        ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher")
+        ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher"),
+        ("megatron", "train_megatron.py", "-k", "(steps and tp2_pp2) or (a_run_with and pp2_critic)"),
     ]
 
 

@@ -20,7 +20,7 @@ from rank_workers import InfiniteOnce, Kind, distance
 from ranked_roles import STEPS, make_role, make_roles, runner, steps  # noqa: F401
 from small_runs import measured, played, run_small, small_config, training
 from strategy_contract import VALUES, StrategyContract, WeightedLoss
-from toy_model import TINY, toy_model, toy_samples, toy_value_model
+from toy_model import TINY, toy_batches, toy_model, toy_samples, toy_value_model
 
 from turnwise.batching.plan import denominators
 from turnwise.cluster.fork_server import prepare_processes
@@ -31,6 +31,7 @@ from turnwise.runtime.rank import RankContext
 from turnwise.spec.megatron_options import PASSED
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.settings import StrategySettings
+from turnwise.training.torch_strategy import TorchStrategy
 
 SITE = Path(__file__).parents[1] / "support" / "megatron_site"
 # Processes that the tests start run Megatron on a CPU too; they are forked off one that has imported it.
@@ -259,6 +260,24 @@ def test_a_run_with_megatron_is_one_with_plain_torch(tiny_model, tmp_path, sizes
 
 
 # From here on Megatron runs in this process, so that runs above wouldn't find its torch as it was.
+
+
+def test_log_probs_over_kept_ids_are_those_of_plain_torch():
+    samples = []
+    for sample in toy_samples(4):
+        counts = np.where(sample.response_mask, 3, 0)
+        ids = [
+            [token, (token + 1) % 97, (token + 40) % 97] for token in sample.token_ids[sample.response_mask]
+        ]
+        kept = np.array(ids, np.int32).ravel()
+        samples.append(replace(sample, kept_ids=kept, kept_offsets=np.concatenate([[0], counts.cumsum()])))
+    outputs = frozenset({"logprobs", "full_logprobs"})
+    batches = toy_batches(samples)
+    divided = recorded(toy_model(), SETTINGS, {}, RankContext("actor_train")).forward(batches, outputs)
+    plain = TorchStrategy(toy_model(), SETTINGS).forward(batches, outputs)
+    for name in outputs:
+        np.testing.assert_allclose(divided[0][name], plain[0][name], atol=1e-5)
+    assert abs(divided[0]["logprobs"] - divided[0]["full_logprobs"]).max() > 0.1
 
 
 class TestOneRank(StrategyContract):

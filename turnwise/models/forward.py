@@ -167,7 +167,7 @@ class PolicyForward(PackedForward):
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
         with_entropy = "entropy" in outputs
         targets = batch.token_ids[trained]
-        kept_ids = _kept_ids(batch, trained)
+        kept_ids = kept_ids_of(batch, trained)
         temperature: float | Tensor = self.temperature
         if batch.temperatures is not None:
             of_tokens = batch.temperatures[trained]
@@ -224,7 +224,8 @@ def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
     return values.new_zeros(batch.num_tokens).index_copy(0, trained, values)
 
 
-def _kept_ids(batch: Batch, trained: Tensor) -> RaggedIds | None:
+def kept_ids_of(batch: Batch, trained: Tensor) -> RaggedIds | None:
+    """The ids that the trained tokens were drawn from; None if the batch has none."""
     if batch.kept_ids is None:
         return None
     counts = batch.kept_offsets.diff()

@@ -260,7 +260,7 @@ def write_weights(
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    # transformers writes only in the first process of torch's default group, where a role may have no rank.
+    # transformers writes only in the first process of torch's default group, which may be another role's.
     model.should_save_on_this_rank = bool
     with quiet(), writing(folder):
         try:

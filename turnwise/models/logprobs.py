@@ -26,12 +26,15 @@ class RaggedIds(NamedTuple):
     def logsumexp(self, z: Tensor) -> Tensor:
         """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without kept ids.
         Differentiable."""
+        return self.logsumexp_of(z[self.rows, self.ids])
+
+    def logsumexp_of(self, logits: Tensor) -> Tensor:
+        """`logsumexp`, given the logits [K] of the kept ids."""
         rows = self.rows
-        zeros = z.new_zeros(len(z))
-        logits = z[rows, self.ids]
+        zeros = logits.new_zeros(len(self.counts))
         top = zeros.scatter_reduce(0, rows, logits.detach(), "amax", include_self=False)
         total = zeros.index_add(0, rows, torch.exp(logits - top[rows]))
-        bounded = total.clamp(min=torch.finfo(z.dtype).tiny)
+        bounded = total.clamp(min=torch.finfo(logits.dtype).tiny)
         return top + bounded.log()
 
     def cut(self, chunks: Sequence[slice]) -> "list[RaggedIds]":

@@ -150,7 +150,7 @@ def _joint_problems(options: Mapping[str, Any], num_ranks: int | None) -> Iterat
     if cp > 1:
         yield (
             "context_parallel_size",
-            f"context parallelism isn't built in this version (got {cp}); use 1, and more tensor- or "
+            f"context parallelism isn't in this version (got {cp}); use 1, and more tensor- or "
             "pipeline-parallel ranks",
         )
     if _virtual(options) and pp < _MIN_INTERLEAVED:
@@ -206,7 +206,7 @@ def no_bridge(model_type: str) -> str:
     """Why a model of this type isn't trained by Megatron here."""
     if model_type in _MIXTURES:
         return (
-            f"a mixture of experts ({model_type}) isn't built for Megatron in this version; use fsdp2_train "
+            f"a mixture of experts ({model_type}) isn't in this version of megatron_train; use fsdp2_train "
             "or deepspeed_train (fsdp2_infer for a frozen model)"
         )
     return (
@@ -226,7 +226,7 @@ def _problem(name: str, value: Any) -> str:
     if name == "expert_model_parallel_size":
         if value == 1:
             return ""
-        return f"got {value!r}; mixtures of experts aren't built for Megatron in this version; remove it"
+        return f"got {value!r}; mixtures of experts aren't in this version of megatron_train; remove it"
     if name in ALIASES or name in names:
         return "" if _is_count(value) else f"got {value!r}; it is a number of ranks, at least 1"
     if name == "virtual_pipeline_model_parallel_size":
@@ -240,7 +240,7 @@ def _problem(name: str, value: Any) -> str:
             return ""
         return f"got {value!r}; it is full or selective, or left out"
     if name == "max_grad_norm":
-        return "the run's max_grad_norm clips gradients for every strategy; set that, and remove this"
+        return ""  # the run's own setting counts, which must be the same
     if name in PASSED:
         return ""
     return (

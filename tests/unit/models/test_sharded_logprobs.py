@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from turnwise.models import logprobs
-from turnwise.models.logprobs import token_logprobs
+from turnwise.models.logprobs import RaggedIds, token_logprobs
 from turnwise.models.sharded_logprobs import VocabularyShard, sharded_logprobs
 
 NUM_TOKENS, WIDTH, VOCABULARY = 7, 5, 11
@@ -43,7 +43,12 @@ def made(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(0, VOCABULARY, (NUM_TOKENS,), generator=generator)
 
 
-def of_ranks(size: int, temperature: Any, with_entropy: bool) -> tuple[list[Any], Meeting]:
+KEPT = RaggedIds(torch.tensor([0, 4, 9, 10, 3, 5, 1, 2, 10]), torch.tensor([3, 0, 1, 2, 0, 2, 1]))
+
+
+def of_ranks(
+    size: int, temperature: Any, with_entropy: bool, kept: RaggedIds | None = None
+) -> tuple[list[Any], Meeting]:
     """For each rank the values, the gradient of the hidden states and that of its rows."""
     hidden, weight, targets = made()
     each = -(-VOCABULARY // size)
@@ -56,7 +61,7 @@ def of_ranks(size: int, temperature: Any, with_entropy: bool) -> tuple[list[Any]
         shard = VocabularyShard(
             rank * each, VOCABULARY, lambda tensor, operation: meeting.reduce(rank, tensor, operation)
         )
-        result = sharded_logprobs(states, rows, targets, shard, temperature, with_entropy)
+        result = sharded_logprobs(states, rows, targets, shard, temperature, with_entropy, kept)
         return [*values(result), *torch.autograd.grad(total(result), (states, rows))]
 
     with ThreadPoolExecutor(size) as pool:
@@ -64,12 +69,16 @@ def of_ranks(size: int, temperature: Any, with_entropy: bool) -> tuple[list[Any]
 
 
 def values(result: Any) -> list[Tensor]:
-    return [tensor.detach() for tensor in (result.full, result.entropy) if tensor is not None]
+    return [
+        tensor.detach() for tensor in (result.full, result.truncated, result.entropy) if tensor is not None
+    ]
 
 
 def total(result: Any) -> Tensor:
     weights = torch.arange(1, NUM_TOKENS + 1)
     sum_of_all = (weights * result.full).sum()
+    if result.truncated is not None:
+        sum_of_all = sum_of_all + (weights * result.truncated).sum() / 2
     if result.entropy is not None:
         sum_of_all = sum_of_all + (weights * result.entropy).sum()
     return sum_of_all
@@ -77,13 +86,16 @@ def total(result: Any) -> Tensor:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("kept", [None, KEPT], ids=["whole", "kept"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7, torch.linspace(0.5, 1.5, NUM_TOKENS, dtype=torch.float64)])
-def test_they_are_those_of_a_whole_vocabulary(size: int, with_entropy: bool, temperature: Any) -> None:
+def test_they_are_those_of_a_whole_vocabulary(
+    size: int, with_entropy: bool, temperature: Any, kept: RaggedIds | None
+) -> None:
     hidden, weight, targets = made()
     whole = [hidden.requires_grad_(), weight.requires_grad_()]
-    result = token_logprobs(*whole, targets, temperature, with_entropy)
+    result = token_logprobs(*whole, targets, temperature, with_entropy, kept)
     grad_hidden, grad_weight = torch.autograd.grad(total(result), whole)
-    ranks, _ = of_ranks(size, temperature, with_entropy)
+    ranks, _ = of_ranks(size, temperature, with_entropy, kept)
     for answer in ranks:
         torch.testing.assert_close(answer[:-2], values(result))
         torch.testing.assert_close(answer[-2], grad_hidden)

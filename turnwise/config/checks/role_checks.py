@@ -15,6 +15,7 @@ from turnwise.spec import STRATEGIES, fsdp2_options, megatron_options
 def role_problems(config: AgenticConfig) -> Iterator[Problem]:
     for name, role in config.roles.items():
         yield from placed_model_problems(f"{name}.", role, ROLES[name]["kinds"], name in config.active_roles)
+    yield from _other_norms(config)
     yield from _unlike_sizes(config)
     trained = config.actor_train.model_args.model_name_or_path
     sampled = config.actor_infer.model_args.model_name_or_path
@@ -148,6 +149,18 @@ _OPTION_CHECKS = {
     "megatron_infer": _megatron_options,
 }
 """What checks the options of a strategy that lists none in its spec."""
+
+
+def _other_norms(config: AgenticConfig) -> Iterator[Problem]:
+    """Published files repeat the run's max_grad_norm among Megatron's options."""
+    for name, role in config.active_roles.items():
+        norm = role.strategy_args.strategy_config.get("max_grad_norm", config.max_grad_norm)
+        if role.strategy_args.spec.divides_layers and norm != config.max_grad_norm:
+            yield Problem.at(
+                f"{name}.strategy_args.strategy_config.max_grad_norm",
+                f"{norm} isn't the run's max_grad_norm {config.max_grad_norm}, which clips the gradients of "
+                "every role; set that, and remove this",
+            )
 
 
 def _unlike_sizes(config: AgenticConfig) -> Iterator[Problem]:

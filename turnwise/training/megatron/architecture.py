@@ -109,7 +109,7 @@ def rotary_frequencies(model: PreTrainedModel) -> Tensor:
     rotary = model.base_model.rotary_emb
     if kind not in _POSITIONS or rotary.attention_scaling != 1.0:
         raise ConfigError(
-            f"positions of the type {kind} aren't built for Megatron in this version (those that are: "
+            f"positions of the type {kind} aren't in this version of megatron_train (those that are: "
             f"{', '.join(_POSITIONS)}, without a scale of the attention); use fsdp2_train or deepspeed_train"
         )
     frequencies: Tensor = rotary.inv_freq
@@ -133,6 +133,6 @@ def _check_layers(hf: PreTrainedConfig) -> None:
     present = [name for name, is_asked in asked.items() if is_asked]
     if present:
         raise ConfigError(
-            f"config.json has {', '.join(present)}, which isn't built for Megatron in this version; use "
+            f"config.json has {', '.join(present)}, which isn't in this version of megatron_train; use "
             "fsdp2_train or deepspeed_train"
         )

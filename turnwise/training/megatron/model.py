@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_block import (
 from torch import Tensor, nn
 
 from turnwise.errors import NotAvailableError
+from turnwise.models.forward import kept_ids_of
 from turnwise.models.sharded_logprobs import VocabularyShard, sharded_logprobs
 from turnwise.protocols import Output
 from turnwise.training.megatron.groups import reduce_over_tensor_ranks, tensor_rank
@@ -174,6 +175,7 @@ class DecoderPart(LanguageModule):
         if self.described.is_value_model:
             rows = {"values": trained - 1, "next_values": trained}
             return {name: _aligned(self._values(states[rows[name]]), batch, trained) for name in outputs}
+        kept = kept_ids_of(batch, trained)
         result = sharded_logprobs(
             states[trained - 1],
             self._head_weight(),
@@ -181,10 +183,14 @@ class DecoderPart(LanguageModule):
             self._shard(),
             self._temperature(batch, trained),
             "entropy" in outputs,
+            kept,
         )
-        named = {"logprobs": _aligned(result.full, batch, trained)}
-        if "full_logprobs" in outputs:
-            named["full_logprobs"] = named["logprobs"]
+        full = _aligned(result.full, batch, trained)
+        named = {"logprobs": full}
+        if result.truncated is not None:
+            named["logprobs"] = _aligned(result.truncated, batch, trained)
+        if kept is not None or "full_logprobs" in outputs:
+            named["full_logprobs"] = full
         if result.entropy is not None:
             named["entropy"] = _aligned(result.entropy, batch, trained)
         return named

@@ -97,7 +97,7 @@ class MegatronStrategy(BaseStrategy):
     ) -> Self:
         if source.adapters is not None:
             raise NotAvailableError(
-                "model_args.lora_rank: LoRA isn't built for Megatron in this version; use fsdp2_train, "
+                "model_args.lora_rank: LoRA isn't in this version of megatron_train; use fsdp2_train, "
                 "deepspeed_train or torch_train"
             )
         model, read = open_model(source, rank, settings.is_trained)
