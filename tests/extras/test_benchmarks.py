@@ -34,6 +34,7 @@ ARGUMENTS = {
     "end_to_end_own": None,
     "end_to_end_trl": None,
     "env_workers": "",
+    "gateway": "",
     "gpu": "",
     "langgraph_calls": "",
     "learning_curves": "--picture PICTURE",

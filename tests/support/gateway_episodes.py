@@ -48,9 +48,11 @@ def play_episodes(
     make_env: MakeEnv | None = None,
     task: Task = TASK,
     sequence_length: int = 8192,
+    fault: Exception | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
-    """The trajectories of episodes at once, on a loop as a run has it; each model has the replies."""
+    """The trajectories of episodes at once, on a loop as a run has it; each model has the replies, or raises
+    the fault."""
     template = tool_template()
 
     async def episode(runner: WatchedRunner, host: Host, number: int) -> Trajectory:
@@ -63,7 +65,7 @@ def play_episodes(
             **settings,
         }
         agent = GatewayAgent(host, player, GatewayAgentSettings(**values), make_env)
-        server = HeldReplies(replies)
+        server = HeldReplies(replies, fault)
         parser = find_parser(None, template)
         contexts = TokenContexts(template, server, sequence_length, f"e{number}", parser)
         try:

@@ -43,6 +43,17 @@ def openai_client(base_url: str, api_key: str, task: dict[str, Any], model: str)
     return answer.choices[0].message.content or ""
 
 
+def letters(base_url: str, api_key: str, task: dict[str, Any], model: str, env: Any) -> None:
+    """Plays an environment until its episode is over."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": task["prompt"]}]
+    while True:
+        message = post(base_url, api_key, {"model": model, "messages": messages})["choices"][0]["message"]
+        step = env.step(message["content"])
+        if step.terminated or step.truncated:
+            return
+        messages += [message, {"role": "user", "content": step.observation}]
+
+
 def wishful(base_url: str, api_key: str, task: dict[str, Any], model: str) -> str:
     """Asks for what a run doesn't grant."""
     body = {"model": model, "messages": [{"role": "user", "content": task["prompt"]}], "n": 2}
@@ -54,3 +65,7 @@ def mistaken(base_url: str, api_key: str, task: dict[str, Any], model: str) -> N
     """Ends with a mistake of the model."""
     two_turns(base_url, api_key, task, model)
     raise Mistake("add2")
+
+
+def needs_more(base_url: str, api_key: str, task: dict[str, Any], cookie: str) -> None:
+    """Needs something that nobody gives."""

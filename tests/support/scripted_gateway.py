@@ -39,7 +39,8 @@ def tool_template() -> ChatTemplate:
 class HeldReplies(ScriptedServer):
     """A server with scripted texts, which answers while its `gate` is open."""
 
-    def __init__(self, replies: Sequence[str] | Callable[[int], str]) -> None:
+    def __init__(self, replies: Sequence[str] | Callable[[int], str], fault: Exception | None = None) -> None:
+        self.fault = fault
         self.gate = asyncio.Event()
         self.gate.set()
         self.num_waiting = 0
@@ -51,6 +52,8 @@ class HeldReplies(ScriptedServer):
     async def generate(self, *args: Any, **options: Any) -> Any:
         self.num_waiting += 1
         await self.gate.wait()
+        if self.fault is not None:
+            raise self.fault
         return await super().generate(*args, **options)
 
 

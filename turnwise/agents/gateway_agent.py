@@ -180,6 +180,8 @@ class GatewayAgent:
                 episode.env = PlayedEnv(session, observation, info, steps, episode.note_action)
                 yield
             finally:
+                if episode.env is not None:
+                    episode.env.is_over = True  # for a thread that was left behind
                 await session.close()
         finally:
             session.end()

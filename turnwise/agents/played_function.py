@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ class PlayedFunction:
         arguments = {"model": seat.model, "env": seat.env, "workdir": str(workdir)}
         named = {name: arguments[name] for name in self.offered}
         thread = DaemonThread(f"play {seat.episode}")
-        call = thread.start(self._call, seat.base_url, seat.key, dict(seat.task), named)
+        # A function may append to the prompt, which all siblings share.
+        task = deepcopy(dict(seat.task))
+        call = thread.start(self._call, seat.base_url, seat.key, task, named)
         thread.end()
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -34,8 +34,8 @@ from turnwise.spec import ROWS_TAG
 from turnwise.types import Split
 
 NEEDS_MODEL = (
-    "an agent of the gateway plays over HTTP, which needs a model that samples tokens here: play it with a "
-    "model folder or a checkpoint"
+    "this command doesn't play agents of the gateway, which play over HTTP; turnwise rollout and turnwise "
+    "eval do"
 )
 
 

@@ -51,7 +51,8 @@ def _prompts(examined: Examined, policy: ServedPolicy, sampling: SamplingParams)
     """The first prompts of the run's agents that leave room for a response, or `_PLAIN_PROMPT`."""
     config = examined.config
     agents = {}
-    for tag in config.train_env_manager.env_tags:
+    # An agent of the gateway makes its prompts where nobody can ask for them.
+    for tag in [tag for tag in config.train_env_manager.env_tags if tag not in config.gateway_tags]:
         settings = agent_settings(config, tag, "train", policy.event_loop.watchdog)
         agents[tag] = build_agent(examined, tag, "train", settings=settings)
     by_tag = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))

@@ -275,11 +275,19 @@ def scheduler_settings(
         max_env_retries=manager.max_env_retries,
         max_failed_fraction=manager.max_failed_fraction,
         # An agent that ends its episodes itself makes one call before the time begins and one after it is up.
-        episode_timeout_s=manager.episode_timeout_s + 2 * manager.env_step_timeout_s,
+        episode_timeout_s=manager.episode_timeout_s + 2 * manager.env_step_timeout_s + _grace_s(config),
         max_refill_factor=config.max_refill_factor,
         has_greedy_sibling="greedy_sibling" in needs,
         group_size_redundancy=manager.group_size_redundancy,
     )
+
+
+def _grace_s(config: AgenticConfig) -> float:
+    """Seconds that an agent of the gateway may take to end once its time is up."""
+    if not config.names_gateway:
+        return 0.0
+    of_tags = [config.gateway_play(config.custom_envs[tag].agent_args) for tag in config.gateway_tags]
+    return 2 * max(play.grace_s for play in (config.agent, *of_tags))
 
 
 def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:

@@ -26,6 +26,7 @@ from turnwise.config.show.step_rows import most_sampled
 from turnwise.errors import DataError
 from turnwise.examine.algorithm import make_algorithm
 from turnwise.examine.examined import Examined
+from turnwise.examine.gateway import is_of_gateway
 from turnwise.examine.models import call_models
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
@@ -183,6 +184,11 @@ def replay_rollouts(
             )
 
         for trajectory in recorded:
+            if is_of_gateway(examined, trajectory.task):
+                raise DataError(
+                    f"{path}: {trajectory.task.id} was played over HTTP, and its requests aren't "
+                    "in the file, so it can't be replayed"
+                )
             playing = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)
             error = policy.event_loop.run(playing)
             if error:

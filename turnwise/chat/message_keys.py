@@ -57,26 +57,28 @@ class History:
         number = 0
         for key in self.keys:
             number += key.role == "assistant"
-            call_ids += [id_of_call(number, index) for index in range(len(key.calls))]
+            if key.calls:
+                call_ids += [id_of_call(number, index) for index in range(len(key.calls))]
         return [*sampled_ids, *call_ids[len(sampled_ids) :]]
 
     def messages(self, start: int = 0, sampled_ids: Sequence[str] = ()) -> list[Message]:
         """The messages from position `start` on, as a template gets them, with `call_ids`."""
         call_ids = self.call_ids(sampled_ids)
-        names: list[str] = []
+        names = [call.name for key in self.keys for call in key.calls]
+        num_calls = sum(len(key.calls) for key in self.keys[:start])
         messages: list[Message] = []
-        for key in self.keys:
+        for key in self.keys[start:]:
             message: Message = {"role": key.role, "content": key.text}
             if key.thinking:
                 message["reasoning_content"] = key.thinking
             if key.calls:
-                message["tool_calls"] = list(_in_openai_form(key.calls, call_ids[len(names) :]))
+                message["tool_calls"] = list(_in_openai_form(key.calls, call_ids[num_calls:]))
             if key.answered is not None:
                 message["name"] = names[key.answered]
                 message["tool_call_id"] = call_ids[key.answered]
-            names += [call.name for call in key.calls]
+            num_calls += len(key.calls)
             messages.append(message)
-        return messages[start:]
+        return messages
 
 
 def id_of_call(number: int, index: int) -> str:

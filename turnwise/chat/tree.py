@@ -302,8 +302,9 @@ class ConversationTree:
         return request_id
 
     async def _sampled(self, parent: Node | None, request: _Request, request_id: str) -> Sampled:
-        messages = request.history.messages()
-        if parent is not None:
+        if parent is None:
+            messages = request.history.messages()
+        else:
             messages = request.history.messages(parent.end + 1, parent.call_ids)
         try:
             return await self._response(parent, request, request_id, messages)

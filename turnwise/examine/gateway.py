@@ -15,7 +15,10 @@ from turnwise.config.read.agent_files import LoopEntry
 from turnwise.config.schema.gateway import GatewayPlay, gateway_arguments
 from turnwise.errors import ConfigError, NotAvailableError, install_hint
 from turnwise.examine.constructors import required_names
+from turnwise.examine.examined import Examined
+from turnwise.examine.rows import splits_with_rows
 from turnwise.runtime.entry_points import load_class, load_object
+from turnwise.types import Task
 
 _CALLED_WITH = ("base_url", "api_key", "task")
 GATEWAY = "gateway"
@@ -60,6 +63,39 @@ def game_of_rows(config: AgenticConfig, loop: LoopEntry | None = None) -> Gatewa
     except ValueError as fault:
         raise ConfigError(f"{section}: {fault}") from None
     return _game(config, config.gateway_play(arguments), section)
+
+
+def check_players(examined: Examined) -> None:
+    """Raises ConfigError if nothing plays what `agent` names, or if rows name the gateway's agent in a run
+    that can't have it."""
+    config = examined.config
+    if config.names_gateway:
+        return
+    places: dict[str, str] = {}
+    for split in splits_with_rows(config):
+        places |= examined.rows(split).agents()
+    named = [name for name in places if _is_gateway(examined, name)]
+    if not named and (config.agent.play or config.agent.command):
+        raise ConfigError(
+            "agent.play: nothing is played through the gateway; set data.default_agent: gateway, or name it "
+            f"in the column {config.data.agent_name_key} of rows"
+        )
+    if named and (config.deterministic or config.estimator.needs_state_keys):
+        key = "deterministic: true" if config.deterministic else f"adv_estimator: {config.adv_estimator}"
+        raise ConfigError(f"{places[named[0]]}: {key} can't have the agent {named[0]}")
+
+
+def is_of_gateway(examined: Examined, task: Task) -> bool:
+    """Whether a task is played through the gateway."""
+    if task.row is not None:
+        return _is_gateway(examined, task.agent)
+    return task.tag in examined.config.gateway_tags
+
+
+def _is_gateway(examined: Examined, name: str) -> bool:
+    """Whether an agent of rows is the gateway's."""
+    loop = examined.loops.get(name)
+    return name == GATEWAY or (loop is not None and loop.target == GATEWAY)
 
 
 def _game(config: AgenticConfig, keys: GatewayPlay, section: str) -> GatewayGame:

@@ -14,6 +14,7 @@ from turnwise.examine.agents import env_agent_class, row_agent_class
 from turnwise.examine.envs import try_environment
 from turnwise.examine.examined import Examined, ExaminedSFT
 from turnwise.examine.files import absent_files, is_elsewhere, is_here, named_files
+from turnwise.examine.gateway import check_players
 from turnwise.examine.rows import splits_with_rows
 from turnwise.examine.template import try_rows_template, try_template
 from turnwise.model_files.folder import folder_here
@@ -119,6 +120,8 @@ def _row_checks(examined: Examined, may_miss: bool) -> Iterator[Check]:
     for split in splits_with_rows(config):
         if is_agent_here and f"data.{split}_files" not in absent:
             yield ("data", f"{split}_files"), partial(_check_rows, examined, split)
+    if config.data.train_files and is_agent_here and not any(key.startswith("data.") for key in absent):
+        yield ("agent", "play"), partial(check_players, examined)
 
 
 def _check_rows(examined: Examined, split: Split) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from turnwise.chat.message_keys import read_history, read_tools
 from turnwise.chat.tree import Answer, ConversationTree
-from turnwise.errors import ChatTemplateError, DeadlineError, ReplicasDeadError, RequestError
+from turnwise.errors import ChatTemplateError, ConfigError, DeadlineError, ReplicasDeadError, RequestError
 from turnwise.gateway.dialect import Choice, GatewayError, ModelRequest, TokenLogprob
 from turnwise.gateway.rules import Notices, SessionRules
 from turnwise.types import Turn
@@ -199,7 +199,7 @@ class EpisodeSession:
             if error.code in ("context_length_exceeded", "turn_limit"):
                 self.limit_error = error
             raise error from fault
-        except (DeadlineError, ReplicasDeadError) as fault:
+        except (ConfigError, DeadlineError, ReplicasDeadError) as fault:
             # The client's error wouldn't end the run.
             if not self.fault.done():
                 self.fault.set_exception(fault)

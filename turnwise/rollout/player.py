@@ -220,7 +220,8 @@ def _has_failed(trajectories: Iterable[Trajectory]) -> bool:
 def _check_same_start(group: Group) -> None:
     # Only the first trajectory of a sibling is compared: the others may be of sub-agents, which start later
     # in the episode.
-    first_of = {trajectory.sibling: trajectory for trajectory in reversed(played_of(group))}
+    played = [trajectory for trajectory in played_of(group) if not _starts_at_once(trajectory)]
+    first_of = {trajectory.sibling: trajectory for trajectory in reversed(played)}
     first_turns = [trajectory.turns[0] for trajectory in first_of.values() if trajectory.turns]
     starts = {turn.observation for turn in first_turns}
     if len(starts) > 1:
@@ -230,6 +231,12 @@ def _check_same_start(group: Group) -> None:
             f"differently:\n{first}\n-- and --\n{second}\n"
             "reset(seed=...) must determine the whole start state; group statistics mean nothing otherwise"
         )
+
+
+def _starts_at_once(trajectory: Trajectory) -> bool:
+    """Whether it is a tree of several conversations: which of them is answered first is a matter of time."""
+    is_tree = trajectory.answer_turn is not None
+    return is_tree and sum(turn.starts_context for turn in trajectory.turns) > 1
 
 
 async def cancel(running: Iterable[asyncio.Task[Any]]) -> None:

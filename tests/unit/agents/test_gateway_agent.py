@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.error
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from http_players import post, two_turns
 from turnwise.agents.played_function import StuckThreads
 from turnwise.agents.seat import outcome_of_line, read_outcome
 from turnwise.envs.base import TextEnv
-from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
+from turnwise.errors import (
+    DeadlineError,
+    EnvironmentFault,
+    ReplicasDeadError,
+    RolloutError,
+    ServerError,
+)
 from turnwise.types import Task
 
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "go"}]}
@@ -84,6 +91,38 @@ def test_what_a_function_is_told() -> None:
     }
     assert not Path(told["workdir"]).exists()
     assert (trajectory.final_text, trajectory.score, trajectory.metrics["steps"]) == ("4", 1.0, 3.0)
+
+
+def test_what_a_function_does_to_its_task_is_seen_by_nobody_else() -> None:
+    task = replace(TASK, payload={"prompt": [{"role": "user", "content": "go"}]})
+
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
+        messages = task["prompt"]
+        for _ in range(2):
+            body = {"model": "policy", "messages": messages}
+            messages.append(post(base_url, api_key, body)["choices"][0]["message"])
+            messages.append({"role": "user", "content": "again"})
+
+    trajectories = play_episodes(function_player(play), lambda number: "x", num_episodes=3, task=task)
+    assert [len(trajectory.samples) for trajectory in trajectories] == [1, 1, 1]
+    assert len(task.payload["prompt"]) == 1
+
+
+@pytest.mark.parametrize("fault", [ReplicasDeadError("all dead"), DeadlineError("too late")])
+def test_what_ends_the_run_isn_t_the_client_s_error(fault: Exception) -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
+        ask(base_url, api_key)
+
+    with pytest.raises(type(fault), match=str(fault)):
+        play_episodes(function_player(play), [], fault=fault)
+
+
+def test_a_server_s_fault_is_the_client_s_and_fails_the_episode() -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
+        ask(base_url, api_key)
+
+    with pytest.raises(urllib.error.HTTPError, match="no such token"):
+        play_episodes(function_player(play), [], fault=ServerError("no such token"))
 
 
 def test_a_command_plays_with_a_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:

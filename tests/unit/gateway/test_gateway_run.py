@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import folder_of_run, measured, played, training
+from small_runs import LETTERS, folder_of_run, measured, played, small_config, training
 
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import ConfigError
+from turnwise.examine.examined import examine
+from turnwise.examine.problems import object_problems
 
 
 def gateway_config(model: Path, folder: Path, agent: dict[str, Any], **changes: Any) -> AgenticConfig:
@@ -51,3 +56,82 @@ def test_a_blocking_function_is_trained(tiny_model: Path, tmp_path: Path, player
     assert all(step["actor_train/grad_norm"] > 0 for step in steps)
     assert steps[0]["env/data/gateway/delivered"] == num_turns
     assert steps[0]["env/data/gateway/contexts/first"] == 1
+
+
+def test_an_environment_is_played_in_training_and_validation(tiny_model: Path, tmp_path: Path) -> None:
+    letters = LETTERS | {"agent_name": "gateway", "agent_args": {"play": "http_players:letters"}}
+    config = small_config(
+        tiny_model,
+        tmp_path,
+        max_steps=1,
+        eval_steps=1,
+        val_batch_size=4,
+        save_steps=0,
+        custom_envs={"Letters": letters},
+    )
+    folder = folder_of_run(config)
+    rows = played(folder)
+    assert len(rows) == 8 and all(len(row["turns"]) == 2 for row in rows)
+    assert any(turn["reward"] for row in rows for turn in row["turns"])
+    assert measured(folder)[0]["val/env/Letters/env_steps"] == 2
+
+
+def test_a_command_is_trained(tiny_model: Path, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "support" / "http_command.py"
+    config = gateway_config(tiny_model, tmp_path, {"command": [sys.executable, str(script)]}, max_steps=1)
+    rows = played(folder_of_run(config))
+    assert len(rows) == 8 and {row["status"] for row in rows} == {"finished"}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "neither is set"),
+    ({"play": "http_players:two_turns", "command": ["python3"]}, "both are set"),
+    ({"play": "http_players:nothing"}, "http_players:nothing"),
+    ({"play": "http_players:needs_more"}, "cookie"),
+    ({"command": ["/no/such/program"]}, "no such program"),
+    ({"play": "http_players:two_turns", "models": {"policy": "untrained"}}, "trained"),
+    ({"play": "http_players:two_turns", "mistakes": ["http_players:post"]}, "mistakes"),
+]
+
+
+@pytest.mark.parametrize(("agent", "sentence"), BAD)
+def test_what_is_played_is_checked_before_a_run(
+    tiny_model: Path, tmp_path: Path, agent: dict[str, Any], sentence: str
+) -> None:
+    config = gateway_config(tiny_model, tmp_path, agent)
+    [problem, *_] = object_problems(examine(config))
+    assert sentence in problem.message
+
+
+def test_a_function_that_nothing_plays_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    config = gateway_config(tiny_model, tmp_path, {"play": "http_players:two_turns"})
+    data = config.data.model_copy(update={"default_agent": "single_turn_agent"})
+    [problem] = object_problems(examine(config.model_copy(update={"data": data})))
+    assert problem.key == "agent.play" and "default_agent" in problem.message
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"deterministic": True}, "deterministic"),
+    ({"adv_estimator": "gigpo"}, "adv_estimator"),
+    ({"gateway": {"host": "0.0.0.0"}}, "gateway.public_url"),
+    ({"gateway": {"public_url": "here"}}, "gateway.public_url"),
+    ({"agent": {"play": "nothing"}}, "agent.play"),
+]
+
+
+@pytest.mark.parametrize(("changes", "key"), REFUSED)
+def test_settings_that_contradict_the_gateway(
+    tiny_model: Path, tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        gateway_config(tiny_model, tmp_path, **{"agent": {"play": "http_players:two_turns"}, **changes})
+
+
+def test_mode_step_and_arguments_of_other_agents_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    stepwise = LETTERS | {"agent_name": "gateway", "mode": "step"}
+    with pytest.raises(ConfigError, match=r"custom_envs\.Letters\.mode"):
+        small_config(tiny_model, tmp_path, custom_envs={"Letters": stepwise})
+    with pytest.raises(ConfigError, match=r"custom_envs\.Letters\.agent_args"):
+        small_config(
+            tiny_model, tmp_path, custom_envs={"Letters": LETTERS | {"agent_args": {"grace_s": 1.0}}}
+        )

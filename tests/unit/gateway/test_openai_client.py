@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gateway_episodes import TASK, command_player, function_player, play_episodes
 from scripted_gateway import Scripted, scripted_gateway
+
+from turnwise.tools.calculator import calculator
+from turnwise.tools.function_tool import FunctionTool
 
 openai = pytest.importorskip("openai")
 
@@ -100,3 +108,31 @@ def test_a_stream_that_fails_raises_in_the_client() -> None:
 
     with pytest.raises(openai.APIError):
         asyncio.run(play())
+
+
+def test_the_example_s_tool_is_the_one_of_the_demonstrations() -> None:
+    examples = Path(__file__).parents[3] / "examples" / "gateway"
+    schema = FunctionTool(calculator).schema
+    for name in ("with_openai", "as_command"):
+        script = runpy.run_path(str(examples / f"{name}.py"))
+        assert json.dumps(script["CALCULATOR"]) == json.dumps(schema)
+        assert script["multiplied"]('{"expression": "12 * 34"}') == "408"
+
+
+def test_the_example_plays_a_row() -> None:
+    examples = Path(__file__).parents[3] / "examples" / "gateway"
+    play = runpy.run_path(str(examples / "with_openai.py"))["play"]
+    asked = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 * 34"}}\n</tool_call>'
+    task = replace(TASK, payload={"prompt": [{"role": "user", "content": "12 * 34"}]})
+    [trajectory] = play_episodes(function_player(play, "model"), [asked, "#### 408"], task=task)
+    assert trajectory.final_text == "#### 408" and len(trajectory.samples) == 1
+    assert trajectory.turns[0].tool_results == ("408",)
+
+
+def test_the_command_s_example_plays_a_row() -> None:
+    script = Path(__file__).parents[3] / "examples" / "gateway" / "as_command.py"
+    asked = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 * 34"}}\n</tool_call>'
+    task = replace(TASK, payload={"prompt": [{"role": "user", "content": "12 * 34"}]})
+    player = command_player(script.read_text())
+    [trajectory] = play_episodes(player, [asked, "#### 408"], task=task)
+    assert trajectory.answer == "#### 408" and len(trajectory.samples) == 1
