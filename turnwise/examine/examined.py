@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, overload
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.read.agent_files import LoopEntry
 from turnwise.data.rewards import WeightedReward
-from turnwise.examine.agents import load_graph
 from turnwise.examine.demonstrations import Demonstrations, read_demonstrations
 from turnwise.examine.files import named_files
+from turnwise.examine.graphs import load_graph
 from turnwise.examine.prompts import PromptLimit
 from turnwise.examine.rewards import make_rewards
 from turnwise.examine.rows import RowParts, Rows, read_loops, read_rows
