@@ -20,7 +20,6 @@ from turnwise.examine.agents import (
     AgentClass,
     agent_settings,
     env_agent_class,
-    load_graph,
     row_agent_class,
 )
 from turnwise.examine.envs import env_factory
@@ -133,7 +132,7 @@ def _parts(
         ),
         "published_config": lambda: published_settings(examined.config, split),
         "tokenizer": lambda: examined.policy().tokenizer,
-        "make_graph": lambda: load_graph(examined.config),
+        "make_graph": lambda: examined.make_graph,
         "requests": lambda: _request_settings(examined.config),
         "interactions": lambda: examined.users.watched(watchdog, stopwatch),
     }

@@ -17,7 +17,7 @@ from turnwise.examine.gateway import GATEWAY, game_of_rows, game_of_tag
 from turnwise.protocols import AgentLoop
 from turnwise.published.agent_loop import AgentLoopBase
 from turnwise.published.played_loop import PlayedLoop
-from turnwise.runtime.entry_points import load_class, load_function
+from turnwise.runtime.entry_points import load_class
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENTS, ROW_AGENTS
@@ -117,14 +117,6 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
     _require_run(make, label)
     of_run = [key for key in offered if key not in arguments]
     return AgentClass(label, make, of_run, arguments, loaded=make)
-
-
-def load_graph(config: AgenticConfig) -> Callable[..., Any] | None:
-    """The function that `agent.graph` names; None if it is unset. Raises ConfigError if there is no such
-    function."""
-    if config.agent.graph is None:
-        return None
-    return load_function(config.agent.graph, "agent.graph", ConfigError, ["model", "tools"])
 
 
 def _require_run(make: Callable[..., object], label: str) -> None:

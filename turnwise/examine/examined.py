@@ -1,14 +1,15 @@
 """What a config names, read once: `examine(config)`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.read.agent_files import LoopEntry
 from turnwise.data.rewards import WeightedReward
 from turnwise.examine.demonstrations import Demonstrations, read_demonstrations
 from turnwise.examine.files import named_files
+from turnwise.examine.graphs import load_graph
 from turnwise.examine.prompts import PromptLimit
 from turnwise.examine.rewards import make_rewards
 from turnwise.examine.rows import RowParts, Rows, read_loops, read_rows
@@ -63,6 +64,11 @@ class Examined:
         return read_loops(self.config)
 
     @cached_property
+    def make_graph(self) -> Callable[..., Any] | None:
+        """The function of `agent.graph`; None if it is unset."""
+        return load_graph(self.config)
+
+    @cached_property
     def group_filter(self) -> GroupFilter | None:
         """The function of `group_filter`; None if it is unset."""
         return load_group_filter(self.config.group_filter)
@@ -70,6 +76,7 @@ class Examined:
     def rows(self, split: Split) -> Rows:
         """The rows of a split that has some. Raises DataError if rows are wrong."""
         if split not in self._rows:
+            _ = self.make_graph  # rows may name the agent that it is for
             parts = RowParts(self.tools, self.users, self.rewards, self.loops)
             self._rows[split] = read_rows(self.config, split, parts)
         return self._rows[split]

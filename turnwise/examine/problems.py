@@ -10,7 +10,7 @@ from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.problems import Path, Problem
 from turnwise.envs.registry import env_class, takes_split
 from turnwise.errors import ConfigError, DataError, NotAvailableError, TurnwiseError
-from turnwise.examine.agents import env_agent_class, load_graph, row_agent_class
+from turnwise.examine.agents import env_agent_class, row_agent_class
 from turnwise.examine.envs import check_shown_metrics, try_environment
 from turnwise.examine.examined import Examined, ExaminedSFT
 from turnwise.examine.files import absent_files, is_elsewhere, is_here, named_files
@@ -111,7 +111,7 @@ def _row_checks(examined: Examined, may_miss: bool) -> Iterator[Check]:
     if "agent.interaction_config_path" not in absent:
         yield ("agent", "interaction_config_path"), lambda: examined.users
     if config.agent.graph:
-        yield ("agent", "graph"), partial(load_graph, config)
+        yield ("agent", "graph"), lambda: examined.make_graph
     if config.needs_reward_role and folder_here(config.reward.model_args.model_name_or_path):
         from turnwise.examine.reward_role import check_reward_role  # imports transformers
 

@@ -11,7 +11,8 @@ import pytest
 from turnwise.cli.main import main
 from turnwise.config import parse_config
 from turnwise.errors import ConfigError
-from turnwise.examine.agents import load_graph, row_agent_class
+from turnwise.examine.agents import row_agent_class
+from turnwise.examine.graphs import load_graph
 
 LOOP = """
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
