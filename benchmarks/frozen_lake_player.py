@@ -12,7 +12,7 @@ import yaml
 from transformers import PreTrainedModel
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.registry import make_env
 from turnwise.models.load import load_tokenizer, stop_token_ids

@@ -36,7 +36,7 @@ from toy import parse_arguments
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.base import Step, TextEnv
 from turnwise.inference.server_manager import LLMServerManager

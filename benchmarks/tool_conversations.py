@@ -25,7 +25,7 @@ from machine import describe_machine
 from toy import parse_arguments
 
 from turnwise.batching.samples import build_samples
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import HermesParser
 from turnwise.testing.fakes import byte_tokenizer

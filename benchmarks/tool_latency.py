@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.models.make import make_model

@@ -5,8 +5,8 @@ A mutant is a piece of the package's code and what stands there instead (`mutant
 its tokens, however the lines are broken. Each is applied to a copy of the package in a temporary folder, and
 its tests run against the copy in a process of their own, forked off one that has imported the libraries; as
 many at a time as there are cores. A mutant that its tests let pass has survived: a test is missing. Beside
-one that was killed stands the test that failed. `--check` only looks whether every piece is in the source, and
-every mutant is Python.
+one that was killed stands the test that failed. `--check` only looks whether every piece is in the source,
+and whether every mutant is Python.
 `--changed REVISION` chooses the mutants that are new since then, and those where the code of their file or of
 their named tests, with the helpers there, has changed. A change in any other file, such as a `conftest.py` or
 one of `tests/support`, selects nothing; `make test-full` is there for those, as it runs every mutant.
@@ -130,8 +130,8 @@ def places(source: str, piece: str) -> list[tuple[int, int]]:
 
 
 def stale(mutants: Sequence[Mutant]) -> list[str]:
-    """A sentence for each mutant whose code isn't in the source exactly once, that is no Python, or whose test
-    is gone."""
+    """A sentence for each mutant that is no Python, whose code isn't in the source exactly once, or whose
+    test is gone."""
     found = []
     for mutant in mutants:
         path = ROOT / "turnwise" / mutant.file

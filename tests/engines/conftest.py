@@ -2,4 +2,5 @@
 
 from pathlib import Path
 
-collect_ignore = [file.name for file in Path(__file__).parent.glob("*.py") if not file.name.startswith("test_")]
+_FILES = Path(__file__).parent.glob("*.py")
+collect_ignore = [file.name for file in _FILES if not file.name.startswith("test_")]

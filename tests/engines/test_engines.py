@@ -26,6 +26,7 @@ if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("megatron", "train_megatron.py")]
     SCRIPTS += [("vllm", "contract_vllm.py")]
     SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]
+    SCRIPTS += [("vllm", "train_ray_vllm.py"), ("ray", "nodes_ray.py")]
 else:
     SCRIPTS += [
         ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher"),

@@ -70,7 +70,8 @@ def main() -> None:
     os.environ["TURNWISE_KERNELS"] = "off"
     with tempfile.TemporaryDirectory() as scratch:
         made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
-        keys = small(scratch, str(made.folder))
+        # Environments live in workers: forks of this machine, or actors.
+        keys = small(scratch, str(made.folder)) | {"train_env_manager.max_env_num_per_worker": 16}
         forks = {**keys, "cluster.name": "process"}
         actors = {**keys, "cluster.name": "ray"}
         forked = trained(scratch, "process", forks)

@@ -40,6 +40,7 @@ ARGUMENTS = {
     "process_arrays": "",
     "quickstart": "--sft-model MODEL --work WORK",
     "ranks": "",
+    "reach": "",
     "revisions": "ROOT MODEL",
     "rollout": "",
     "rollout_worker": None,

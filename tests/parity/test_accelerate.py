@@ -215,7 +215,13 @@ def test_what_accelerate_asks_for_in_vain_is_refused(rows, told, said, monkeypat
             "3 processes can't share",
         ),
         ({"WORLD_SIZE": "999"}, {"batch_size": 999}, 1, "the launcher started 999 processes"),
-        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, {}, 2, "8 processes, 4 of them on this machine"),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "3"},
+            {"batch_size": 8},
+            1,
+            "8 processes, 3 of them on this machine",
+        ),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, {"batch_size": 8}, 1, "MASTER_ADDR=127.0.0.1"),
     ],
 )
 def test_wrong_process_counts_are_refused_before_the_model_is_loaded(

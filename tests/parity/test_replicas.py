@@ -24,6 +24,7 @@ from turnwise.errors import ConfigError, DataError, ReplicasDeadError
 from turnwise.examine.examined import examine
 from turnwise.inference import restarts
 from turnwise.runtime.machine import Machine, Node
+from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import SamplingParams
 
 TWO = {"device_mapping": [0, 1]}
@@ -179,6 +180,38 @@ def test_a_run_whose_replicas_die_too_often_ends_with_the_reason(make_config, mo
             make_config("all-die", actor_infer=TWO),
             lambda pipeline: list(map(kill, pipeline.actor_infer.servers)),
         )
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("on_weight_update", ["finish", "abort_continue"])
+def test_a_replica_on_the_trainers_device_makes_room_in_each_step(make_config, on_weight_update):
+    trainer = training(5e-3, 8) | {"device_mapping": [0]}
+    config = make_config(
+        "lent",
+        actor_train=trainer,
+        actor_infer=TWO,
+        async_generation_ratio=1,
+        on_weight_update=on_weight_update,
+    )
+    assert not config.is_streamed
+    with closing(build_agentic(examine(config), start_run(config))) as pipeline:
+        away = []
+        train_on = pipeline.actor_train.train_step
+
+        def noted(*args, **options):
+            result = train_on(*args, **options)
+            away.append([server.name for server in pipeline.actor_infer.servers])
+            return result
+
+        pipeline.actor_train.train_step = noted
+        pipeline.run()
+        servers = [server.name for server in pipeline.actor_infer.servers]
+    assert len(servers) == 2 and away == [servers[1:]] * 3
+    steps = measured(pipeline.folder)
+    times = read_metrics(pipeline.folder.metrics)
+    assert all(row["time/lent_s"] > 0 for row in times[1:])
+    assert all(row["parity/logprob_diff_max"] <= 1e-3 for row in steps)
+    assert all(row["actor/staleness_max"] <= 1 for row in steps)
 
 
 def test_a_device_that_is_not_there_is_named(make_config):

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.chat.contexts import opens_trees
+from turnwise.chat.tree import ConversationTree
 from turnwise.protocols import AgentLoop, Conversation, HearsCalls, OpenConversation
 from turnwise.types import SamplingParams, Task, Trajectory
 
@@ -34,6 +36,9 @@ class _ForeignContexts:
 
     def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
         return self.open_conversation(sampling, **{"encode_special_tokens": False, **options})
+
+    def open_tree(self, sampling: SamplingParams, **options: Any) -> ConversationTree:
+        return opens_trees(self.open_conversation, "the agent").open_tree(sampling, **options)
 
     def called(
         self,

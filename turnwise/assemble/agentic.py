@@ -9,7 +9,7 @@ from turnwise.algorithms.kl import KLController
 from turnwise.assemble.cluster import begin_schedule_log, build_cluster, build_schedule_log, check_losses
 from turnwise.assemble.health import build_health
 from turnwise.assemble.parity import build_parity_gate
-from turnwise.assemble.placement import FreeForTransfer, place_here, prepare_run, share_devices
+from turnwise.assemble.placement import place_here, prepare_run
 from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rollouts import (
     RolloutContext,
@@ -23,6 +23,7 @@ from turnwise.assemble.rollouts import (
 from turnwise.assemble.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.assemble.run_table import info_of, log_settings, settings_table
 from turnwise.assemble.servers import require_abilities
+from turnwise.assemble.shared_devices import FreeForTransfer, lend_devices, share_devices
 from turnwise.assemble.source import build_source, num_planned_steps
 from turnwise.assemble.strategies import batch_plan, reference_strategy, trained_strategy
 from turnwise.assemble.tasks import build_tasks
@@ -191,6 +192,12 @@ def _assemble(
         val_scheduler = build_scheduler(examined, policy, "val", pictures=pictures)
     by_validation = ByValidation(config, folder.best)
     contents = _contents(actor_train, critic, policy, algorithm, kl_ctrl, source, by_validation)
+    transfer = build_transfer(
+        config, cluster.placement, senders, policy.servers, freeing, policy.event_loop.watchdog
+    )
+    give_devices_back = lend_devices(
+        config, cluster.placement, policy.servers, policy.event_loop, roles, transfer.bring_back
+    )
     return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
@@ -202,9 +209,7 @@ def _assemble(
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
-        weight_transfer=build_transfer(
-            config, cluster.placement, senders, policy.servers, freeing, policy.event_loop.watchdog
-        ),
+        weight_transfer=transfer,
         parity_gate=build_parity_gate(examined, policy, actor_train, senders.trained_weights),
         event_loop=policy.event_loop,
         cluster=cluster,
@@ -215,6 +220,7 @@ def _assemble(
         checkpoints=build_checkpoints(config, folder, num_steps, contents),
         interrupts=Interrupts(),
         by_validation=by_validation,
+        give_devices_back=give_devices_back,
     )
 
 

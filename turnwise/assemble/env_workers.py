@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from turnwise.agents.env_agent import EnvAgent
 from turnwise.cluster.env_pool import EnvPool, PoolSettings
+from turnwise.cluster.hosts import Hosts
 from turnwise.config import AgenticConfig
 from turnwise.envs.registry import bound_class, env_class
 from turnwise.errors import counted
@@ -63,16 +64,19 @@ def num_workers(numbers: Mapping[str, int], num_each: int, cores: int) -> dict[s
     return {tag: max(1, number * limit // total) for tag, number in requested.items()}
 
 
-def start_env_workers(config: AgenticConfig, split: Split, event_loop: WatchedRunner) -> dict[str, EnvPool]:
-    """Starts the workers of a split, by tag. They end when `event_loop` is closed. Raises ConfigError if
-    environments can't be made in them."""
+def start_env_workers(
+    config: AgenticConfig, split: Split, event_loop: WatchedRunner, hosts: Hosts | None = None
+) -> dict[str, EnvPool]:
+    """Starts the workers of a split, by tag, as processes that `hosts` starts. They end when `event_loop` or
+    `hosts` is closed. Raises ConfigError if environments can't be made in them."""
     tags = remote_tags(config, split)
     if not tags:
         return {}
     num_each = config.env_manager(split).max_env_num_per_worker
     numbers = {tag: num_environments(config, split, tag) for tag in tags}
-    workers = num_workers(numbers, num_each, num_cores())
-    _say(split, numbers, workers, num_each)
+    cores = num_cores() if hosts is None else hosts.num_cores
+    workers = num_workers(numbers, num_each, cores)
+    _say(split, numbers, workers, num_each, cores)
     event_loop.watchdog.start()
     pools = {}
     for tag in workers:
@@ -87,8 +91,10 @@ def start_env_workers(config: AgenticConfig, split: Split, event_loop: WatchedRu
             stopwatch=event_loop.stopwatch,
         )
         make_env = bound_class(env.env_type, env.env_config, split)
-        pools[tag] = EnvPool(make_env, workers[tag], settings, event_loop.loop)
+        pools[tag] = EnvPool(make_env, workers[tag], settings, event_loop.loop, hosts)
         event_loop.at_close(pools[tag].end)
+        if hosts is not None:
+            hosts.before_close(pools[tag].end)
         pools[tag].begin()
     return pools
 
@@ -98,6 +104,7 @@ def _say(
     numbers: Mapping[str, int],
     workers: Mapping[str, int],
     num_each: int,
+    cores: int,
 ) -> None:
     for tag, number in workers.items():
         logger.info(
@@ -116,7 +123,7 @@ def _say(
             num_each,
             total,
             MAX_PER_CORE,
-            counted(num_cores(), "core"),
+            counted(cores, "core"),
             sum(workers.values()),
             max(math.ceil(numbers[tag] / number) for tag, number in workers.items()),
         )

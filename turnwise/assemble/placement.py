@@ -1,27 +1,15 @@
-"""Places the roles of a config on this machine's devices, and lets roles that share an accelerator use its
-memory one after the other. `turnwise config` uses this module, so torch is imported only where it is
-needed."""
+"""Places the roles of a config on this machine's devices. `turnwise config` uses this module, so torch is
+imported only where it is needed."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 
 from turnwise.assemble.ray import joined_nodes
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.demand import ray_reason
 from turnwise.config.place import place
-from turnwise.inference.server_manager import LLMServerManager
-from turnwise.pipelines.model_role import ModelRole
-from turnwise.pipelines.shared_devices import Resident, SharedDevices
-from turnwise.protocols import MemoryKind
-from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import find_machine
 from turnwise.runtime.placement import CpuThreads, Placement
-from turnwise.spec import STRATEGIES
-
-FreeForTransfer = Callable[[], Awaitable[None]] | None
-"""Frees device memory for a weight transfer; None if the roles don't share devices."""
 
 
 def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placement:
@@ -78,42 +66,3 @@ def set_torch_threads(num_threads: int) -> None:
     # before it is set.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
-
-
-def share_devices(
-    config: AgenticConfig,
-    placement: Placement,
-    servers: LLMServerManager,
-    event_loop: WatchedRunner,
-    roles: Mapping[str, ModelRole],
-) -> FreeForTransfer:
-    """Makes the roles of a synchronous run share device memory. Returns the function that frees memory for a
-    weight transfer; None on a CPU, and in asynchronous runs, whose roles compute at the same time."""
-    if not placement.accelerator or config.plays_ahead:
-        return None
-    residents: dict[str, Resident] = {}
-    for name, role in roles.items():
-        if role.is_base:
-            continue  # its workers are those of actor_train
-        kinds: set[MemoryKind] = {"weights"}
-        if STRATEGIES[config.roles[name].strategy_args.strategy_name].kind == "train":
-            kinds.add("optimizer")
-        if name == "actor_train" and not servers.info().needs_weights:
-            kinds.remove("weights")  # the server reads these very tensors
-        residents[name] = Resident(
-            frozenset(placement.roles[name].devices),
-            frozenset(kinds),
-            offload=partial(role.workers.call, "offload"),
-            onload=partial(role.workers.call, "onload"),
-        )
-    devices = frozenset(placement.of("actor_infer").devices)
-    residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)
-    shared = SharedDevices(residents)
-
-    def claim_devices(role: str, kinds: Collection[MemoryKind] | None) -> None:
-        event_loop.run(shared.claim(role, kinds))
-
-    for role in roles.values():
-        role.claim_devices = claim_devices
-    servers.claim_devices = lambda: shared.claim("actor_infer")
-    return shared.free_for_transfer

@@ -18,7 +18,7 @@ from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.servers import build_servers
 from turnwise.assemble.tasks import build_tasks, say_shared_prompts
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.cluster.env_pool import EnvPool, prepare_workers
@@ -228,7 +228,8 @@ def agents_of(
     event_loop = policy.event_loop
     of_environments: dict[tuple[str, str], AgentLoop] = {}
     if split not in policy.env_pools:
-        policy.env_pools[split] = start_env_workers(config, split, event_loop)
+        hosts = policy.hosts if isinstance(policy, ServedPolicy) else None
+        policy.env_pools[split] = start_env_workers(config, split, event_loop, hosts)
     for tag in config.env_manager(split).env_tags:
         settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
         make_env = make_shown = env_factory(config, tag, split)

@@ -19,7 +19,7 @@ from turnwise.assemble.rollouts import (
     scheduler_settings,
 )
 from turnwise.assemble.run_table import log_settings, play_table
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
 from turnwise.config.show.played_rows import sampling
 from turnwise.config.show.step_rows import most_sampled

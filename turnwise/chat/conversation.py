@@ -1,10 +1,10 @@
-"""Conversations: `TokenConversation` is one path through a ledger of token ids, `TokenContexts` opens the
-contexts of an episode, and `TextConversation` talks to a text-in, text-out model."""
+"""Conversations: `TokenConversation` is one path through a ledger of token ids, and `TextConversation` talks
+to a text-in, text-out model."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -163,61 +163,6 @@ class TokenConversation:
                 no_room.num_characters,
                 max_length,
             )
-
-
-@dataclass(frozen=True)
-class TokenContexts:
-    """Opens the conversations of one episode over one server. `episode_id` must be unique among running
-    episodes, since servers keep KV caches under request ids that begin with it. The `parser` reads tool calls
-    in contexts opened with tools. `on_prompt` is called with each prompt before the server is asked."""
-
-    template: ChatTemplate
-    server: PolicyServer
-    max_length: int
-    episode_id: str
-    parser: ToolCallParser | None = None
-    on_prompt: OnPrompt | None = None
-    _conversations: list[TokenConversation] = field(init=False, default_factory=list)
-
-    def __call__(
-        self,
-        sampling: SamplingParams,
-        *,
-        parent: int | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        encode_special_tokens: bool = True,
-    ) -> TokenConversation:
-        index = len(self._conversations)
-        request_id = f"{self.episode_id}/{index}"
-        # The index of a turn counts from 0 in each context, so the contexts of an episode need seeds of their
-        # own.
-        sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
-        template = self.template if encode_special_tokens else self.template.without_special_tokens
-        conversation = TokenConversation(
-            template,
-            self.server,
-            request_id,
-            sampling,
-            self.max_length,
-            parent=parent,
-            tools=tools,
-            parser=self.parser,
-            opens_episode=index == 0,
-            on_prompt=self.on_prompt,
-        )
-        self._conversations.append(conversation)
-        return conversation
-
-    def verify(self) -> None:
-        """Raises RolloutError unless the turns of every context have the ids that the server saw. Call it
-        before `close`."""
-        for conversation in self._conversations:
-            conversation.verify()
-
-    async def close(self) -> None:
-        for conversation in self._conversations:
-            await conversation.close()
-        self._conversations.clear()
 
 
 class TextAnswer(NamedTuple):

@@ -10,7 +10,7 @@ from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.thinking_tags import split_thinking
 from turnwise.protocols.tools import ParsedResponse, ReadsTurnTokens, ToolCall, ToolCallParser
-from turnwise.types import Message
+from turnwise.types import Message, Turn
 
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 """The ids that Mistral's template takes."""
@@ -107,3 +107,19 @@ def in_openai_form(call: ToolCall, call_id: str) -> Message:
     """The call as OpenAI's messages have it."""
     function = {"name": call.name, "arguments": dict(call.arguments)}
     return {"id": call_id, "type": "function", "function": function}
+
+
+def until_stop(message: Message, stop: Sequence[str]) -> Message:
+    """The message up to the first stop string in its text."""
+    text = message["content"]
+    ends = [position for mark in stop if (position := text.find(mark)) >= 0]
+    if not ends:
+        return message
+    return {**message, "content": text[: min(ends)]}
+
+
+def finish_reason_of(turn: Turn, message: Message) -> str:
+    """`stop`, `length` or `tool_calls`, as OpenAI names the ends of an answer."""
+    if turn.finish_reason == "length":
+        return "length"
+    return "tool_calls" if message.get("tool_calls") else "stop"

@@ -8,7 +8,7 @@ import hashlib
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from turnwise.chat.message_keys import (
     read_tools,
 )
 from turnwise.chat.rendering import Tools
+from turnwise.chat.replies import finish_reason_of, until_stop
 from turnwise.chat.sampler import (
     NoRoom,
     ResponseRequest,
@@ -65,6 +66,10 @@ class Answer(NamedTuple):
     """Index of the turn."""
 
 
+OnCommit = Callable[[Answer, Messages], None]
+"""Called with a new answer, and the messages that its turn added to the context."""
+
+
 class _Request(NamedTuple):
     key: RequestKey
     history: History
@@ -79,7 +84,8 @@ class ConversationTree:
 
     `match`: whether a client may leave out the thinking, and the text beside calls, of what it sends back
     (`omitted`) or not (`exact`). `max_turns` is the maximum number of responses; None = no limit. Without
-    `encode_special_tokens`, special tokens that are spelt out in messages stay ordinary text.
+    `encode_special_tokens`, special tokens that are spelt out in messages stay ordinary text. `on_commit` is
+    called with each new answer.
 
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())
@@ -107,6 +113,7 @@ class ConversationTree:
         match: MatchRule = "omitted",
         max_turns: int | None = None,
         encode_special_tokens: bool = False,
+        on_commit: OnCommit | None = None,
     ) -> None:
         stop_token_ids = dict.fromkeys([*sampling.stop_token_ids, *template.stop_token_ids])
         if not encode_special_tokens:
@@ -119,6 +126,7 @@ class ConversationTree:
         self._sampler = TokenSampler(template, server, max_length, parser)
         self._sampling = replace(sampling, stop_token_ids=tuple(stop_token_ids))
         self._max_turns = max_turns
+        self._on_commit = on_commit
         self._ledger = Ledger(name)
         self.turns = self._ledger.turns
         self._forest = Forest(is_exact=match == "exact")
@@ -158,8 +166,7 @@ class ConversationTree:
         else:
             self.counts["replayed"] += 1
         node.num_writers += 1
-        turn = self.turns[node.turn]
-        return Answer(node.message, turn, node.finish_reason, node.usage, node.turn)
+        return self._answer_of(node)
 
     def deliver(self, answer: Answer) -> None:
         """Notes that the last byte of an answer has been written."""
@@ -229,6 +236,9 @@ class ConversationTree:
 
     def _ended(self) -> RequestError:
         return RequestError(f"{self.name!r} has ended: it takes no more requests", "session_ended")
+
+    def _answer_of(self, node: Node) -> Answer:
+        return Answer(node.message, self.turns[node.turn], node.finish_reason, node.usage, node.turn)
 
     def _end(self, request: _Request) -> None:
         self._num_running -= 1
@@ -352,7 +362,7 @@ class ConversationTree:
 
     def _commit(self, request: _Request, parent: Node | None, request_id: str, sampled: Sampled) -> Node:
         key = request.key
-        message = _without_stop(sampled.reply, key.options.stop or ())
+        message = until_stop(sampled.reply, key.options.stop or ())
         start = 0
         reused = 0
         parent_turn = None
@@ -372,7 +382,7 @@ class ConversationTree:
             reply=key_of_reply(message),
             call_ids=tuple(call_ids),
             request_id=request_id,
-            finish_reason=_finish_reason(sampled.turn, message),
+            finish_reason=finish_reason_of(sampled.turn, message),
             usage=Usage(sampled.prefix.num_tokens - num_response, reused, num_response),
             running=request.running,
         )
@@ -381,19 +391,6 @@ class ConversationTree:
             self.turns[parent.turn].tool_results = parent.results_in(node.added_keys)
         self._forest.add(node, parent)
         self.limit = None
+        if self._on_commit is not None:
+            self._on_commit(self._answer_of(node), sampled.messages[:-1])
         return node
-
-
-def _without_stop(message: Message, stop: Sequence[str]) -> Message:
-    """The message up to the first stop string in its text."""
-    text = message["content"]
-    ends = [position for mark in stop if (position := text.find(mark)) >= 0]
-    if not ends:
-        return message
-    return {**message, "content": text[: min(ends)]}
-
-
-def _finish_reason(turn: Turn, message: Message) -> str:
-    if turn.finish_reason == "length":
-        return "length"
-    return "tool_calls" if message.get("tool_calls") else "stop"

@@ -17,6 +17,7 @@ from typing import Any
 from turnwise.cluster.env_child import ABANDON, STACK, EnvFacts, Stepped
 from turnwise.cluster.env_worker import ENV_CHILD, EnvWorker, Waiting
 from turnwise.cluster.fork_server import prepare_processes
+from turnwise.cluster.hosts import Hosts
 from turnwise.cluster.messages import SetUp, dumps, unsendable_part
 from turnwise.cluster.process import WorkerProcess, add_stacks
 from turnwise.errors import ConfigError, EnvironmentFault, EnvWorkersDeadError, WorkerError, first_line
@@ -58,8 +59,8 @@ class PoolSettings:
 
 
 class EnvPool:
-    """The workers of a tag. `make_env` is sent to them, and makes an environment there. `start` starts the
-    process of a name.
+    """The workers of a tag. `make_env` is sent to them, and makes an environment there. `hosts` starts their
+    processes, by default as forks of this machine.
 
     A worker that ends fails the calls that wait for it and is started again. If workers have ended `MAX_ENDS`
     times within `ENDS_S`, every call raises EnvWorkersDeadError."""
@@ -70,13 +71,13 @@ class EnvPool:
         num_workers: int,
         settings: PoolSettings,
         loop: asyncio.AbstractEventLoop,
-        start: Callable[[str], WorkerProcess] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self.settings = settings
         self.num_workers = num_workers
         self.loop = loop
         self._make_env = make_env
-        self._start = start or partial(WorkerProcess.fork, module=ENV_CHILD, stopwatch=settings.stopwatch)
+        self._hosts = hosts
         self._workers: list[EnvWorker] = []
         self._ids = itertools.count()
         self._ends: deque[float] = deque(maxlen=MAX_ENDS)
@@ -137,10 +138,16 @@ class EnvPool:
     def _new_worker(self, name: str, is_tried: bool = False) -> tuple[EnvWorker, Future[str]]:
         prepare_workers()
         loop = None if self.settings.is_blocking else self.loop
-        worker = EnvWorker(self._start(name), loop, self._on_end)
+        worker = EnvWorker(self._process(name), loop, self._on_end)
         levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-        set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, _nothing)
+        environment = dict(os.environ) if self._hosts is None else self._hosts.environment
+        set_up = SetUp(environment, list(sys.path), os.getcwd(), levels, _nothing)
         return worker, worker.begin(set_up, self._make_env, is_tried)
+
+    def _process(self, name: str) -> WorkerProcess:
+        if self._hosts is not None:
+            return self._hosts.start_beside(ENV_CHILD, name)
+        return WorkerProcess.fork(name, ENV_CHILD, self.settings.stopwatch)
 
     def make(self, task: Task, renders: bool = False) -> Any:
         """A RemoteEnv for an episode of the task, in the worker with the fewest environments: a coroutine, or
@@ -151,8 +158,10 @@ class EnvPool:
         return RemoteEnv(self, worker, next(self._ids), task, renders).make()
 
     def end(self) -> None:
-        """Ends the workers, even in the middle of calls."""
+        """Ends the workers, even in the middle of calls. Calling it again is harmless."""
         with self._replacing:
+            if self._is_ended:
+                return
             self._is_ended = True
         for worker in self._workers:
             worker.kill()

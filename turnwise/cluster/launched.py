@@ -29,9 +29,11 @@ from turnwise.cluster.process_life import LaunchedLife
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess
 from turnwise.cluster.wire import ConnectionWire, Message
 from turnwise.errors import WorkerError
-from turnwise.runtime.rank import RankContext, launched
+from turnwise.runtime.machine import interface_of, own_address
+from turnwise.runtime.rank import RankContext, launched, launched_nodes
 from turnwise.runtime.torch_group import form_groups, join_processes
 
+_LOOPBACK = "127.0.0.1"
 _GREETING_S = 600.0
 """Seconds in which the other processes connect to the first one. They have all joined by then, so they are
 fast."""
@@ -81,9 +83,11 @@ class LaunchedCluster(ProcessCluster):
                 "another run"
             )
         LaunchedCluster._has_run = True
-        join_processes(None, 0, size, self.placement.machine.device_name(self.placement.devices[0]))
+        address, interface = _own_place()
+        device = self.placement.machine.device_name(self.placement.devices[0])
+        join_processes(None, 0, size, device, interface)
         key = secrets.token_bytes(32)
-        with create_server(("127.0.0.1", 0), backlog=size) as server:
+        with create_server((address, 0), backlog=size) as server:
             dist.broadcast_object_list([server.getsockname(), key, self.placement.groups], src=0)
             form_groups(self.placement.groups)
             connections = dict(
@@ -91,9 +95,12 @@ class LaunchedCluster(ProcessCluster):
             )
         self._processes.append(OwnRanks("rank 0", settings))
         for rank in range(1, size):
-            connection, process_id = connections[rank]
+            connection, process_id, host = connections[rank]
             channel = Channel(ConnectionWire(connection), settings.stopwatch)
-            process = WorkerProcess(f"the launched process of rank {rank}", LaunchedLife(process_id), channel)
+            name = f"the launched process of rank {rank}"
+            if host:
+                name += f" on {host}"
+            process = WorkerProcess(name, LaunchedLife(process_id, host), channel)
             self._processes.append(ConnectedRanks(process, settings))
         set_up = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
         set_ups = [Parcel(Command("set_up", (set_up,)))] * (size - 1)
@@ -110,15 +117,18 @@ def serve_launched() -> None:
     exits."""
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
-    join_processes(
-        None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu"
-    )
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"cuda:{os.environ.get('LOCAL_RANK', rank)}"
+    own_ip, interface = _own_place()
+    join_processes(None, rank, size, device, interface)
     meeting: list[Any] = [None, None, None]
     dist.broadcast_object_list(meeting, src=0)
     address, key, groups = meeting
     form_groups(groups)
     connection = Client(tuple(address), authkey=key)
-    connection.send((rank, os.getpid(), _versions()))
+    host = "" if own_ip in (_LOOPBACK, address[0]) else f"{platform.node()} ({own_ip})"
+    connection.send((rank, os.getpid(), host, _versions()))
     # The first process acts on signals for the whole run; its end ends this process.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(signal.Signals[name], lambda *_: None)
@@ -152,17 +162,26 @@ class _ReadAhead(ConnectionWire):
             self._messages.put(None)
 
 
+def _own_place() -> tuple[str, str]:
+    """The address of this machine to which the launcher's other processes may connect, and the network
+    interface that has it; loopback and "" if all of them are here."""
+    if launched_nodes() == 1:
+        return _LOOPBACK, ""
+    address = own_address(os.environ["MASTER_ADDR"])
+    return address, interface_of(address)
+
+
 def _checked(
-    connection: Connection, greeting: tuple[int, int, dict[str, str]]
-) -> tuple[int, tuple[Connection, int]]:
-    rank, process_id, versions = greeting
+    connection: Connection, greeting: tuple[int, int, str, dict[str, str]]
+) -> tuple[int, tuple[Connection, int, str]]:
+    rank, process_id, host, versions = greeting
     for name, ours in _versions().items():
         if versions.get(name) != ours:
             raise WorkerError(
                 f"rank {rank} has {name} {versions.get(name)}, and rank 0 {ours}; start all processes with "
                 "the same Python"
             )
-    return rank, (connection, process_id)
+    return rank, (connection, process_id, host)
 
 
 def _versions() -> dict[str, str]:

@@ -42,16 +42,22 @@ class ProcessLife(ABC):
     def fate(self) -> str:
         """How the process ended."""
 
+    def hidden_output(self) -> str:
+        """The last lines that the process wrote to its standard error, if that isn't the run's own."""
+        return ""
+
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.process_id, number)
 
 
 class LaunchedLife(ProcessLife):
-    """A process that a launcher has started. It ends when its connection is closed."""
+    """A process that a launcher has started, on this machine unless `host` names another. It ends when its
+    connection is closed."""
 
-    def __init__(self, process_id: int) -> None:
+    def __init__(self, process_id: int, host: str = "") -> None:
         self.process_id = process_id
+        self._host = host
 
     def stop(self) -> bool:
         return False
@@ -59,8 +65,15 @@ class LaunchedLife(ProcessLife):
     def release(self) -> None: ...
 
     def stacks(self) -> str:
+        if self._host:
+            return f"it runs on {self._host}: `kill -USR1 {self.process_id}` there prints them to its stderr"
         self._signal(signal.SIGUSR1)
         return "it prints its stacks to stderr itself"
+
+    def _signal(self, number: int) -> None:
+        # Its number may be another process's here.
+        if not self._host:
+            super()._signal(number)
 
     def fate(self) -> str:
         return "its own messages say why"

@@ -139,10 +139,13 @@ class ActorLife(ProcessLife):
     def stacks(self) -> str:
         return self._answer("stacks", self.process_id, self._facts.stacks)
 
+    def hidden_output(self) -> str:
+        return self._answer("tail", self._facts.stderr, _TAIL_LINES)
+
     def fate(self) -> str:
         if self._wire.loss:
             return self._wire.loss
-        tail = self._answer("tail", self._facts.stderr, _TAIL_LINES)
+        tail = self.hidden_output()
         fate = fate_text(self._wire.cause)
         return f"{fate}; the last lines of its standard error:\n{tail}" if tail else fate
 

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -56,6 +57,10 @@ class RayHosts:
         self._wires: dict[int, dict[str, ActorWire]] = {}
         """Index of a node → name of an actor there → its wire."""
         self._actors: list[Any] = []
+        self._num_beside: Counter[int] = Counter()
+        """Index of a node → number of processes without a device there."""
+        self._lost: set[int] = set()
+        self._endings: list[Callable[[], object]] = []
         self._looking: Looking | None = None
         self._is_closed = False
         with ExitStack() as on_error:
@@ -77,12 +82,42 @@ class RayHosts:
 
     def _start(self, module: str, names: Sequence[str], devices: Sequence[int]) -> list[WorkerProcess]:
         indices = [self.placement.machine.locate(device)[0] for device in devices]
+        return self._start_on(module, names, indices)
+
+    def start_beside(self, module: str, name: str) -> WorkerProcess:
+        """See `Hosts`. Nodes without a device of the run get no process."""
+        remaining = [index for index in self._parts if index not in self._lost]
+        if not remaining:
+            raise WorkerError(f"{name} can't be started: all nodes of the run are lost")
+        index = max(remaining, key=self._cores_for_another)
+        self._num_beside[index] += 1
+        with self._waiting():
+            [process] = self._start_on(module, [name], [index], sees_devices=False)
+        return process
+
+    def before_close(self, end: Callable[[], object]) -> None:
+        self._endings.append(end)
+
+    @property
+    def num_cores(self) -> int:
+        """See `Hosts`."""
+        return sum(part.facts.num_cores for part in self._parts.values())
+
+    def _cores_for_another(self, index: int) -> float:
+        return self._parts[index].facts.num_cores / (self._num_beside[index] + 1)
+
+    def _start_on(
+        self, module: str, names: Sequence[str], indices: Sequence[int], sees_devices: bool = True
+    ) -> list[WorkerProcess]:
+        """Starts a process for each name, on the node of its index."""
         bundles = list(self._parts)
         actors: list[Any] = []
         for index in indices:
             part = self._parts[index]
             options = {"num_cpus": 0, "concurrency_groups": _GROUPS}
             environment = actor_environment(part)
+            if not sees_devices:
+                environment["CUDA_VISIBLE_DEVICES"] = ""
             bundle = bundles.index(index)
             actors.append(self._remote(ActorHost, bundle, environment, part.facts.agent, **options))
         self._actors += actors
@@ -103,7 +138,8 @@ class RayHosts:
         part = self._parts[index]
         part.agent.add_host.remote(facts.process)
         wire = ActorWire(actor)
-        full_name = f"{name} on {part.node.name}"
+        place = f" on {part.node.name}"
+        full_name = name.removesuffix(place) + place  # one that is started again has the name of the first
         self._wires.setdefault(index, {})[full_name] = wire
         logger.info("%s is process %d", full_name, facts.process.number)
         life = ActorLife(actor, wire, part.agent, facts)
@@ -194,6 +230,7 @@ class RayHosts:
 
     def _lose(self, index: int, reason: str) -> None:
         """Ends the calls of a node's actors. What still lives there ends itself."""
+        self._lost.add(index)
         node = self.placement.machine.nodes[index]
         wires = self._wires.get(index, {})
         loss = f"node {node.name} {reason}; it had {', '.join(wires) or 'no process of the run'}"
@@ -236,6 +273,8 @@ class RayHosts:
                 endings.callback(ray.kill, actor)
             if self._looking is not None:
                 endings.callback(self._looking.end)
+            for end in self._endings:
+                endings.callback(end)
 
 
 def _free_resources() -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -11,7 +12,7 @@ from turnwise.cluster.messages import Command, Parcel, Reply, SetUp, pack
 from turnwise.cluster.process import WorkerProcess, add_stacks
 from turnwise.cluster.rank_process import RunAsync
 from turnwise.cluster.server_child import ServerCall
-from turnwise.errors import ServerError
+from turnwise.errors import ServerError, TurnwiseError
 from turnwise.protocols import MemoryKind, Suspension, WeightSource
 from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.rank import RankContext
@@ -21,6 +22,8 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedWeights
 from turnwise.types import Completion, Media, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 SERVERS = "turnwise.cluster.server_child"
 """The module that a server's process runs, see `hosts`."""
@@ -65,7 +68,15 @@ class ServerProcess:
 
     def _set_up(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
         self.process.ask(f"setting up {self.name}", Parcel(Command("set_up", (set_up,))))
-        self.process.ask(f"making {self.name}", Parcel(Command("make", (factory, rank))))
+        try:
+            self.process.ask(f"making {self.name}", Parcel(Command("make", (factory, rank))))
+        except TurnwiseError:
+            # An engine says why on its standard error, which under Ray is a file of its node.
+            life = self.process.life
+            output = "" if life.is_gone else life.hidden_output()
+            if output:
+                logger.warning("%s wrote before it failed:\n%s", self.name, output)
+            raise
 
     def wait_until_ready(self) -> None:
         """Waits until the server is made. Raises DeadlineError, WorkerError if the process has ended, or the

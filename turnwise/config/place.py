@@ -88,6 +88,19 @@ def follows(config: AnyConfig, key: str) -> bool:
     return key not in placement.unused_keys
 
 
+def lent_replicas(config: AgenticConfig, placement: Placement) -> list[int]:
+    """The replicas that make room for training: those on its devices, if the run is asynchronous, trains
+    on whole batches, and has a replica elsewhere."""
+    if not config.plays_ahead or config.is_streamed:
+        return []
+    trained: set[int] = set()
+    for name in placement.roles:
+        trained.update(placement.roles[name].devices)
+    ranks = placement.of("actor_infer").ranks
+    lent = [replica for replica, devices in enumerate(ranks) if not trained.isdisjoint(devices)]
+    return lent if len(lent) < len(ranks) else []
+
+
 def _cluster(
     demand: Demand,
     num_devices: int,

@@ -5,6 +5,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
@@ -60,6 +61,7 @@ class LLMServerManager:
         self.restarts: Restarts | None = None
         """Starts dead replicas again."""
         self._info: ServerInfo | None = None
+        self._lent: list[InferenceServer] = []
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interruption: OnWeightUpdate = "finish"
         """What happens to the requests that the last weight update interrupted."""
@@ -181,6 +183,9 @@ class LLMServerManager:
     async def close(self) -> None:
         if self.restarts is not None:
             await self.restarts.close()
+        for server in self._lent:
+            with suppress(Exception):  # boundary: nobody needs a replica that can't even close
+                await server.close()
         await self._ask_all("the end of the run", "close", lambda server: server.close())
 
     def info(self) -> ServerInfo:
@@ -234,6 +239,7 @@ class LLMServerManager:
     def join(self, server: InferenceServer) -> None:
         """Adds a replica, which must have the weights of the others. Call it between weight updates. It gets
         the lowest free number, so that one that is started again keeps its own."""
+        self._lent = [lent for lent in self._lent if lent is not server]
         index = next(number for number in itertools.count() if number not in self._servers)
         self._servers = dict(sorted([*self._servers.items(), (index, server)]))
         # Requests that its predecessor has lost may still be on their way elsewhere.
@@ -258,8 +264,33 @@ class LLMServerManager:
     async def leave(self, server: InferenceServer) -> None:
         """Removes a replica, and waits until it has finished its requests. Its conversations continue
         elsewhere."""
-        self._servers = {index: replica for index, replica in self._servers.items() if replica is not server}
+        self._servers = self._without(server)
         await server.suspend()
+
+    async def lend(self, server: InferenceServer, on_weight_update: OnWeightUpdate = "finish") -> None:
+        """Takes out a replica whose devices are needed, until it joins again. Its requests end first, or move
+        to the other replicas with `abort_continue` (from their tokens) and `abort_restart`."""
+        self._lent.append(server)
+        if on_weight_update in ("abort_continue", "abort_restart"):
+            self._interruption = on_weight_update
+            self._servers = self._without(server)
+            await server.suspend("abort")
+        else:
+            await self.leave(server)
+
+    async def take_back(
+        self, server: InferenceServer, restore: Callable[[InferenceServer], Awaitable[None]]
+    ) -> None:
+        """Has `restore` prepare a replica that was lent and let it `join`. If that fails, the replica is
+        dead."""
+        try:
+            await restore(server)
+        except Exception as error:  # boundary: whatever a replica raises, it is broken
+            self.join(server)
+            self.bury(server, error)
+
+    def _without(self, server: InferenceServer) -> dict[int, InferenceServer]:
+        return {index: replica for index, replica in self._servers.items() if replica is not server}
 
     def _route(self, request_id: str, num_tokens: int) -> int:
         if not self._servers:

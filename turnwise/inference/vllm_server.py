@@ -81,6 +81,9 @@ class VLLMServer(EngineServer):
                 f"sequence_length {policy.max_context}; remove it, or lower sequence_length"
             )
         defaults: dict[str, Any] = {"max_model_len": policy.max_context}
+        if len(rank.all_devices) > 1:
+            # In an actor of Ray, vLLM would ask Ray for further actors, beyond the placement of the run.
+            defaults["distributed_executor_backend"] = "mp"
         if rank.device == "cpu":
             defaults["enforce_eager"] = True
             defaults["kv_cache_memory_bytes"] = KV_CACHE_BYTES

@@ -17,7 +17,7 @@ A step goes through these phases, in this order. `time/step_PHASE` is how long e
     checkpoint              weights, optimisers, states  a folder `checkpoint-N`     ranks and the disk
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,8 @@ class AgenticPipeline:
     checkpoints: Checkpoints
     interrupts: Interrupts
     by_validation: ByValidation
+    give_devices_back: Callable[[], list[Metric]] = list
+    """Called before episodes are awaited: gives the replicas that made room for training their devices."""
 
     def run(self) -> None:
         """Trains until all steps are done."""
@@ -92,6 +94,7 @@ class AgenticPipeline:
             if self._is_update_due(step):
                 with log.phase("model_update"):
                     log.add(self.model_update(step))
+            log.add(self.give_devices_back())
             if self._is_validation_due(step):
                 with log.phase("val"):
                     validated = self.play_validation(step)

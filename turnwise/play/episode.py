@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from turnwise.chat.conversation import Complete, TextAnswer, TextConversation, TokenContexts
+from turnwise.chat.contexts import TokenContexts
+from turnwise.chat.conversation import Complete, TextAnswer, TextConversation
 from turnwise.chat.ledger import Prompt
 from turnwise.chat.rendering import Tools
 from turnwise.errors import RolloutError, TurnwiseError

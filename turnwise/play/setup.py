@@ -14,7 +14,7 @@ from turnwise.assemble.placement import placed_rewards
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.rollouts import open_served_policy, parser_of, sampling_params
 from turnwise.assemble.tasks import row_tasks
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play

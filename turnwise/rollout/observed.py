@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from turnwise.chat.contexts import opens_trees
+from turnwise.chat.message_content import Messages
+from turnwise.chat.tree import Answer, ConversationTree, OnCommit
 from turnwise.protocols import (
     AgentLoop,
     Conversation,
@@ -87,12 +90,37 @@ class ObservedContexts:
         self._num_contexts += 1
         return conversation
 
+    def open_tree(
+        self, sampling: SamplingParams, *, on_commit: OnCommit | None = None, **options: Any
+    ) -> ConversationTree:
+        """Opens a tree, and tells the observer each answer when it has been sampled. Each root is told as a
+        context of its own; rewards are told at the end of the episode."""
+        contexts: list[int] = []  # the context of each turn of the tree
+
+        def observed(answer: Answer, messages: Messages) -> None:
+            parent = answer.turn.parent
+            if parent is None:
+                contexts.append(self._num_contexts)
+                self._num_contexts += 1
+            else:
+                contexts.append(contexts[parent])
+            place = TurnPlace(len(self.turns), contexts[-1])
+            self._observer.asked(place, messages)
+            self._note(place, answer.turn, answer.message)
+            if on_commit is not None:
+                on_commit(answer, messages)
+
+        trees = opens_trees(self._open, "the agent")
+        return trees.open_tree(sampling, on_commit=observed, **options)
+
     def asked(self, context: int, messages: Sequence[Message]) -> None:
         self.tell_rewards()
         self._observer.asked(TurnPlace(len(self.turns), context), messages)
 
     def sampled(self, context: int, turn: Turn, reply: Message) -> None:
-        place = TurnPlace(len(self.turns), context)
+        self._note(TurnPlace(len(self.turns), context), turn, reply)
+
+    def _note(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
         self.turns.append(turn)
         self._places.append(place)
         self._observer.sampled(place, turn, reply)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.chat.contexts import opens_trees
 from turnwise.chat.ledger import EMPTY, Prefix, Prompt
+from turnwise.chat.tree import ConversationTree
 from turnwise.errors import EnvironmentFault, RolloutError
 from turnwise.protocols import AgentLoop, Conversation
 from turnwise.rollout.player import EpisodeContexts
@@ -117,6 +119,21 @@ def _digest(token_ids: "array[int]") -> bytes:
     return hashlib.blake2b(token_ids.tobytes(), digest_size=16).digest()
 
 
+class _RecordedContexts:
+    """Opens the contexts of a replayed episode."""
+
+    def __init__(self, opened: EpisodeContexts, server: RecordedServer, recorded: list[Turn]) -> None:
+        self._opened = opened
+        self._server = server
+        self._recorded = recorded
+
+    def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
+        return _RecordedConversation(self._opened(sampling, **options), self._server, self._recorded)
+
+    def open_tree(self, sampling: SamplingParams, **options: Any) -> ConversationTree:
+        return opens_trees(self._opened, "the agent").open_tree(sampling, **options)
+
+
 class _RecordedConversation:
     """Wraps a conversation over a `RecordedServer`, and adds the recorded results of tool calls to its
     replies."""
@@ -165,9 +182,7 @@ async def replay(
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     seeded_sampling = sibling_sampling(sampling, task, trajectory.sibling)
 
-    def open_recorded(sampling: SamplingParams, **options: Any) -> Conversation:
-        return _RecordedConversation(opened(sampling, **options), server, trajectory.turns)
-
+    open_recorded = _RecordedContexts(opened, server, trajectory.turns)
     try:
         with Foreign(f"the agent of {task.id}", are_faults=True):
             played = await agents(task).run(task, trajectory.sibling, open_recorded, seeded_sampling)

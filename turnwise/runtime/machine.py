@@ -6,7 +6,8 @@ import struct
 import sys
 from dataclasses import dataclass, replace
 
-from turnwise.runtime.rank import launched
+from turnwise.errors import ConfigError
+from turnwise.runtime.rank import launched, launched_nodes
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """One of these exists if Linux has a driver for accelerators."""
@@ -129,12 +130,44 @@ def interface_of(address: str) -> str:
 
 
 def find_machine() -> Machine:
-    """This machine, with the launcher that started this process. Imports torch only if there may be
-    accelerators."""
+    """This machine, with the launcher that started this process, and the launcher's other machines, which are
+    taken to be like this one. Imports torch only if there may be accelerators."""
     _, num_launched = launched()
     num_accelerators = _num_accelerators()
     node = Node(num_accelerators, "cuda") if num_accelerators else Node(num_cores())
-    return Machine((node,), num_launched, ray_sign())
+    num_nodes = launched_nodes()
+    if num_nodes == 1:
+        return Machine((node,), num_launched, ray_sign())
+    own_address(os.environ["MASTER_ADDR"])
+    # A launcher gives device k of a machine to the process with LOCAL_RANK k.
+    num_each = num_launched // num_nodes
+    if node.accelerator and num_each > node.num_devices:
+        raise ConfigError(
+            f"a launcher started {num_each} processes on each machine, and this one has {node.num_devices} "
+            "accelerators; start one process for each (--nproc_per_node of torchrun)"
+        )
+    nodes = (replace(node, num_devices=num_each, name=f"machine {index}") for index in range(num_nodes))
+    return Machine(tuple(nodes), num_launched, ray_sign())
+
+
+def own_address(peer: str) -> str:
+    """The IPv4 address by which this machine reaches the host `peer`. Raises ConfigError if it reaches no
+    such host, or only itself."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))  # sends nothing: it only chooses a route
+            address = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"MASTER_ADDR={peer}: this machine has no way to it ({error}); name the first machine by an "
+            "address that all others reach (--master_addr of torchrun, --main_process_ip of accelerate)"
+        ) from error
+    if address.startswith("127."):
+        raise ConfigError(
+            f"MASTER_ADDR={peer} is {address} here, which no other machine reaches; name the first machine "
+            "by an address that all others reach (--master_addr of torchrun, --main_process_ip of accelerate)"
+        )
+    return address
 
 
 def ray_sign() -> str:

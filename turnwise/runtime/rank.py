@@ -14,16 +14,34 @@ _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 def launched() -> tuple[int, int]:
     """`(rank, size)`: the number of this process among those that a launcher started, and how many there are;
-    `(0, 1)` unless RANK and WORLD_SIZE are set. Raises ConfigError if the processes are on several machines,
-    if a launcher's variables hold impossible numbers, or if MASTER_ADDR or MASTER_PORT is missing and there
-    are several processes."""
+    `(0, 1)` unless RANK and WORLD_SIZE are set. Raises ConfigError if a launcher's variables hold impossible
+    numbers, or if MASTER_ADDR or MASTER_PORT is missing and there are several processes."""
+    rank, size, _ = _launch()
+    return rank, size
+
+
+def launched_nodes() -> int:
+    """On how many machines the launcher's processes are, equally many on each. Raises ConfigError as
+    `launched`, or if they can't be equally many."""
+    _, size, here = _launch()
+    if size % here:
+        raise ConfigError(
+            f"a launcher started {size} processes, {here} of them on this machine; start equally many on "
+            "each machine (--nproc_per_node of torchrun, --num_processes of accelerate as a multiple of "
+            "--num_machines)"
+        )
+    return size // here
+
+
+def _launch() -> tuple[int, int, int]:
+    """`(rank, size, here)`: `here` is the number of the launcher's processes on this machine."""
     variables = {name: os.environ[name] for name in _NUMBERS if name in os.environ}
     if not {"RANK", "WORLD_SIZE"} <= variables.keys():
-        return 0, 1
+        return 0, 1, 1
     rank = _number(variables["RANK"])
     size = _number(variables["WORLD_SIZE"])
     here = _number(variables.get("LOCAL_WORLD_SIZE", variables["WORLD_SIZE"]))
-    if not 0 <= rank < size or here < 1:
+    if not (0 <= rank < size and 1 <= here <= size):
         assignments = " and ".join(f"{name}={text}" for name, text in variables.items())
         raise ConfigError(
             f"the environment has {assignments}, which no launcher sets (RANK counts from 0 up to "
@@ -36,13 +54,7 @@ def launched() -> tuple[int, int]:
             "meet; start them with torchrun or accelerate launch, which set all four, or unset RANK and "
             "WORLD_SIZE to train without a launcher"
         )
-    if here != size:
-        raise ConfigError(
-            f"a launcher started {size} processes, {here} of them on this machine, and this version trains "
-            "on one machine; start all of them here (--nnodes 1 of torchrun, --num_machines 1 "
-            "--machine_rank 0 of accelerate)"
-        )
-    return rank, size
+    return rank, size, here
 
 
 def _number(text: str) -> int:

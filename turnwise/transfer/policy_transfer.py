@@ -58,11 +58,15 @@ class PolicyTransfer:
     async def join(self, server: JoiningServer) -> None:
         """Gives a new or restarted server the weights of the last update, and then admits it to the others.
         Until the first update it keeps those that it has loaded."""
+        await self.bring_back(server)
+        self._num_joined += 1
+
+    async def bring_back(self, server: JoiningServer) -> None:
+        """Does what `join` does with a server that was away, and doesn't count it as restarted."""
         async with self._waiting("the weights to reach an inference server that joins"), self._lock:
             if self._version is not None:
                 await self._give(server, self._version)
             self.servers.join(server)
-            self._num_joined += 1
 
     def describe(self) -> str:
         """The form in which the weights travel, for the table of a run."""

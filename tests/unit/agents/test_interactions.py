@@ -16,7 +16,7 @@ from toy_users import Asker, Plain
 from turnwise.agents.single_turn_agent import RowAgentSettings, SingleTurnAgent
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.batching.samples import build_samples
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.config import AgenticConfig, parse_config

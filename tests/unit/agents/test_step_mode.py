@@ -12,7 +12,7 @@ import pytest
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.prompts import EnvPrompt
 from turnwise.batching.samples import build_samples
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv

@@ -12,7 +12,7 @@ from toy_tools import TOOL_CHATML, Notebook, divide
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits, shortened
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.data.rewards import messages_of

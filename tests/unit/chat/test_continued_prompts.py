@@ -12,7 +12,7 @@ from chat_messages import assistant, tool, user
 from toy_tools import TOOL_CHATML
 
 from turnwise.agents.single_turn_agent import RowAgentSettings, SingleTurnAgent
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import HermesParser
 from turnwise.config import SFTConfig

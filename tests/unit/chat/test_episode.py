@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from chat_messages import user
 
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.errors import RolloutError
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.types import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 from chat_messages import assistant, message, user
 from tokenizers import AddedToken
 
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.foreign_text import ForeignText
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from chat_messages import assistant, tool, user
 
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.errors import ChatTemplateError

@@ -9,7 +9,7 @@ import pytest
 from chat_messages import assistant, tool, user
 from toy_tools import TOOL_CHATML
 
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import (
     DeepSeekParser,

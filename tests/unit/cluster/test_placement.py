@@ -16,7 +16,7 @@ from turnwise.config.demand import ray_reason
 from turnwise.config.place import place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.inference.visible_devices import only_visible
-from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.machine import Machine, Node, find_machine
 from turnwise.runtime.placement import RolePlacement
 from turnwise.runtime.rank import Layout, launched
 
@@ -259,7 +259,7 @@ def test_a_launcher_of_one_machine_is_followed(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"LOCAL_WORLD_SIZE": "4"}, "8 processes, 4 of them on this machine"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE=9, which no launcher sets"),
         ({"LOCAL_WORLD_SIZE": "x"}, "RANK=1 and WORLD_SIZE=8 and LOCAL_WORLD_SIZE=x, which no launcher sets"),
         (
             {"LOCAL_WORLD_SIZE": ""},
@@ -276,11 +276,39 @@ def test_a_launcher_of_one_machine_is_followed(monkeypatch):
         ({"MASTER_PORT": None}, "but not MASTER_PORT, where the processes meet"),
     ],
 )
-def test_an_environment_that_no_launcher_of_one_machine_sets_is_refused(changes, message, monkeypatch):
+def test_an_environment_that_no_launcher_sets_is_refused(changes, message, monkeypatch):
     for name, value in (LAUNCHED | changes).items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         launched()
+
+
+def launched_here(monkeypatch, **changes):
+    for name, value in (LAUNCHED | changes).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_launcher_of_two_machines_has_a_node_for_each(monkeypatch):
+    launched_here(monkeypatch, LOCAL_WORLD_SIZE="4", MASTER_ADDR="192.0.2.1")
+    monkeypatch.setattr("turnwise.runtime.machine.own_address", lambda peer: "192.0.2.7")
+    machine = find_machine()
+    assert [node.num_devices for node in machine.nodes] == [4, 4] and machine.num_launched == 8
+    placement = place(config_of(), machine)
+    assert placement.cluster == "launched" and placement.of("actor_train").devices == tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"LOCAL_WORLD_SIZE": "3"}, "8 processes, 3 of them on this machine"),
+        ({"LOCAL_WORLD_SIZE": "4"}, "MASTER_ADDR=127.0.0.1 .*no other machine reaches"),
+        ({"LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "nowhere.invalid"}, "nowhere.invalid: .*no way"),
+    ],
+)
+def test_machines_of_a_launcher_that_can_not_meet_are_refused(changes, message, monkeypatch):
+    launched_here(monkeypatch, **changes)
+    with pytest.raises(ConfigError, match=message):
+        find_machine()
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,16 @@ import torch
 from turnwise.assemble.placement import set_torch_threads
 from turnwise.cluster.child import BufferedStopwatch
 from turnwise.cluster.fork_server import ForkServer, drop_processes, prepare_processes
-from turnwise.cluster.messages import dumps, loads, pack, unpack
+from turnwise.cluster.messages import SetUp, dumps, loads, pack, unpack
+from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster, _share
 from turnwise.cluster.server_child import ServerCall, _Calls
+from turnwise.cluster.server_process import SERVERS, ServerProcess
 from turnwise.cluster.weight_senders import spawn_senders
-from turnwise.errors import DataError, DeadlineError, WorkerError
+from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.placement import CpuThreads
+from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
@@ -698,3 +701,19 @@ def test_threads_that_prepare_at_once_get_one_fork_server() -> None:
         assert len({id(one) for one in fork_servers}) == 1 and fork_servers[0].is_alive
     finally:
         drop_processes()
+
+
+def no_engine(rank):
+    raise ConfigError("the engine didn't start")
+
+
+def test_what_an_engine_wrote_into_a_file_of_its_node_is_shown_if_it_does_not_start(caplog, monkeypatch):
+    worker_process = WorkerProcess.fork("the replica", SERVERS, Stopwatch())
+    monkeypatch.setattr(worker_process.life, "hidden_output", lambda: "no memory for the cache")
+    server = ServerProcess(worker_process, asyncio.run, Watchdog())
+    set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), {}, partial(set_torch_threads, 1))
+    server.begin(set_up, no_engine, RankContext("actor_infer"))
+    with pytest.raises(ConfigError, match="the engine"):
+        server.wait_until_ready()
+    server.end()
+    assert "no memory for the cache" in caplog.text

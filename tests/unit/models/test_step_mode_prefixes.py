@@ -17,7 +17,7 @@ from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.pipelines.model_role import BatchPlan
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer

@@ -12,7 +12,7 @@ import pytest
 from small_runs import run_small, small_config, training
 
 from turnwise.assemble import agentic
-from turnwise.assemble.placement import share_devices
+from turnwise.assemble.shared_devices import share_devices
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.pipelines.shared_devices import Resident, SharedDevices

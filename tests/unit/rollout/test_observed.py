@@ -14,11 +14,11 @@ from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.foreign_text import OverForeignText
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts, opens_trees
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.envs.recording import ObservedEnv
-from turnwise.errors import ServerError
+from turnwise.errors import ConfigError, ServerError
 from turnwise.protocols import AgentLoop, SilentObserver
 from turnwise.rollout.observed import ObservedLoop, retold
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -151,3 +151,44 @@ def test_an_episode_that_raises_ends_for_its_observer_too_and_one_nobody_observe
     )
     [trajectory] = asyncio.run(loop.run(TASK, 1, contexts, SamplingParams(max_new_tokens=256)))
     assert trajectory.sibling == 1 and len(notes.events) == num_events
+
+
+class Resending:
+    """An agent that sends its whole history with each request, and asks its second question twice."""
+
+    async def run(self, task, sibling, open_conversation, sampling):
+        tree = opens_trees(open_conversation, "resending").open_tree(sampling, match="exact", max_turns=3)
+        messages = [{"role": "user", "content": task.payload["prompt"]}]
+        first = await tree.answer(messages)
+        again = [*messages, first.message, {"role": "user", "content": "Sure?"}]
+        answers = [first, await tree.answer(again), await tree.answer([{"role": "user", "content": "New"}])]
+        for answer in answers:
+            tree.deliver(answer)
+        return [tree.trajectory(task, sibling)]
+
+
+def test_answers_of_a_tree_are_told_as_they_are_sampled_and_each_root_is_a_context() -> None:
+    inner, outer = Notes(), Notes()
+    foreign = OverForeignText(ObservedLoop(Resending(), lambda *_: inner))
+    [trajectory] = play(ObservedLoop(foreign, lambda *_: outer), ["1", "2", "3"])
+    assert (
+        inner.events
+        == outer.events
+        == [
+            ("asked", 0, 0, ["user"]),
+            ("sampled", 0, 0, "1"),
+            ("asked", 1, 0, ["user"]),
+            ("sampled", 1, 0, "2"),
+            ("asked", 2, 1, ["user"]),
+            ("sampled", 2, 1, "3"),
+            *(("rewarded", number, int(number == 2), 0.0) for number in range(3)),
+            ("ended", 1, type(None)),
+        ]
+    )
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, None]
+    assert all(turn.is_trained for turn in trajectory.turns)
+
+
+def test_a_tree_needs_a_model_that_samples_tokens() -> None:
+    with pytest.raises(ConfigError, match="resending"):
+        asyncio.run(Resending().run(TASK, 0, lambda *_, **__: None, SamplingParams(max_new_tokens=256)))

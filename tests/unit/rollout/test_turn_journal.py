@@ -28,7 +28,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.assemble.rollouts import agents_of, open_rollout_context, parser_of
 from turnwise.assemble.tasks import build_tasks
-from turnwise.chat.conversation import TokenContexts
+from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.cli.main import main

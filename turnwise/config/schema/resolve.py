@@ -32,7 +32,16 @@ def resolve(config: AgenticKeys) -> None:
     agents = {env.agent_name for env in config.custom_envs.values()}
     # A user's own estimator or agent may need whole batches.
     is_known = not config.estimator.is_own and agents <= AGENTS.keys() | AGENT_ALIASES.keys()
-    config.fill(stream_training=config.plays_ahead and is_known and not any(streaming_obstacles(config)))
+    needs_batch = not is_known or any(streaming_obstacles(config)) or _shares_some_devices(config)
+    config.fill(stream_training=config.plays_ahead and not needs_batch)
+
+
+def _shares_some_devices(config: AgenticKeys) -> bool:
+    """Whether some devices of `actor_infer` train too, and some don't. The replicas there make room for
+    training once a step, when its batch is complete."""
+    trained = set(config.actor_train.device_mapping or ())
+    served = set(config.actor_infer.device_mapping or ())
+    return not trained.isdisjoint(served) and not served <= trained
 
 
 def resolve_model(

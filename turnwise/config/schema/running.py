@@ -206,6 +206,7 @@ class LimitKeys(Section):
     (`drop`)."""
     stream_training: bool = derived()
     """Accumulate gradients as each group of a step ends, with one optimiser step after the last [true if
-    training is asynchronous and no setting needs the whole batch]."""
+    training is asynchronous, no setting needs the whole batch, and no replica lends its device to
+    training]."""
     cpu_split: CpuSplit = Field(default_factory=CpuSplit)
     trace: Trace = Field(default_factory=Trace)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from turnwise.config.checks.missing import unavailable
 from turnwise.config.checks.without_effect import ineffective
-from turnwise.config.place import place, smallest_machine
+from turnwise.config.place import lent_replicas, place, smallest_machine
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.config.show.model_rows import IN_POLICY, model_text, optimizer_text, role_place, role_text
@@ -110,6 +110,10 @@ def _agentic_rows(config: AgenticConfig, placement: Placement) -> Iterator[Setti
         if config.async_generation_ratio > 1:
             batches = f"{config.async_generation_ratio} batches"
         yield "asynchronous", f"up to {batches} ahead; {asynchronous_text(config)}"
+        if lent := lent_replicas(config, placement):
+            numbers = ", ".join(map(str, lent))
+            noun = "replicas" if len(lent) > 1 else "replica"
+            yield "lent devices", f"{noun} {numbers} of actor_infer, to training in a part of each step"
     if shape:
         yield "memory", memory(config, shape, placement)
         yield "checkpoints", checkpoints(config, shape)

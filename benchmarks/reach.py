@@ -1,0 +1,172 @@
+"""How far one controller reaches: its own CPU time in runs of up to 256 replicas and 100,000 conversations.
+
+    python benchmarks/reach.py [--sizes REPLICAS …] [--conversations N]
+
+The scheduler, buffer, agent loop, conversations and router of a run are the real ones. Inference engines and
+the trainer are simulated, in virtual time: an engine's step takes longer the more requests run, a training
+takes the time of its tokens, and nothing waits in reality. So the process's CPU time is the controller's and
+that of the simulated engines, which is measured apart and taken off.
+
+For each number of replicas: CPU microseconds of the controller for a turn; the turns a second of the run and
+the share of one core that they take (`controller_load`: above 1 the controller is what is waited for); the
+load of the busiest replica over the mean (`imbalance`); the share of their best rate at which engines decode
+(`utilisation`), and what it would be if the trainer's rate alone bounded it (`bound`); the age of the trained
+samples in versions (`staleness`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+from scale import LakeEnv
+from simulated_engine import EngineTimes, SimulatedEngine
+from toy import parse_arguments
+from virtual_time import VirtualTimeLoop
+
+from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.agents.env_session import CallSettings
+from turnwise.chat.contexts import TokenContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.rollout.scheduler import RolloutScheduler
+from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.tasks import SeededTasks
+from turnwise.testing.fakes import byte_tokenizer
+from turnwise.types import Group, SamplingParams, Turn
+
+SIZES = (2, 16, 64, 256)
+CONVERSATIONS = 400
+"""Conversations a replica, so that 256 replicas have some 100,000."""
+GROUP_SIZE = 8
+RATIO = 1
+NUM_BATCHES = 4
+TRAINED_TOKENS_S = 6_000.0
+"""Tokens a second that the trainer takes for each replica."""
+TIMES = EngineTimes()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of replicas")
+    parser.add_argument("--conversations", type=int, default=CONVERSATIONS, help="at once, for each replica")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "reach.json")
+    parser.add_argument("--one", type=int, help="simulate this many replicas here, and print the JSON")
+    options = parse_arguments(parser, sizes=[2], conversations=16)
+    if options.one:
+        print(json.dumps(simulate(options.one, options.conversations)))
+        return
+    rows: dict[int, dict[str, float]] = {}
+    for size in options.sizes:
+        command = [
+            sys.executable,
+            __file__,
+            "--one",
+            str(size),
+            "--conversations",
+            str(options.conversations),
+        ]
+        run = subprocess.run(command, check=True, capture_output=True, text=True)
+        rows[size] = json.loads(run.stdout)
+        print(size, rows[size], flush=True)
+    result = {
+        "by_replicas": rows,
+        "conversations_a_replica": options.conversations,
+        "engine": {name: getattr(TIMES, name) for name in TIMES.__slots__},
+        "machine": describe_machine(),
+    }
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def simulate(num_replicas: int, conversations: int) -> dict[str, float]:
+    """A run of `NUM_BATCHES` batches, each of a quarter of the conversations that play at once."""
+    loop = VirtualTimeLoop()
+    template = ChatTemplate(byte_tokenizer())
+    answer = template.respond("<answer>Right</answer>")
+    engines: list[Any] = [SimulatedEngine(answer, TIMES) for _ in range(num_replicas)]
+    num_groups = num_replicas * conversations // GROUP_SIZE
+    settings = EnvAgentSettings("Lake", max_tokens_per_step=64, calls=CallSettings(timeout_s=None))
+    agent = EnvAgent(lambda _: LakeEnv(), settings)
+    scheduler = RolloutScheduler(
+        run_async=loop.run_until_complete,
+        tasks=SeededTasks(0, "train", ("Lake",), (1,)),
+        agents=lambda task: agent,
+        contexts=partial(TokenContexts, template, LLMServerManager(engines), 4096),
+        sampling=SamplingParams(max_new_tokens=64),
+        settings=SchedulerSettings(GROUP_SIZE, num_groups, async_generation_ratio=RATIO),
+    )
+    batch_size = max(1, num_groups // 4) * GROUP_SIZE
+    groups: list[Group] = []
+    ages: list[float] = []
+    started = time.process_time()
+    for version in range(NUM_BATCHES):
+        for engine in engines:
+            engine.version = version
+        batch = scheduler.get_batch(batch_size)
+        ages += [version - run.version for turn in turns_of(batch) for run in turn.versions]
+        num_tokens = len(turns_of(batch)) * TIMES.mean_tokens
+        groups += batch
+        loop.run_until_complete(asyncio.sleep(num_tokens / (TRAINED_TOKENS_S * num_replicas)))
+    cpu_s = time.process_time() - started
+    virtual_s = loop.time()
+    num_turns = sum(engine.num_requests for engine in engines)
+    controller_us = (cpu_s - engines_alone(num_replicas, num_turns, answer)) / num_turns * 1e6
+    scheduler.close()
+    loop.close()
+    tokens = [engine.num_tokens for engine in engines]
+    turns_a_second = num_turns / virtual_s
+    return {
+        "conversations": num_groups * GROUP_SIZE,
+        "controller_us_a_turn": round(controller_us, 1),
+        "turns_a_second": round(turns_a_second, 1),
+        "controller_load": round(turns_a_second * controller_us / 1e6, 3),
+        "imbalance": round(max(tokens) / statistics.mean(tokens), 3),
+        "utilisation": round(statistics.mean(tokens) / (virtual_s * TIMES.tokens_a_second), 3),
+        "bound": round(min(1.0, TRAINED_TOKENS_S / TIMES.tokens_a_second), 3),
+        "busy": round(statistics.mean(engine.busy_s for engine in engines) / virtual_s, 3),
+        "staleness_mean": round(statistics.mean(ages), 3),
+        "staleness_max": max(ages),
+    }
+
+
+def turns_of(groups: Sequence[Group]) -> list[Turn]:
+    return [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+
+
+def engines_alone(num_replicas: int, num_turns: int, answer: list[int]) -> float:
+    """CPU seconds that the simulated engines take for as many requests, without a controller."""
+    loop = VirtualTimeLoop()
+    engines = [SimulatedEngine(answer, TIMES) for _ in range(num_replicas)]
+    each = max(1, min(num_turns, 20_000) // num_replicas)
+
+    async def client(engine: SimulatedEngine, number: int) -> None:
+        sampling = SamplingParams(max_new_tokens=64, seed=number)
+        for _ in range(4):
+            await engine.generate([1], sampling, str(number))
+
+    async def everybody() -> None:
+        clients = [client(engine, number) for engine in engines for number in range(-(-each // 4))]
+        await asyncio.gather(*clients)
+
+    started = time.process_time()
+    loop.run_until_complete(everybody())
+    elapsed = time.process_time() - started
+    loop.close()
+    return elapsed * num_turns / sum(engine.num_requests for engine in engines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""An inference engine in virtual time: requests share its steps, as continuous batching does."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnwise.types import Completion, Media, SamplingParams, VersionRun
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """The service times of an engine. A step decodes a token of each running request."""
+
+    step_s: float = 0.012
+    """Seconds of a step with one request."""
+    token_s: float = 0.0001
+    """Seconds that each further request adds to a step."""
+    prompt_s: float = 0.00002
+    """Seconds of a new token of a prompt."""
+    max_running: int = 256
+    """Maximum number of requests that run at once; the others wait."""
+    mean_tokens: float = 120.0
+    """Mean length of a response; lengths are drawn from a lognormal distribution."""
+    sigma: float = 0.6
+    """Standard deviation of the logarithm of the lengths."""
+
+    def step_of(self, num_running: int) -> float:
+        return self.step_s + self.token_s * (num_running - 1)
+
+    @property
+    def tokens_a_second(self) -> float:
+        """The most that an engine decodes."""
+        return self.max_running / self.step_of(self.max_running)
+
+
+@dataclass(slots=True)
+class _Running:
+    answer: asyncio.Future[None]
+    num_steps: float
+
+
+class SimulatedEngine:
+    """Answers each request with `answer`, after the time that a response of a random length takes here beside
+    all others. A length depends on the request's seed alone."""
+
+    def __init__(self, answer: Sequence[int], times: EngineTimes) -> None:
+        self._answer = np.array(answer, np.int64)
+        self._logprobs = np.zeros(len(answer), np.float32)
+        self._times = times
+        self._numbers = itertools.count()
+        self._ends: list[tuple[float, int, _Running]] = []
+        """Running requests by the step in which they end."""
+        self._waiting: deque[_Running] = deque()
+        self._steps = 0.0
+        self._changed = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._seen: dict[str, int] = {}
+        self.version = 0
+        self.busy_s = 0.0
+        self.num_tokens = 0.0
+        self.num_requests = 0
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+    ) -> Completion:
+        times = self._times
+        draw = random.Random(sampling.seed)
+        mean = np.log(times.mean_tokens) - times.sigma**2 / 2
+        num_tokens = max(1.0, round(draw.lognormvariate(float(mean), times.sigma)))
+        num_new = len(prompt_ids) - self._seen.get(request_id, 0)
+        self._seen[request_id] = len(prompt_ids)
+        running = _Running(
+            asyncio.get_running_loop().create_future(), num_tokens + num_new * times.prompt_s / times.step_s
+        )
+        self._advance()
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+        if len(self._ends) < times.max_running:
+            self._begin(running)
+        else:
+            self._waiting.append(running)
+        self._schedule()
+        version = self.version
+        await running.answer
+        runs = (VersionRun(version, len(self._answer)),)
+        return Completion(self._answer, self._logprobs, "stop", runs)
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def release(self, request_id: str) -> None:
+        self._seen.pop(request_id, None)
+
+    def _begin(self, running: _Running) -> None:
+        heapq.heappush(self._ends, (self._steps + running.num_steps, next(self._numbers), running))
+
+    def _advance(self) -> None:
+        """Makes the steps since the last change."""
+        now = asyncio.get_running_loop().time()
+        elapsed = now - self._changed
+        self._changed = now
+        if self._ends:
+            self._steps += elapsed / self._times.step_of(len(self._ends))
+            self.busy_s += elapsed
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ends:
+            remaining = max(0.0, self._ends[0][0] - self._steps)
+            delay = remaining * self._times.step_of(len(self._ends))
+            self._timer = asyncio.get_running_loop().call_later(delay, self._end_some)
+
+    def _end_some(self) -> None:
+        self._advance()
+        while self._ends and self._ends[0][0] <= self._steps + 1e-6:
+            _, _, running = heapq.heappop(self._ends)
+            if not running.answer.done():
+                running.answer.set_result(None)
+            if self._waiting:
+                self._begin(self._waiting.popleft())
+        self._schedule()

@@ -1,0 +1,178 @@
+"""Replicas on the trainer's devices leave while training computes, and come back with the current weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from small_configs import config_of
+
+from turnwise.config.place import lent_replicas, place
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.pipelines.lent_replicas import LentReplicas
+from turnwise.pipelines.shared_devices import Resident, SharedDevices
+from turnwise.runtime.machine import Machine, Node
+from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
+
+SAMPLING = SamplingParams(max_new_tokens=4)
+
+
+class Replica:
+    """Answers with its own number, one token at a time as the test lets it, until four are there."""
+
+    def __init__(self, number: int, device: set[str]) -> None:
+        self.number = number
+        self.device = device
+        """What lies on the devices that are shared."""
+        self.turn = asyncio.Event()
+        self.is_suspended = False
+        self.is_broken = False
+        self.version = 0
+        self.partials: list[list[int]] = []
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+        partial_ids: Sequence[int] = (),
+    ) -> Completion:
+        self.partials.append(list(partial_ids))
+        tokens = [self.number]
+        await self.turn.wait()
+        reason: FinishReason = "stop"
+        if self.is_suspended:
+            reason = "aborted"
+        return Completion(np.array(tokens), np.zeros(1, np.float32), reason, (VersionRun(self.version, 1),))
+
+    async def suspend(self, suspension: str = "finish") -> None:
+        self.is_suspended = suspension == "abort"
+        self.turn.set()
+
+    async def resume(self, version: int) -> None:
+        self.is_suspended = False
+        self.version = version
+
+    async def sleep(self, kinds: list[str]) -> None:
+        self.device -= {f"replica {self.number}"}
+
+    async def wake(self, kinds: list[str]) -> None:
+        if self.is_broken:
+            raise ConnectionError("gone")
+        self.device |= {f"replica {self.number}"}
+
+    async def close(self) -> None:
+        self.device.discard("open")
+
+
+class Shared:
+    """Two replicas, of which the first shares its device with the trainer."""
+
+    def __init__(self, on_weight_update: str = "finish") -> None:
+        self.device = {"replica 0"}
+        self.lent = Replica(0, self.device)
+        self.staying = Replica(1, set())
+        self.servers = LLMServerManager([self.lent, self.staying])
+        self.replicas = LentReplicas(
+            self.servers, lambda server: server is self.lent, on_weight_update, self.admit
+        )
+        trainer = Resident(
+            frozenset({0}), frozenset({"weights", "optimizer"}), self.offload_trainer, self.onload_trainer
+        )
+        trainer.present.clear()
+        lent = Resident(frozenset({0}), frozenset({"kv_cache"}), self.replicas.leave, self.replicas.come_back)
+        self.shared = SharedDevices({"actor_train": trainer, "lent": lent})
+
+    async def admit(self, server: Replica) -> None:
+        await server.resume(7)
+        self.servers.join(server)
+
+    async def offload_trainer(self, kinds: list[str]) -> None:
+        self.device -= set(kinds)
+
+    async def onload_trainer(self, kinds: list[str]) -> None:
+        assert "replica 0" not in self.device, "trainer and replica are there together"
+        self.device |= set(kinds)
+
+
+def test_while_training_computes_the_replica_is_away_and_then_it_has_the_new_weights() -> None:
+    run = Shared()
+    asyncio.run(run.shared.claim("actor_train"))
+    assert run.servers.servers == (run.staying,) and run.device == {"weights", "optimizer"}
+    asyncio.run(run.shared.claim("actor_train"))
+    asyncio.run(run.shared.claim("lent"))
+    assert run.servers.servers == (run.lent, run.staying) and run.device == {"replica 0"}
+    assert run.lent.version == 7
+    [metric] = run.replicas.measured()
+    assert metric.name == "time/lent_s" and metric.value > 0
+    asyncio.run(run.shared.claim("lent"))
+
+
+@pytest.mark.parametrize(
+    ("on_weight_update", "tokens"),
+    [("finish", [0]), ("keep", [0]), ("abort_continue", [0, 1]), ("abort_restart", [1])],
+)
+def test_running_responses_end_or_move(on_weight_update: str, tokens: list[int]) -> None:
+    run = Shared(on_weight_update)
+    run.staying.turn.set()
+
+    async def play() -> Completion:
+        response = asyncio.create_task(run.servers.generate([1], SAMPLING, "a"))
+        await asyncio.sleep(0)
+        await run.shared.claim("actor_train")
+        return await response
+
+    completion = asyncio.run(play())
+    assert completion.token_ids.tolist() == tokens and completion.finish_reason == "stop"
+    if on_weight_update == "abort_continue":
+        assert run.staying.partials == [[0]]
+
+
+def test_a_replica_that_dies_while_it_is_away_is_found_dead_when_it_comes_back() -> None:
+    run = Shared()
+    asyncio.run(run.shared.claim("actor_train"))
+    run.lent.is_broken = True
+    asyncio.run(run.shared.claim("lent"))
+    assert run.servers.servers == (run.staying,)
+
+
+def test_a_run_that_ends_meanwhile_closes_the_replica_too() -> None:
+    run = Shared()
+    run.device.add("open")
+    asyncio.run(run.shared.claim("actor_train"))
+    asyncio.run(run.servers.close())
+    assert "open" not in run.device
+
+
+AHEAD = {"async_generation_ratio": 1}
+FOUR = Machine((Node(4, "cuda"),))
+
+
+@pytest.mark.parametrize(
+    ("trained", "served", "changes", "lent"),
+    [
+        ([0, 1], [0, 1, 2, 3], AHEAD, [0, 1]),
+        ([3], [0, 1, 2, 3], AHEAD, [3]),
+        ([0, 1], [2, 3], AHEAD, []),
+        ([0, 1], [0, 1], AHEAD, []),
+        ([0, 1], [0, 1, 2, 3], {}, []),
+    ],
+)
+def test_which_replicas_make_room(trained, served, changes, lent) -> None:
+    config = config_of(
+        **{"actor_train.device_mapping": trained, "actor_infer.device_mapping": served, **changes}
+    )
+    assert lent_replicas(config, place(config, FOUR)) == lent
+
+
+def test_a_replica_of_two_devices_makes_room_if_one_of_them_trains() -> None:
+    strategy = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}}
+    config = config_of(
+        actor_train={"device_mapping": [0]},
+        actor_infer={"strategy_args": strategy, "device_mapping": [0, 1, 2, 3]},
+        **AHEAD,
+    )
+    assert lent_replicas(config, place(config, FOUR)) == [0]
