@@ -140,14 +140,14 @@ def listed(names: Sequence[str], num_shown: int = 3) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun.
 
-    >>> counted(1, "turn"), counted(12, "process"), counted(2, "trajectory")
-    ('1 turn', '12 processes', '2 trajectories')
+    >>> counted(1, "turn"), counted(12, "process"), counted(2, "trajectory"), counted(2, "batch")
+    ('1 turn', '12 processes', '2 trajectories', '2 batches')
     """
     if number == 1:
         return f"1 {noun}"
     if noun.endswith("ry"):
         return f"{number} {noun[:-1]}ies"
-    if noun.endswith(("s", "ch")):
+    if noun.endswith(("s", "tch")):
         return f"{number} {noun}es"
     return f"{number} {noun}s"
 

@@ -125,7 +125,7 @@ def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys
 
 @pytest.mark.parametrize("name", ["turnwise", "Python", "torch", "transformers"])
 def test_a_rank_with_another_version_is_refused(name):
-    greeting = 1, 4711, _versions() | {name: "1.0"}
+    greeting = 1, 4711, "", _versions() | {name: "1.0"}
     with pytest.raises(
         WorkerError, match=rf"rank 1 has {name} 1\.0, and rank 0 \d.*start all processes with the same Python"
     ):

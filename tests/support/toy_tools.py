@@ -37,11 +37,12 @@ TASK = Task(id="train/data/0", tag="data", split="train", seed=0)
 
 
 def called(box: ToolBox, name: str, /, **arguments: Any) -> tuple[ToolResult, ToolSession]:
-    """The result of one call in an episode, and the episode's tools."""
+    """The result of one call in an episode, without the time that it waited, and the episode's tools."""
 
     async def main() -> tuple[ToolResult, ToolSession]:
         async with box.open(TASK) as session:
-            return await session.call(name, arguments), session
+            result = await session.call(name, arguments)
+            return result._replace(waited_s=0.0), session
 
     return asyncio.run(main())
 

@@ -4,7 +4,6 @@ turn."""
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from chat_messages import tool, user
@@ -17,7 +16,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.envs.parsing import parse_action
 from turnwise.protocols.tools import ParsedResponse
 from turnwise.testing.fakes import CHATML_TEMPLATE, ScriptedServer, byte_tokenizer
-from turnwise.types import SamplingParams
+from turnwise.types import SamplingParams, Task, Trajectory
 
 IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<search>", "</search>", "<think>", "</think>", "<tool_call>", "<|python_tag|>")
@@ -47,7 +46,7 @@ def test_tags_stay_and_tokens_of_turns_go_whether_marked_special_or_not(is_speci
     assert turn.text == turn.messages[-1]["content"] == said
     assert reply["reasoning_content"] == "so" and f"<think>so</think>{reply['content']}" == said
     assert parse_action(turn.text, "<search>(.*?)</search>") == "6"
-    episode = SimpleNamespace(turns=[turn])
+    episode = Trajectory(Task("t", "T", "train", 0), 0, [turn])
     assert response_reader(template)(episode) == said
     turn.text = f"{said}<|im_start|>"
     assert response_reader(template)(episode) == said, "a text that an agent set itself"

@@ -57,7 +57,8 @@ def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -
     box = ToolBox(
         _of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name", [])
     )
-    return tuple(called(box, name, **arguments)[0])
+    text, is_error, _ = called(box, name, **arguments)[0]
+    return text, is_error
 
 
 def test_its_tools_have_the_schemas_of_the_server(config):
