@@ -19,7 +19,7 @@ TEXT = (
 )
 STEPS = 4
 TIMED = ("time/", "system/", "weights/", "health")
-"""Metrics that depend on the clock, or on the copies that were made, and sentences that name the run's folder."""
+"""Metrics that depend on the clock, or on the copies that were made; sentences that name the run's folder."""
 SAMPLED = ("rollout/log_prob/", "actor/train_infer_", "actor/log_prob_change", "parity/")
 """Metrics of the sampler's log-probs. An actor's server decodes together what has arrived, so their last bits
 depend on the clock; nothing that is trained does."""
