@@ -34,6 +34,7 @@ class PolicyTransfer:
     _manifest: WeightManifest | None = field(default=None, init=False)
     _version: int | None = field(default=None, init=False)
     _num_joined: int = field(default=0, init=False)
+    _given_bytes: int = field(default=0, init=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def update(self, version: int) -> list[Metric]:
@@ -81,7 +82,9 @@ class PolicyTransfer:
         weights = await self.sender.publish()
         if not self.suspends_first:
             await self.servers.suspend(self.on_weight_update)
-        num_bytes = await self.servers.receive(weights)
+        # What servers got that came in between is counted here.
+        num_bytes = await self.servers.receive(weights) + self._given_bytes
+        self._given_bytes = 0
         return [
             Metric("weights/copied_bytes", num_bytes, "sum"),
             Metric("weights/bytes", weights.manifest.num_bytes * self.num_copies, "sum"),
@@ -94,7 +97,7 @@ class PolicyTransfer:
         await server.begin_update(await self._known_manifest())
         await server.suspend()
         if server.info().needs_weights:
-            await server.receive(await self.sender.publish_again(server))
+            self._given_bytes += await server.receive(await self.sender.publish_again(server))
         await server.resume(version)
 
     async def _known_manifest(self) -> WeightManifest:
