@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ import anthropic
 import openai
 import pydantic
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_default_openai_client
-from scripted_gateway import SETTINGS, Scripted, scripted_gateway
+from gateway_players import SUM_PARENTS, SUMS, Addresses, call, played
+from scripted_gateway import SETTINGS
 
 from turnwise.errors import ServerError
 
-THINKING = "<think>\nhm\n</think>\n\n"
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -32,56 +32,10 @@ SCHEMA = {
 }
 
 
-def call(name: str, **arguments: Any) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
-
-
-SUMS = [
-    f"{THINKING}Let me see.{call('add', a=1, b=2)}{call('add', a=3, b=4)}",
-    call("add", a=3, b=7),
-    "It is 10.",
-]
-SUM_PARENTS = [None, 0, 1]
-
-
 @function_tool
 def add(a: int, b: int) -> int:
     """Adds two numbers."""
     return a + b
-
-
-class Addresses:
-    """Where clients reach the session."""
-
-    def __init__(self, scripted: Scripted) -> None:
-        self.key = scripted.session.key
-        self.openai = f"{scripted.gateway.url}/v1"
-        self.anthropic = scripted.gateway.url
-        self.with_key = f"{scripted.gateway.base_url(self.key)}/v1"
-
-
-def played(
-    replies: Sequence[str] | Callable[[int], str],
-    play: Callable[[Addresses], Any],
-    parents: Sequence[int | None],
-    held_s: float = 0.0,
-) -> Any:
-    """What a client returns, after a check of the contexts: `parents` of all turns, each trained once. The
-    model answers after `held_s` seconds."""
-
-    async def run() -> Any:
-        async with scripted_gateway(replies) as scripted:
-            if held_s:
-                scripted.server.gate.clear()
-                asyncio.get_running_loop().call_later(held_s, scripted.server.gate.set)
-            result = await asyncio.to_thread(play, Addresses(scripted))
-            turns = scripted.tree.turns
-            assert [turn.parent for turn in turns] == list(parents), [turn.parent for turn in turns]
-            assert scripted.trained_turns() == list(range(len(turns)))
-            scripted.tree.verify()
-            return result
-
-    return asyncio.run(run())
 
 
 def openai_tools() -> None:

@@ -46,16 +46,20 @@ NEEDED_MB_TO_READ = 500
 UNUSED_S = 14 * 24 * 3600
 IN_FRONT = {"trackers": ("wandb", "swanlab", "mlflow"), "langgraph": ("langgraph",)}
 """The environments that hold these extras alone, in front of what the Python at hand has."""
-CLIENTS = (
-    "openai",
-    "openai-agents",
-    "anthropic",
-    "pydantic-ai-slim[openai]",
-    "smolagents[openai]",
-    "langchain-openai",
-    "mini-swe-agent",
-)
-"""What the environment `clients` holds, in front of what the Python at hand has: no extra of ours."""
+CLIENTS = {
+    "clients": (
+        "openai",
+        "openai-agents",
+        "anthropic",
+        "pydantic-ai-slim[openai]",
+        "smolagents[openai]",
+        "langchain-openai",
+        "mini-swe-agent",
+    ),
+    "crewai": ("crewai",),
+}
+"""Clients of the gateway, in front of what the Python at hand has: no extra of ours. CrewAI needs older
+versions of `openai` and `pydantic` than the others."""
 
 NO_NETWORK = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError")
 """What pip writes where it finds no way to an index. A download that breaks off is another error."""
@@ -64,7 +68,7 @@ UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 FOREIGN = {"openenv": ["openenv==0.10.0", "aiohttp==3.14.5"]}
 """Systems of others that a test talks to, and what is installed of them, in front of what the Python at hand
 has. `pins/NAME.txt` has the pins that contradict constraints.txt."""
-IN_FRONT_ALL = (*IN_FRONT, "clients", *FOREIGN)
+IN_FRONT_ALL = (*IN_FRONT, *CLIENTS, *FOREIGN)
 
 
 class LackingError(RuntimeError):
@@ -143,8 +147,8 @@ def _wanted(engine: str) -> list[str]:
         return FOREIGN[engine]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    if engine == "clients":
-        return list(CLIENTS)
+    if engine in CLIENTS:
+        return list(CLIENTS[engine])
     if engine in IN_FRONT:
         return [requirement for extra in IN_FRONT[engine] for requirement in extras[extra]]
     if engine == "sglang":

@@ -13,7 +13,7 @@ os.environ["MSWEA_SILENT_STARTUP"] = "1"
 os.environ["PYDANTIC_AI_NO_UPDATE_CHECK"] = "1"
 
 import smolagents
-from clients_gateway import SUM_PARENTS, SUMS, Addresses, call, played
+from gateway_players import SUM_PARENTS, SUMS, Addresses, call, played
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from minisweagent.agents.default import DefaultAgent

@@ -25,6 +25,7 @@ SCRIPTS += [
     ("langgraph", "train_langgraph.py"),
 ]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
+SCRIPTS += [("crewai", "crew_gateway.py")]
 FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py")]
 """Systems of others; each script gets a model that their environments can't make."""
 if os.environ.get("TURNWISE_FULL"):

@@ -37,6 +37,7 @@ ARGUMENTS = {
     "env_workers": "",
     "exchange": "",
     "gateway": "",
+    "gateway_training": "",
     "gpu": "",
     "langgraph_calls": "",
     "learning_curves": "--picture PICTURE",
@@ -66,7 +67,7 @@ ARGUMENTS = {
 }
 """What a benchmark needs beside `--toy`. None: the process of another one, which runs it; TRL's side needs
 TRL."""
-LIBRARIES = {"cluster": "ray", "langgraph_calls": "langgraph"}
+LIBRARIES = {"cluster": "ray", "gateway_training": "openai", "langgraph_calls": "langgraph"}
 """The library of a benchmark that a development environment needn't have."""
 
 

@@ -69,3 +69,13 @@ def mistaken(base_url: str, api_key: str, task: dict[str, Any], model: str) -> N
 
 def needs_more(base_url: str, api_key: str, task: dict[str, Any], cookie: str) -> None:
     """Needs something that nobody gives."""
+
+
+def forked(base_url: str, api_key: str, task: dict[str, Any], model: str) -> float:
+    """Goes on from its first answer in two ways, and scores itself."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": task["prompt"]}]
+    message = post(base_url, api_key, {"model": model, "messages": messages})["choices"][0]["message"]
+    for text in ("again", "do"):
+        both = [*messages, message, {"role": "user", "content": text}]
+        post(base_url, api_key, {"model": model, "messages": both})
+    return 0.5

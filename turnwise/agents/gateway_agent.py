@@ -61,6 +61,8 @@ class GatewayAgentSettings:
     mistakes: tuple[type[BaseException], ...] = ()
     """Exceptions of a player that are the model's doing."""
     mistake_reward: float = 0.0
+    needs_score: bool = False
+    """Whether nothing but the player scores an episode."""
     calls: CallSettings = field(default_factory=CallSettings)
 
 
@@ -133,6 +135,11 @@ class GatewayAgent:
                 raise
             logger.info("%s ended by its limit %s: %r", episode.name, episode.limit_reached, fault)
         episode.require_turns(self._player.label)
+        if settings.needs_score and episode.lacks_score:
+            raise EnvironmentFault(
+                f"{self._player.label} handed back no score, and data.reward is unset: hand back a "
+                "number, or a mapping with `score`, or set data.reward"
+            )
 
     async def _outcome(self, episode: "_Episode", workdir: Path) -> Outcome:
         """What the player hands back. If the episode ends before, the session ends first, so that a client
@@ -213,6 +220,12 @@ class _Episode:
     def limit_reached(self) -> Limit | None:
         """The limit that refused the newest request, or that ended the environment."""
         return self.tree.limit or (self.env.limit if self.env else None)
+
+    @property
+    def lacks_score(self) -> bool:
+        """Whether the player ended by itself, without a score."""
+        is_cut = self.limit is not None or self.limit_reached is not None
+        return not is_cut and self.mistake_reward is None and self.outcome.score is None
 
     def note_action(self, action: str, reward: float) -> None:
         """Gives the reward of an action to the response that was delivered last."""

@@ -58,7 +58,9 @@ class RunGateway:
         game = game_of_rows(config, loop)
         make = self._settings(game, split, ROWS_TAG)
         settings = make(
-            episode_timeout_s=config.env_manager(split).episode_timeout_s, prompt_key=config.data.prompt_key
+            episode_timeout_s=config.env_manager(split).episode_timeout_s,
+            prompt_key=config.data.prompt_key,
+            needs_score=not config.data.reward,
         )
         return GatewayAgent(self._host, self._player(game), settings)
 

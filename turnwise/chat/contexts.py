@@ -1,13 +1,11 @@
 """Opens what an episode's agent talks to the model through: conversations in one context, and trees of
 requests."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.chat.conversation import TokenConversation
-from turnwise.chat.ledger import EMPTY, Prompt
 from turnwise.chat.message_content import Messages
 from turnwise.chat.sampler import OnPrompt
 from turnwise.chat.template import ChatTemplate
@@ -74,7 +72,8 @@ class TokenContexts:
     """Opens the conversations of one episode over one server, and its trees of requests. `episode_id` must be
     unique among running episodes, since servers keep KV caches under request ids that begin with it. The
     `parser` reads tool calls in contexts opened with tools. `on_prompt` is called with each prompt of a
-    conversation before the server is asked."""
+    conversation before the server is asked, and `on_commit` with each answer of a tree, whose requests run at
+    once."""
 
     template: ChatTemplate
     server: PolicyServer
@@ -82,6 +81,7 @@ class TokenContexts:
     episode_id: str
     parser: ToolCallParser | None = None
     on_prompt: OnPrompt | None = None
+    on_commit: OnCommit | None = None
     _opened: list[_Opened] = field(init=False, default_factory=list)
 
     def __call__(
@@ -131,28 +131,22 @@ class TokenContexts:
             match=match,
             max_turns=max_turns,
             encode_special_tokens=encode_special_tokens,
-            on_commit=self._on_commit(on_commit),
+            on_commit=self._both(on_commit),
         )
         self._opened.append(tree)
         return tree
 
-    def _on_commit(self, on_commit: OnCommit | None) -> OnCommit | None:
-        """Shows the prompt of an answer first. A tree's requests run at once, so prompts are shown when they
-        have been answered."""
-        on_prompt = self.on_prompt
-        if on_prompt is None:
-            return on_commit
+    def _both(self, on_commit: OnCommit | None) -> OnCommit | None:
+        """`on_commit` after that of these contexts."""
+        first = self.on_commit
+        if first is None or on_commit is None:
+            return first or on_commit
 
-        def shown(answer: Answer, messages: Messages) -> None:
-            turn = answer.turn
-            added_ids = array("q", turn.prompt_ids.tolist())
-            prefix = EMPTY._replace(num_tokens=answer.usage.prompt - len(added_ids))
-            if turn.sampling is not None:
-                on_prompt(Prompt(prefix, added_ids, turn.media), turn.sampling)
-            if on_commit is not None:
-                on_commit(answer, messages)
+        def both(answer: Answer, messages: Messages) -> None:
+            first(answer, messages)
+            on_commit(answer, messages)
 
-        return shown
+        return both
 
     def open_tokens(self, sampling: SamplingParams) -> TokenRequests:
         """Opens requests of token ids (see `OpensTokens`)."""

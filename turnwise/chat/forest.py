@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,21 +49,19 @@ class Node:
     usage: Usage
     running: Running
     """The request that sampled it."""
-    children: list[Node] = field(default_factory=list)
+    children: Children = field(default_factory=dict)
     is_continued: bool = False
     is_delivered: bool = False
     num_writers: int = 0
     """Number of clients that are being sent the answer."""
+    start: int = field(init=False)
+    """Number of messages before those that were added."""
+    end: int = field(init=False)
+    """Number of messages before the response."""
 
-    @property
-    def start(self) -> int:
-        """Number of messages before those that were added."""
-        return self.end - len(self.added_keys)
-
-    @property
-    def end(self) -> int:
-        """Number of messages before the response."""
-        return len(self.request.keys)
+    def __post_init__(self) -> None:
+        self.end = len(self.request.keys)
+        self.start = self.end - len(self.added_keys)
 
     def results_in(self, keys: Sequence[MessageKey]) -> tuple[str, ...] | None:
         """The results of the response's calls among the messages after it, in the order of the calls; None if
@@ -73,6 +72,10 @@ class Node:
         if results.keys().isdisjoint(positions):
             return None
         return tuple(results.get(position, "") for position in positions)
+
+
+Children = dict[MessageKey, list[Node]]
+"""Nodes that continue the same response, or start contexts, by the first message that each of them added."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,15 +94,30 @@ class Forest:
         self.nodes: list[Node] = []
         """All nodes; the index of a node is that of its turn."""
         self._is_exact = is_exact
-        self._roots: dict[str, list[Node]] = {}
+        self._roots: dict[str, Children] = {}
         self._undelivered: dict[RequestKey, list[Node]] = {}
+        self._keys: dict[MessageKey, MessageKey] = {}
+        self._num_by_history: Counter[tuple[str, tuple[MessageKey, ...]]] = Counter()
+        self._num_by_opening: Counter[tuple[str, MessageKey]] = Counter()
+        self._num_by_first: Counter[MessageKey] = Counter()
+
+    def shared(self, keys: Sequence[MessageKey]) -> tuple[MessageKey, ...]:
+        """The keys, with the nodes' own in place of equal ones: clients send the same texts again and again,
+        which so are kept once, and are compared by identity."""
+        return tuple(self._keys.get(key, key) for key in keys)
 
     def add(self, node: Node, parent: Node | None) -> None:
         """Adds a node that continues `parent`. A client that sends a response back has got it."""
-        siblings = self._roots.setdefault(node.request.root, []) if parent is None else parent.children
-        siblings.append(node)
+        request = node.request
+        children = self._roots.setdefault(request.root, {}) if parent is None else parent.children
+        children.setdefault(node.added_keys[0], []).append(node)
         self.nodes.append(node)
-        self._undelivered.setdefault(node.request, []).append(node)
+        self._undelivered.setdefault(request, []).append(node)
+        for key in (*node.added_keys, node.reply):
+            self._keys.setdefault(key, key)
+        self._num_by_history[request.root, request.keys] += 1
+        self._num_by_opening[_opening(request)] += 1
+        self._num_by_first[request.keys[0]] += 1
         if parent is not None:
             self.note_delivered(parent)
 
@@ -107,15 +125,16 @@ class Forest:
         """The deepest node whose path begins the request; of several the one sampled last."""
         keys = request.keys
         best: Node | None = None
-        candidates = list(self._roots.get(request.root, ()))
+        candidates = _added_first(self._roots.get(request.root, {}), keys, 0)
         while candidates:
             node = candidates.pop()
-            is_before = node.end < len(keys) and keys[node.start : node.end] == node.added_keys
-            if not is_before or not is_sent_back(node.reply, keys[node.end], self._is_exact):
+            end = node.end
+            is_before = end < len(keys) and keys[node.start : end] == node.added_keys
+            if not is_before or not is_sent_back(node.reply, keys[end], self._is_exact):
                 continue
             if best is None or _rank(node) > _rank(best):
                 best = node
-            candidates += node.children
+            candidates += _added_first(node.children, keys, end + 1)
         return best
 
     def undelivered(self, request: RequestKey, is_retry: bool) -> Node | None:
@@ -137,17 +156,15 @@ class Forest:
             del self._undelivered[node.request]
 
     def reason(self, node: Node, matched: Node | None) -> str:
-        """Why a node starts a context."""
+        """Why a node, the newest one, starts a context."""
         if matched is not None:
             return "template"
         request = node.request
-        earlier = [other.request for other in self.nodes if other is not node]
-        if any(other.root == request.root and other.keys == request.keys for other in earlier):
+        if self._num_by_history[request.root, request.keys] > 1:
             return "repeat"
-        roots = [other.root for other in earlier if other.keys[0] == request.keys[0]]
-        if not roots:
-            return "first"
-        return "changed" if request.root in roots else "tools"
+        if self._num_by_opening[_opening(request)] > 1:
+            return "changed"
+        return "tools" if self._num_by_first[request.keys[0]] > 1 else "first"
 
     def answer_turn(self) -> int | None:
         """The turn of the final answer: the newest delivered one of the first conversation, which is what has
@@ -157,6 +174,13 @@ class Forest:
         opening = _opening(self.nodes[0].request)
         turns = [node.turn for node in self.nodes if node.is_delivered and _opening(node.request) == opening]
         return max(turns, default=None)
+
+
+def _added_first(children: Children, keys: Sequence[MessageKey], position: int) -> list[Node]:
+    """Those whose first added message is the one at this position."""
+    if position >= len(keys):
+        return []
+    return list(children.get(keys[position], ()))
 
 
 def _rank(node: Node) -> tuple[int, bool, int]:

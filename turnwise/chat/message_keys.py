@@ -17,6 +17,7 @@ from turnwise.types import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """The role of a message → the role of its key."""
+_ROLES_OF_TEXTS = {role: key for role, key in ROLES.items() if role != "tool"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MAX_SHOWN = 80
 
@@ -170,7 +171,15 @@ class _Reader:
         self._answered: set[int] = set()
 
     def key(self, message: Message, position: int) -> MessageKey:
-        label = f"messages[{position}]"
+        # A history of texts is read again with each request: what only errors need is made for them alone.
+        if type(message) is dict and len(message) == 2:
+            role = message.get("role")
+            content = message.get("content")
+            if type(role) is str and role in _ROLES_OF_TEXTS and type(content) is str:
+                return MessageKey(_ROLES_OF_TEXTS[role], content)
+        return self._checked_key(message, f"messages[{position}]")
+
+    def _checked_key(self, message: Message, label: str) -> MessageKey:
         if not isinstance(message, Mapping):
             raise RequestError(f"{label} is {str(message)[:_MAX_SHOWN]!r}; it must be an object")
         role = ROLES.get(str(message.get("role")))
@@ -181,7 +190,9 @@ class _Reader:
             return MessageKey(role, text, answered=self._answered_by(message, label))
         if role != "assistant":
             return MessageKey(role, text)
-        calls = tuple(self._calls(message.get("tool_calls") or (), label))
+        calls: tuple[CallKey, ...] = ()
+        if message.get("tool_calls"):
+            calls = tuple(self._calls(message["tool_calls"], label))
         thinking = message.get("reasoning_content") or message.get("reasoning") or ""
         return MessageKey(role, text, calls, thinking if isinstance(thinking, str) else "")
 

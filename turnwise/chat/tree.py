@@ -4,7 +4,6 @@ episode, over one ledger (docs/design/tree.md)."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from array import array
 from collections import Counter
@@ -13,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from turnwise.chat.forest import Forest, Node, RequestKey, Running, Usage
-from turnwise.chat.ledger import EMPTY, Ledger
+from turnwise.chat.ledger import EMPTY, Ledger, Prefix
 from turnwise.chat.message_content import Messages
 from turnwise.chat.message_keys import (
     History,
@@ -23,6 +22,7 @@ from turnwise.chat.message_keys import (
     read_history,
     read_tools,
 )
+from turnwise.chat.prompt_seeds import PromptSeeds
 from turnwise.chat.rendering import Tools
 from turnwise.chat.replies import finish_reason_of, until_stop
 from turnwise.chat.sampler import (
@@ -48,7 +48,6 @@ from turnwise.types import (
     Task,
     Trajectory,
     Turn,
-    derive_seed,
 )
 
 logger = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class ConversationTree:
         self._forest = Forest(is_exact=match == "exact")
         self._running: dict[RequestKey, list[Running]] = {}
         self.num_running = 0
-        self._num_requests: Counter[bytes] = Counter()
+        self._seeds = PromptSeeds(sampling.seed)
         self._request_ids: list[str] = []
         self._has_warned = False
         self._is_closed = False
@@ -160,6 +159,7 @@ class ConversationTree:
         history = read_history(messages)
         tools = read_tools(tools)
         root = canonical(tools, "tools")
+        history = History(self._forest.shared(history.keys))
         key = RequestKey(root, history.keys, replace(options, tools=None), is_trained, choice)
         self.counts["requests"] += 1
         node = self._forest.undelivered(key, is_retry)
@@ -325,12 +325,16 @@ class ConversationTree:
     async def _response(
         self, parent: Node | None, request: _Request, request_id: str, messages: Messages
     ) -> Sampled:
-        prefix = EMPTY if parent is None else self._ledger.prefix(parent.turn)
+        prefix = EMPTY
+        parent_turn = None
+        if parent is not None:
+            prefix = self._ledger.prefix(parent.turn)
+            parent_turn = parent.turn
         new = ResponseRequest(
             request_id=request_id,
             messages=messages,
             tools=request.tools,
-            sampling_of=self._sampling_of(request.key.options),
+            sampling_of=self._sampling_of(parent_turn, prefix, request.key.options),
             # It is part of the ids of calls, and must depend on the messages alone.
             number=request.history.num_answers + 1,
         )
@@ -341,14 +345,9 @@ class ConversationTree:
             raise ServerError(f"the server aborted a request of {self.name!r}")
         return sampled
 
-    def _sampling_of(self, options: CallOptions) -> SamplingOf:
-        """The parameters of a request, with a seed that depends on its prompt alone, and on how often this
-        prompt was asked: not on what arrives when."""
-
+    def _sampling_of(self, parent: int | None, prefix: Prefix, options: CallOptions) -> SamplingOf:
         def of_prompt(prompt_ids: array[int], room: int) -> SamplingParams:
-            digest = hashlib.blake2b(prompt_ids.tobytes(), digest_size=16).digest()
-            seed = derive_seed(self._sampling.seed, digest.hex(), self._num_requests[digest])
-            self._num_requests[digest] += 1
+            seed = self._seeds.seed(prompt_ids, parent, prefix.num_tokens)
             return sampling_of_call(self._sampling, options, seed, room)
 
         return of_prompt
@@ -390,6 +389,7 @@ class ConversationTree:
             usage=Usage(sampled.prefix.num_tokens - num_response, reused, num_response),
             running=request.running,
         )
+        self._seeds.add(parent_turn, sampled.prefix)
         self._ledger.commit(sampled.turn, sampled.prefix, parent_turn, sampled.messages)
         if parent is not None and self.turns[parent.turn].tool_results is None:
             self.turns[parent.turn].tool_results = parent.results_in(node.added_keys)

@@ -14,6 +14,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _BODY_S = 60.0
 """Maximum seconds in which a body must arrive."""
 _MAX_DEPTH = 200
+_CONTAINERS = (dict, list)
 
 
 def check_host(request: "web.BaseRequest", names: Collection[str]) -> None:
@@ -141,7 +142,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
                 inner += item.values()
             elif isinstance(item, list):
                 inner += item
-        level = [item for item in inner if isinstance(item, dict | list)]
+        level = [item for item in inner if isinstance(item, _CONTAINERS)]
         if not level:
             return False
     return True

@@ -83,6 +83,9 @@ def frames(trajectory: Trajectory, views: Sequence[View]) -> list[Frame]:
     for number, (turn, view) in enumerate(zip(turns, views[1:], strict=True), start=1):
         score += turn.reward
         title = f"{task_id}\nturn {number} of {len(turns)}"
+        parent = trajectory.branched_off(number - 1)
+        if parent is not None:
+            title += f", off turn {parent + 1}"
         if number == len(turns):
             title += f": {trajectory.status}"
             if trajectory.limit:

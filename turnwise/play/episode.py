@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol
 from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.conversation import Complete, TextAnswer, TextConversation
 from turnwise.chat.ledger import Prompt
+from turnwise.chat.message_content import Messages
 from turnwise.chat.rendering import Tools
+from turnwise.chat.tree import Answer
 from turnwise.errors import RolloutError, TurnwiseError
 from turnwise.play.policies import PlayStopped
 from turnwise.protocols import AgentLoop, EpisodeObserver
@@ -30,6 +32,8 @@ class ShownPrompt(NamedTuple):
     num_before: int
     """Number of the context's tokens before `added_ids`."""
     max_new_tokens: int
+    parent: int | None = None
+    """The turn whose context is continued, if a tree was asked and that isn't the newest turn."""
 
 
 class Onlooker(EpisodeObserver, Protocol):
@@ -60,7 +64,14 @@ def show_tokens(onlooker: Onlooker, contexts: TokenContexts) -> TokenContexts:
             ShownPrompt(prompt.added_ids, (), prompt.prefix.num_tokens, sampling.max_new_tokens)
         )
 
-    return replace(contexts, on_prompt=on_prompt)
+    def on_commit(answer: Answer, messages: Messages) -> None:
+        turn = answer.turn
+        budget = turn.sampling.max_new_tokens if turn.sampling else len(turn.response_ids)
+        added_ids = turn.prompt_ids.tolist()
+        parent = None if turn.parent == answer.node - 1 else turn.parent
+        onlooker.prompted(ShownPrompt(added_ids, (), answer.usage.prompt - len(added_ids), budget, parent))
+
+    return replace(contexts, on_prompt=on_prompt, on_commit=on_commit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,14 @@ class RecordedScreen:
         """Prints a whole episode below its title."""
         gutter = self._gutter
         gutter.print(Text(printable(title), "bold"))
-        num_before = 0
+        sizes: list[int] = []  # of the context up to the end of each turn
         for number, turn in enumerate(trajectory.turns):
-            if turn.starts_context:
-                num_before = 0
-            gutter.rule(_turn_title(turn, number, num_before))
+            num_before = 0
+            if not turn.starts_context and number > 0:
+                num_before = sizes[number - 1 if turn.parent is None else turn.parent]
+            gutter.rule(_turn_title(trajectory, number, num_before))
             self._turn(turn)
-            num_before += turn.num_tokens
+            sizes.append(num_before + turn.num_tokens)
         gutter.rule("end")
         gutter.outcome(trajectory, ending_of(trajectory))
         if trajectory.turns and any(len(turn.response_ids) for turn in trajectory.turns):
@@ -59,14 +60,16 @@ class RecordedScreen:
             gutter.lines("state", "", str(turn.state_key), "dim")
 
 
-def _turn_title(turn: Turn, number: int, num_before: int) -> str:
+def _turn_title(trajectory: Trajectory, number: int, num_before: int) -> str:
+    turn = trajectory.turns[number]
     title = f"turn {number + 1}"
     if turn.starts_context:
         title += ", a new context"
     elif num_before:
         title += f", context {num_before}"
-    if turn.parent is not None:
-        title += f", off turn {turn.parent + 1}"
+    parent = trajectory.branched_off(number)
+    if parent is not None:
+        title += f", off turn {parent + 1}"
     if turn.is_greedy or not turn.is_trained:
         title += ", not trained on"
     return title

@@ -29,7 +29,7 @@ class PlayScreen(SilentObserver):
     def __init__(self, console: "Console", setup: "EpisodeSetup", shows_ids: bool = False) -> None:
         self._setup = setup
         self._gutter = Gutter(console, self._decode, shows_ids)
-        self._turn_idx = 1
+        self._num_sampled = 0
         self._prompt: ShownPrompt
         self._unused_context = 0  # tokens of the context behind the last response
         self._unused_response = 0  # tokens of its limit that the last response didn't need
@@ -52,9 +52,6 @@ class PlayScreen(SilentObserver):
         if setup.policy.note:
             self._gutter.print(Text(f"note: {setup.policy.note}", "yellow"))
 
-    def asked(self, place: TurnPlace, messages: Sequence[Message]) -> None:
-        self._turn_idx = place.number + 1
-
     def prompted(self, prompt: ShownPrompt) -> None:
         self._prompt = prompt
         self._gutter.rule(self._title(prompt))
@@ -66,17 +63,20 @@ class PlayScreen(SilentObserver):
 
     def _title(self, prompt: ShownPrompt) -> str:
         """The title of a turn: its number, and how full its context is."""
-        title = f"turn {self._turn_idx}"
+        title = f"turn {self._num_sampled + 1}"
         if self._setup.max_turns:
             title += f" of {self._setup.max_turns}"
         if not self._setup.policy.tokenizer:
             return title
         if not prompt.num_before:
             return f"{title}, a new context"
+        if prompt.parent is not None:
+            title += f", off turn {prompt.parent + 1}"
         return f"{title}, context {prompt.num_before} of {self._setup.max_length}"
 
     def sampled(self, place: TurnPlace, turn: Turn, reply: Message) -> None:
         prompt = self._prompt
+        self._num_sampled += 1
         ending = {
             "stop": "",
             "length": f"  ← cut at {prompt.max_new_tokens} tokens",

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.assemble.agents import build_agent, build_row_agent
+from turnwise.assemble.gateway import RunGateway
 from turnwise.assemble.placement import placed_rewards
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.rollouts import open_served_policy, parser_of, sampling_params
@@ -169,7 +170,8 @@ def _of_row(
     sampling: SamplingParams,
 ) -> EpisodeSetup:
     config = examined.config
-    agent = build_row_agent(examined, task.split, task.agent, policy.event_loop)
+    gateway = _gateway(config, policy)
+    agent = build_row_agent(examined, task.split, task.agent, policy.event_loop, gateway)
     score = build_reward_manager(examined, placed_rewards(config), None, policy.event_loop)
     return EpisodeSetup(
         task=task,
@@ -204,6 +206,7 @@ def _of_environment(
         task.split,
         make_env=make_env,
         settings=settings,
+        gateway=_gateway(config, policy),
     )
     return EpisodeSetup(
         task=task,
@@ -215,6 +218,13 @@ def _of_environment(
         sampling=sampling,
         max_length=config.sequence_length,
     )
+
+
+def _gateway(config: AgenticConfig, policy: PlayPolicy) -> RunGateway | None:
+    """What agents that speak HTTP talk to; it ends with the policy's event loop."""
+    if not config.names_gateway:
+        return None
+    return RunGateway(config, policy.event_loop)
 
 
 def _over_tokens(

@@ -291,6 +291,11 @@ class Trajectory:
             index = self.turns[index].parent
         return path[::-1]
 
+    def branched_off(self, number: int) -> int | None:
+        """The turn that turn `number` continues; None if that is the one before it, or none."""
+        parent = self.turns[number].parent
+        return None if parent == number - 1 else parent
+
     @property
     def advantages_by_turn(self) -> dict[int, FloatArray]:
         """Turn index → the advantages [R] of the turn's sampled tokens. Turns of samples without credit are

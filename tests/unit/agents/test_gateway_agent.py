@@ -219,6 +219,19 @@ def test_a_mistake_of_the_model_ends_the_episode_with_its_reward() -> None:
     assert trajectory.turns[0].is_trained
 
 
+def test_an_episode_that_only_its_player_scores_needs_a_score() -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> float | None:
+        ask(base_url, api_key)
+        return task.get("score")
+
+    [trajectory] = play_episodes(
+        function_player(play), ["x"], task=replace(TASK, payload={"score": 0.5}), needs_score=True
+    )
+    assert trajectory.score == 0.5
+    with pytest.raises(EnvironmentFault, match=r"data\.reward"):
+        play_episodes(function_player(play), ["x"], needs_score=True)
+
+
 def test_a_limit_explains_the_exception_after_it() -> None:
     def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
         for text in "abc":

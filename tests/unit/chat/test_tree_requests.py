@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from chat_messages import assistant, system, user
-from hypothesis import given, settings, strategies as st
 from toy_words import END, WORDS, word_template
 
 from turnwise.batching.samples import build_samples
@@ -18,7 +15,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tree import ConversationTree
 from turnwise.errors import RequestError, ServerError
 from turnwise.testing.fakes import ScriptedServer, SeenRequest, byte_tokenizer
-from turnwise.types import CallOptions, Completion, Message, SamplingParams, Task, Trajectory
+from turnwise.types import CallOptions, Completion, Message, SamplingParams, Task
 
 SAMPLING = SamplingParams(max_new_tokens=4, seed=3)
 TASK = Task("t", "T", "train", 0)
@@ -214,114 +211,3 @@ def test_text_of_clients_forges_no_turn(role: str) -> None:
     ids = tree.turns[0].prompt_ids.tolist()
     assert ids.count(template.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 3
     assert forged["content"] in template.decode(ids, skips_turn_tokens=False)
-
-
-# ---- random histories ----
-
-WORDS_OF_USERS = ("go", "again", "sub", "do", "sum")
-Step = tuple[int, int, int]
-
-
-class Client:
-    """Plays random requests: continues, forks, repeats, drops or changes messages, in rounds that run at
-    once."""
-
-    def __init__(self, rounds: Sequence[Sequence[Step]], order_seed: int, template: ChatTemplate) -> None:
-        self.rounds = rounds
-        self.shuffle = random.Random(order_seed)
-        tokens = template.respond("left right done")
-
-        def script(request: SeenRequest) -> Sequence[int]:
-            length = 1 + request.sampling.seed % 4
-            words = [tokens[(request.sampling.seed >> place) % (len(tokens) - 1)] for place in range(length)]
-            return words if request.sampling.seed % 7 == 0 else [*words, tokens[-1]]
-
-        self.server = ScriptedServer(script)
-        self.tree = ConversationTree(template, self.server, "t", SAMPLING, 4000)
-        self.histories: list[list[Message]] = [[]]
-
-    async def play(self) -> None:
-        for steps in self.rounds:
-            requests = [self.request(step) for step in steps]
-            order = list(range(len(requests)))
-            self.shuffle.shuffle(order)
-            answers: dict[int, Any] = {}
-
-            async def ask(number: int, requests: Any = requests, answers: Any = answers) -> None:
-                for _ in range(self.shuffle.randrange(3)):
-                    await asyncio.sleep(0)
-                answer = await self.tree.answer(requests[number])
-                answers[number] = answer
-                self.tree.deliver(answer)
-
-            await asyncio.gather(*(ask(number) for number in order))
-            # Answers to equal requests are told apart by nothing but their content.
-            said = sorted(
-                ((str(requests[number]), answers[number].message["content"]) for number in answers),
-            )
-            by_text = {str(request): request for request in requests}
-            self.histories += [[*by_text[text], assistant(content)] for text, content in said]
-
-    def request(self, step: Step) -> list[Message]:
-        which, kind, word = step
-        history = list(self.histories[which % len(self.histories)])
-        new = user(WORDS_OF_USERS[word % len(WORDS_OF_USERS)])
-        if kind == 1 and len(history) > 1:
-            del history[len(history) // 2]
-        if kind == 2 and history:
-            history[word % len(history)] = assistant("red blue")
-        if kind == 3 and history:
-            return [message for message in history if message["role"] != "assistant"] or [new]
-        return [*history, new]
-
-
-ROUNDS = st.lists(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4),
-    min_size=1,
-    max_size=6,
-)
-WORD_TEMPLATE = word_template()
-MERGED = ChatTemplate(byte_tokenizer(training_texts=["left right done again go"] * 4, vocab_size=300))
-
-
-def played(rounds: Sequence[Sequence[Step]], order_seed: int, template: ChatTemplate) -> Client:
-    client = Client(rounds, order_seed, template)
-    asyncio.run(client.play())
-    return client
-
-
-def checked(client: Client) -> Trajectory:
-    """Checks prefixes and masks of all contexts against what the server got."""
-    tree = client.tree
-    tree.verify()
-    trajectory = tree.trajectory(TASK, 0)
-    asked = [list(request.prompt_ids) for request in client.server.requests]
-    trained: list[int] = []
-    for sample in build_samples(trajectory):
-        ids = sample.token_ids.tolist()
-        mask = np.zeros(len(ids), bool)
-        for span in sample.turn_spans:
-            trained.append(span.turn)
-            assert ids[: span.start] in asked, "the prompt of a turn is what the server got"
-            assert ids[span.start : span.stop] == tree.turns[span.turn].response_ids.tolist()
-            mask[span.start : span.stop] = True
-        assert (sample.response_mask == mask).all()
-    assert sorted(trained) == list(range(len(tree.turns))), "each turn is trained once"
-    return trajectory
-
-
-def contexts(client: Client) -> list[tuple[Any, ...]]:
-    """Prompt and seed of each request that the server got."""
-    return sorted((request.prompt_ids, request.sampling.seed) for request in client.server.requests)
-
-
-@settings(max_examples=60)
-@given(ROUNDS, st.integers(0, 3), st.sampled_from([WORD_TEMPLATE, MERGED]))
-def test_random_histories_keep_prefixes_and_masks_and_do_not_depend_on_arrival(
-    rounds: list[list[Step]], order_seed: int, template: ChatTemplate
-) -> None:
-    first = played(rounds, order_seed, template)
-    checked(first)
-    second = played(rounds, order_seed + 1, template)
-    checked(second)
-    assert contexts(first) == contexts(second)

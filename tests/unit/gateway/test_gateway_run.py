@@ -60,6 +60,13 @@ def test_a_blocking_function_is_trained(tiny_model: Path, tmp_path: Path, player
     assert replay_rollouts(examine(config), folder.rollouts) == (16, [])
 
 
+def test_a_function_that_scores_itself_needs_no_reward(tiny_model: Path, tmp_path: Path) -> None:
+    config = gateway_config(tiny_model, tmp_path, {"play": "http_players:forked"}, max_steps=1)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"reward": []})})
+    rows = played(folder_of_run(config))
+    assert {row["outcome_rewards"]["score"] for row in rows} == {0.5}
+
+
 def test_an_environment_is_played_in_training_and_validation(tiny_model: Path, tmp_path: Path) -> None:
     letters = LETTERS | {"agent_name": "gateway", "agent_args": {"play": "http_players:letters"}}
     config = small_config(

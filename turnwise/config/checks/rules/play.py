@@ -36,7 +36,10 @@ PLAY_RULES: tuple[Rule[AgenticConfig], ...] = (
     ),
     Rule(
         "data.reward",
-        when=lambda c: c.train_env_manager.has_rows and not c.data.reward,
+        when=lambda c: (
+            # An agent of the gateway may hand back the score itself.
+            c.train_env_manager.has_rows and not c.data.reward and c.data.default_agent != "gateway"
+        ),
         says=lambda c: (
             "is unset, and nothing else rewards the rows of train_files; name exact_match, or your own "
             "module:function"

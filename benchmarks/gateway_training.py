@@ -1,0 +1,118 @@
+"""Steps per second of an agent that speaks HTTP, beside `tool_agent` at the same task.
+
+    python benchmarks/gateway_training.py [--preset small] [--sft-steps N] [--steps N] [--rounds N]
+
+Both train on the products of examples/products from the same model: examples/gateway/openai.yaml, with
+OpenAI's client, and examples/products/grpo.yaml. They run by turns, in the same minutes. Rollouts, training
+and weights are in the time of a step; validations aren't.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+from toy import parse_arguments
+
+from turnwise.cli.main import main as turnwise
+from turnwise.models.make import make_model
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCTS = ROOT / "examples" / "products"
+CONFIGS = {
+    "tool_agent": PRODUCTS / "grpo.yaml",
+    "openai": ROOT / "examples" / "gateway" / "openai.yaml",
+}
+NUM_ROWS = 4_000
+
+sys.path[:0] = [str(PRODUCTS), str(ROOT / "examples" / "gateway")]
+import products  # noqa: E402
+
+
+def start_model(folder: Path, preset: str, num_steps: int) -> Path:
+    """A model that has seen how the calculator is called, and files of rows beside it."""
+    drawn = products.pairs(42)[:NUM_ROWS]
+    rows = [products.row(a, b, index, True) for index, (a, b) in enumerate(drawn)]
+    products.write(folder / "train.jsonl", rows)
+    rng = random.Random(42)
+    shown = [products.demonstration(a, b, rng, True) for a, b in drawn]
+    products.write(folder / "demonstrations.jsonl", shown)
+    texts = [json.dumps(products.SCHEMA) * 50, *map(json.dumps, shown[:2000])]
+    made = make_model(preset, folder / "model", texts, seed=42)
+    arguments = [
+        f"pretrain={made.folder}",
+        f"output_dir={folder / 'sft'}",
+        f"train_files=[{folder / 'demonstrations.jsonl'}]",
+        f"max_steps={num_steps}",
+        "track_with=[]",
+    ]
+    assert turnwise(["sft", str(PRODUCTS / "sft.yaml"), *arguments]) == 0
+    [*_, model] = sorted(folder.glob("sft/*/*/checkpoints/checkpoint-*"))
+    return model
+
+
+def steps_of(name: str, folder: Path, model: Path, words: list[str]) -> list[dict[str, Any]]:
+    """What was measured of each step, without the first."""
+    output = tempfile.mkdtemp(dir=folder)
+    arguments = [
+        f"pretrain={model}",
+        f"output_dir={output}",
+        f"data.train_files={folder / 'train.jsonl'}",
+        "data.val_files=[]",
+        "eval_steps=0",
+        "track_with=[]",
+        *words,
+    ]
+    assert turnwise(["train", str(CONFIGS[name]), "--quiet", *arguments]) == 0
+    [metrics] = Path(output).glob("*/*/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [row for row in rows if "time/step_total" in row]
+    return steps[1:] or steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", choices=("tiny", "small"), default="small")
+    parser.add_argument("--sft-steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gateway_training.json")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="settings of both runs")
+    options = parse_arguments(parser, preset="tiny", sft_steps=2, steps=1, rounds=1)
+    words = [f"max_steps={options.steps}", *options.words]
+    if options.toy:
+        words += ["rollout_batch_size=8", "train_env_manager.num_env_groups=1"]
+        words += ["actor_train.training_args.per_device_train_batch_size=8"]
+    seconds: dict[str, list[float]] = {name: [] for name in CONFIGS}
+    parity: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as work:
+        model = start_model(Path(work), options.preset, options.sft_steps)
+        for _ in range(options.rounds):
+            for name in CONFIGS:
+                steps = steps_of(name, Path(work), model, words)
+                seconds[name].append(statistics.median(step["time/step_total"] for step in steps))
+                parity[name] = max(step.get("parity/logprob_diff_max", 0.0) for step in steps)
+    ratios = [own / others for own, others in zip(seconds["tool_agent"], seconds["openai"], strict=True)]
+    result = {
+        "machine": describe_machine(),
+        "preset": options.preset,
+        "step_s": {name: round(statistics.median(of), 3) for name, of in seconds.items()},
+        "steps_per_s_of_tool_agent": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "logprob_diff_max": parity,
+    }
+    print(json.dumps(result, indent=2))
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
