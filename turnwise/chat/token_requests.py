@@ -202,10 +202,10 @@ class _Reader:
 
 
 def _cut_by(sampled: Sampled, length: int) -> Limit | None:
-    """The limit that cut a response of which an agent kept `length` tokens. One that the agent cut has met
-    none."""
-    is_whole = length == len(sampled.completion.token_ids)
-    if not is_whole or sampled.completion.finish_reason != "length":
+    """The limit that cut a response of which an agent kept `length` tokens: its own is a budget too."""
+    if length < len(sampled.completion.token_ids):
+        return "max_new_tokens"
+    if sampled.completion.finish_reason != "length":
         return None
     return "sequence_length" if sampled.sampling.max_new_tokens < sampled.budget else "max_new_tokens"
 

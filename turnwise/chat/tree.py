@@ -119,6 +119,7 @@ class ConversationTree:
             template = template.of_clients
         self.name = name
         self.template = template
+        self.max_length = max_length
         self.limit: Limit | None = None
         """The limit that refused the newest request, if one did."""
         self.counts: Counter[str] = Counter()
@@ -344,7 +345,7 @@ class ConversationTree:
         sampled = await self._sampler.sample_after(prefix, new)
         if isinstance(sampled, NoRoom):
             self.limit = "sequence_length"
-            raise sampled.refusal(self._sampler.max_length)
+            raise sampled.refusal(self.max_length)
         if sampled.turn.finish_reason == "aborted":
             raise ServerError(f"the server aborted a request of {self.name!r}")
         return sampled
