@@ -70,9 +70,11 @@ class Gateway:
         self._starting = asyncio.Lock()
         self._runner: web.ServerRunner | None = None
         self._port = settings.port
-        self._hosts: set[str | None] = {settings.host.lower()}
+        self._hosts = {settings.host.lower()}
         if settings.public_url:
-            self._hosts |= {urlsplit(settings.public_url).hostname} - {None}
+            name = urlsplit(settings.public_url).hostname
+            if name:
+                self._hosts.add(name)
 
     @property
     def url(self) -> str:
