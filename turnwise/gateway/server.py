@@ -21,6 +21,7 @@ from turnwise.gateway.incoming import (
     key_in_path,
     read_body,
 )
+from turnwise.gateway.rules import Notices
 from turnwise.gateway.sessions import Answered, FindsSessions, Session, as_gateway_error
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Gateway:
     def __init__(self, sessions: FindsSessions, settings: GatewaySettings) -> None:
         self.sessions = sessions
         self.settings = settings
+        self._notices = Notices()
         self._starting = asyncio.Lock()
         self._runner: web.ServerRunner | None = None
         self._port = settings.port
@@ -149,7 +151,9 @@ class Gateway:
             if session is not None:
                 session.note_refusal(error)
             else:
-                logger.debug("the gateway refused a request of %s (%d): %s", path, error.status, error)
+                self._notices.say(
+                    error.code, "the gateway refused a request to %r (%d): %s", path[:80], error.status, error
+                )
             return _refusal(endpoint, error)
 
     async def _answer(

@@ -133,6 +133,16 @@ def test_a_wrong_or_missing_key(headers: dict[str, str], status: int) -> None:
     assert "invalid_api_key" in text
 
 
+def test_a_wrong_key_is_said_once_in_the_run_s_log_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(scripted: Scripted) -> list[int]:
+        wrong = {"Authorization": "Bearer 0123456789"}
+        return [(await status_of(scripted, wrong))[0] for _ in range(3)]
+
+    assert asked(ask) == [401, 401, 401]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and CHAT in said[0] and "0123456789" not in caplog.text
+
+
 def test_the_key_may_stand_in_either_header_or_in_the_url() -> None:
     async def ask(scripted: Scripted) -> list[int]:
         key = scripted.session.key
