@@ -110,6 +110,7 @@ BROAD_EXCEPT = {
     "data/math_verify_process.py",
     "runtime/entry_points.py",
     "model_files/hub.py",
+    "gateway/server.py",
     "inference/embedded/server.py",
     "inference/restarts.py",
     "inference/server_manager.py",

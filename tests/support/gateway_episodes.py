@@ -38,7 +38,7 @@ def function_player(function: Callable[..., Any], *offered: str, stuck: StuckThr
 def command_player(code: str, *arguments: str, **environment: str) -> Player:
     """A player that runs a program of Python."""
     command = [sys.executable, "-c", code, *arguments]
-    return PlayedCommand(command, "agent.command python", environment, GRACE_S, asyncio.Semaphore(4))
+    return PlayedCommand(command, "agent.command python", environment, GRACE_S)
 
 
 def play_episodes(

@@ -68,11 +68,18 @@ class GatewayAgentSettings:
 
 class GatewayAgent:
     """Plays each task as a session of the gateway. The player is told its base URL and key, and its requests
-    become the turns of one trajectory. With `make_env` it also gets the task's environment."""
+    become the turns of one trajectory. With `make_env` it also gets the task's environment; `places` limits
+    the episodes that are played at once."""
 
     def __init__(
-        self, host: Host, player: Player, settings: GatewayAgentSettings, make_env: MakeEnv | None = None
+        self,
+        host: Host,
+        player: Player,
+        settings: GatewayAgentSettings,
+        make_env: MakeEnv | None = None,
+        places: asyncio.Semaphore | None = None,
     ) -> None:
+        self.places = places
         self._host = host
         self._player = player
         self._settings = settings
@@ -125,9 +132,12 @@ class GatewayAgent:
                 "%s was truncated: episode_timeout_s %g s", episode.name, settings.episode_timeout_s
             )
         except settings.mistakes as mistake:
-            logger.info("%s ended by a mistake of the model: %r", episode.name, mistake)
-            episode.outcome = Outcome(metrics={"mistakes": 1.0})
-            episode.mistake_reward = settings.mistake_reward
+            if episode.limit_reached is not None:  # the client raises what a refused request raises
+                logger.info("%s ended by its limit %s: %r", episode.name, episode.limit_reached, mistake)
+            else:
+                logger.info("%s ended by a mistake of the model: %r", episode.name, mistake)
+                episode.outcome = Outcome(metrics={"mistakes": 1.0})
+                episode.mistake_reward = settings.mistake_reward
         except (ConfigError, DeadlineError, EnvWorkersDeadError, ReplicasDeadError, RolloutError):
             raise
         except Exception as fault:  # boundary: the player is foreign code

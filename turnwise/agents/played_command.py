@@ -30,24 +30,21 @@ class PlayedCommand:
     label: str
     environment: Mapping[str, str]
     grace_s: float
-    places: asyncio.Semaphore
-    """Limits the number of commands that run at once."""
 
     async def play(self, seat: Seat, workdir: Path) -> Outcome:
-        async with self.places:
-            transport, process = await self._started(seat, workdir)
-            group = transport.get_pid()
-            try:
-                process.give(json.dumps(seat.task).encode() + b"\n")
-                await process.ended.wait()
-            except asyncio.CancelledError:
-                _kill(group, signal.SIGTERM)
-                await _in_time(process.ended, self.grace_s)
-                raise
-            finally:
-                _kill(group, signal.SIGKILL)
-                await _in_time(process.is_read, _AFTER_S)
-                transport.close()
+        transport, process = await self._started(seat, workdir)
+        group = transport.get_pid()
+        try:
+            process.give(json.dumps(seat.task).encode() + b"\n")
+            await process.ended.wait()
+        except asyncio.CancelledError:
+            _kill(group, signal.SIGTERM)
+            await _in_time(process.ended, self.grace_s)
+            raise
+        finally:
+            _kill(group, signal.SIGKILL)
+            await _in_time(process.is_read, _AFTER_S)
+            transport.close()
         status = transport.get_returncode() or 0
         if status:
             raise EnvironmentFault(f"{self.label} {_ending(status)}: {process.text(_STDERR)[-_MAX_SHOWN:]}")

@@ -142,7 +142,8 @@ class ReactAgentLoop:
         if ending.is_mistake:
             trajectory.outcome_rewards["mistake"] = requests.mistake_reward
         for figure in ("tool_calls", "unreadable_calls"):
-            trajectory.metrics[figure] = sum(turn.metrics[figure] for turn in tree.turns)
+            # A call that the graph has cancelled is sampled to its end, and nobody reads the response.
+            trajectory.metrics[figure] = sum(turn.metrics.get(figure, 0.0) for turn in tree.turns)
         trajectory.metrics["mistakes"] = float(ending.is_mistake)
         counts = dict(tree.counts) | dict(model_calls.counts)
         trajectory.metrics |= {f"calls/{name}": float(number) for name, number in counts.items()}

@@ -50,7 +50,7 @@ class RunGateway:
         settings = self._settings(game, split, tag)(
             calls=of_env.calls, episode_timeout_s=of_env.episode_timeout_s, max_steps=of_env.max_steps
         )
-        return GatewayAgent(self._host, self._player(game), settings, make_env)
+        return GatewayAgent(self._host, self._player(game), settings, make_env, self._places_of(game))
 
     def agent_of_rows(self, split: Split, loop: LoopEntry | None = None) -> GatewayAgent:
         """The agent that plays rows, with the arguments of its entry in `agent.agent_config_path`."""
@@ -62,7 +62,7 @@ class RunGateway:
             prompt_key=config.data.prompt_key,
             needs_score=not config.data.reward,
         )
-        return GatewayAgent(self._host, self._player(game), settings)
+        return GatewayAgent(self._host, self._player(game), settings, places=self._places_of(game))
 
     def _settings(self, game: GatewayGame, split: Split, tag: str) -> Callable[..., GatewayAgentSettings]:
         config = self._config
@@ -90,6 +90,11 @@ class RunGateway:
         keys = game.keys
         if game.function is not None:
             return PlayedFunction(game.function, game.label, game.offered, keys.grace_s, self._stuck)
-        num_at_once = keys.max_processes or _COMMANDS_PER_CORE * (os.cpu_count() or 1)
-        places = self._places.setdefault(num_at_once, asyncio.Semaphore(num_at_once))
-        return PlayedCommand(game.command, game.label, keys.environment, keys.grace_s, places)
+        return PlayedCommand(game.command, game.label, keys.environment, keys.grace_s)
+
+    def _places_of(self, game: GatewayGame) -> asyncio.Semaphore | None:
+        """How many commands run at once: functions have no limit."""
+        if game.function is not None:
+            return None
+        num_at_once = game.keys.max_processes or _COMMANDS_PER_CORE * (os.cpu_count() or 1)
+        return self._places.setdefault(num_at_once, asyncio.Semaphore(num_at_once))

@@ -190,10 +190,12 @@ def replay_rollouts(
         for trajectory in recorded:
             sampling = sampling_params(config, split)
             has_requests = all(turn.messages for turn in trajectory.turns)
-            if is_whole and trajectory.answer_turn is not None and has_requests:
+            is_of_http = is_of_gateway(examined, trajectory.task)
+            is_tree = is_of_http or trajectory.answer_turn is not None
+            if is_whole and is_tree and has_requests:
                 policy.event_loop.run(replay_tree(trajectory, contexts, sampling, config.gateway.match))
                 continue
-            if is_of_gateway(examined, trajectory.task):
+            if is_of_http:
                 raise DataError(
                     f"{path}: {trajectory.task.id} was played over HTTP, and its requests aren't "
                     "in the file, so it can't be replayed; rollouts.jsonl of this version has them"

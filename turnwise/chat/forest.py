@@ -74,6 +74,9 @@ class Node:
         return tuple(results.get(position, "") for position in positions)
 
 
+Opening = tuple[str, MessageKey]
+"""The tools and the first message of a conversation."""
+
 Children = dict[MessageKey, list[Node]]
 """Nodes that continue the same response, or start contexts, by the first message that each of them added."""
 
@@ -98,13 +101,19 @@ class Forest:
         self._undelivered: dict[RequestKey, list[Node]] = {}
         self._keys: dict[MessageKey, MessageKey] = {}
         self._num_by_history: Counter[tuple[str, tuple[MessageKey, ...]]] = Counter()
-        self._num_by_opening: Counter[tuple[str, MessageKey]] = Counter()
+        self._num_by_opening: Counter[Opening] = Counter()
         self._num_by_first: Counter[MessageKey] = Counter()
+        self._openings: dict[Opening, None] = {}
+        """Those of all requests, in the order in which they arrived."""
 
     def shared(self, keys: Sequence[MessageKey]) -> tuple[MessageKey, ...]:
         """The keys, with the nodes' own in place of equal ones: clients send the same texts again and again,
         which so are kept once, and are compared by identity."""
         return tuple(self._keys.get(key, key) for key in keys)
+
+    def note_request(self, request: RequestKey) -> None:
+        """Notes that a request has arrived. It may be answered after later ones, or never."""
+        self._openings.setdefault(_opening(request))
 
     def add(self, node: Node, parent: Node | None) -> None:
         """Adds a node that continues `parent`. A client that sends a response back has got it."""
@@ -167,12 +176,12 @@ class Forest:
         return "tools" if self._num_by_first[request.keys[0]] > 1 else "first"
 
     def answer_turn(self) -> int | None:
-        """The turn of the final answer: the newest delivered one of the first conversation, which is what has
-        its tools and its first message. None if nothing was delivered there."""
-        if not self.nodes:
-            return None
-        opening = _opening(self.nodes[0].request)
-        turns = [node.turn for node in self.nodes if node.is_delivered and _opening(node.request) == opening]
+        """The turn of the final answer: the newest delivered one of the conversation that the first request
+        with an answer opened. It has that request's tools and first message. None if nothing was delivered
+        there."""
+        answered = {_opening(node.request) for node in self.nodes}
+        first = next((opening for opening in self._openings if opening in answered), None)
+        turns = [node.turn for node in self.nodes if node.is_delivered and _opening(node.request) == first]
         return max(turns, default=None)
 
 
@@ -187,5 +196,5 @@ def _rank(node: Node) -> tuple[int, bool, int]:
     return node.end, node.is_delivered, node.turn
 
 
-def _opening(request: RequestKey) -> tuple[str, MessageKey]:
+def _opening(request: RequestKey) -> Opening:
     return request.root, request.keys[0]

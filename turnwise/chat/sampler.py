@@ -17,7 +17,7 @@ from turnwise.chat.message_content import Messages, continued, media_of, num_cha
 from turnwise.chat.rendering import Tools
 from turnwise.chat.replies import ReplyReader
 from turnwise.chat.template import ChatTemplate
-from turnwise.errors import ServerError
+from turnwise.errors import RequestError, ServerError
 from turnwise.protocols import PolicyServer
 from turnwise.protocols.tools import ToolCallParser
 from turnwise.types import CallOptions, Completion, FinishReason, Message, SamplingParams, Turn
@@ -76,6 +76,17 @@ class NoRoom(NamedTuple):
     """Number of characters of the messages."""
     num_tokens: int | None
     """Number of tokens that the prompt would add; None if its text is so long that it wasn't encoded."""
+
+    def refusal(self, max_length: int) -> RequestError:
+        """What a client is told whose request has no room in `sequence_length`."""
+        size = f"{self.num_tokens} tokens"
+        if self.num_tokens is None:
+            size = f"{self.num_characters} characters"
+        return RequestError(
+            f"the new messages of this request have {size} and leave no room for a response in "
+            f"sequence_length {max_length}: send less, or raise sequence_length",
+            "context_length_exceeded",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from turnwise.chat.sampler import check_completion, sampling_of_call
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import EnvironmentFault, RequestError, ServerError
 from turnwise.protocols import PolicyServer
-from turnwise.types import CallOptions, Completion, SamplingParams, Turn, VersionRun, derive_seed
+from turnwise.types import CallOptions, Completion, Limit, SamplingParams, Turn, VersionRun, derive_seed
 
 
 class Sampled(NamedTuple):
@@ -24,6 +24,8 @@ class Sampled(NamedTuple):
     prompt_ids: array[int]
     completion: Completion
     sampling: SamplingParams
+    budget: int
+    """Maximum new tokens that were asked for; the context may have had room for fewer."""
 
 
 class MaskedIds(NamedTuple):
@@ -33,6 +35,17 @@ class MaskedIds(NamedTuple):
     ids: Sequence[int]
     mask: Sequence[int]
     logprobs: Sequence[float] | None = None
+
+
+class FoundTurns(NamedTuple):
+    """The turns of an episode's contexts."""
+
+    turns: list[Turn]
+    num_unsampled: int
+    """Ids of which the agent says that they were sampled, although no server has sampled them and there are
+    no log-probs: these are context."""
+    cut_by: Limit | None
+    """The limit that cut the response of the last turn."""
 
 
 @dataclass
@@ -64,22 +77,21 @@ class TokenRequests:
         seed = derive_seed(self.sampling.seed, key.hex(), self._num_requests[key])
         self._num_requests[key] += 1
         sampling = sampling_of_call(self.sampling, options, seed, room)
+        budget = options.max_new_tokens or self.sampling.max_new_tokens
         server_id = self._request_ids.setdefault(request_id, f"{self.name}/{len(self._request_ids)}")
         completion = await self.server.generate(ids, sampling, server_id)
         check_completion(completion, sampling, server_id)
         if completion.finish_reason == "aborted":
             raise ServerError(f"the server aborted a request of {self.name!r}")
-        self._sampled.setdefault(key, []).append(Sampled(ids, completion, sampling))
+        self._sampled.setdefault(key, []).append(Sampled(ids, completion, sampling, budget))
         return completion
 
-    def turns_of(self, contexts: Sequence[MaskedIds]) -> tuple[list[Turn], int]:
-        """The turns of an episode's contexts, and the number of ids that the agent says were sampled,
-        although no server has sampled them and there are no log-probs: these are context. A response that
-        several contexts share is one turn."""
+    def turns_of(self, contexts: Sequence[MaskedIds]) -> FoundTurns:
+        """The turns of an episode's contexts. A response that several contexts share is one turn."""
         reader = _Reader(self.template, self._sampled)
         for context in contexts:
             reader.read(context)
-        return reader.turns, reader.num_unsampled
+        return FoundTurns(reader.turns, reader.num_unsampled, reader.cut_by)
 
     def verify(self) -> None:
         """Does nothing: turns are made of what the server has answered."""
@@ -97,6 +109,8 @@ class _Reader:
     def __init__(self, template: ChatTemplate, sampled: dict[bytes, list[Sampled]]) -> None:
         self.turns: list[Turn] = []
         self.num_unsampled = 0
+        self.cut_by: Limit | None = None
+        """The limit that cut the response that was added last."""
         self._template = template
         self._sampled = sampled
         self._turn_at: dict[bytes, int] = {}
@@ -126,11 +140,17 @@ class _Reader:
         self, context: MaskedIds, ids: array[int], position: int, run: int
     ) -> tuple[Turn | None, int]:
         """The response at a position, and its length; None for ids that nobody sampled."""
+        best: Sampled | None = None
+        best_length = 0
         for sampled in self._sampled.get(_digest(ids[:position]), ()):
             answer = sampled.completion.token_ids.tolist()
             length = min(len(answer), run)
-            if length and ids[position : position + length].tolist() == answer[:length]:
-                return self._sampled_turn(sampled, length), length
+            if length > best_length and ids[position : position + length].tolist() == answer[:length]:
+                best = sampled
+                best_length = length
+        if best is not None:
+            return self._sampled_turn(best, best_length), best_length
+        self.cut_by = None
         known = context.logprobs[position : position + run] if context.logprobs is not None else ()
         if not any(known):
             self.num_unsampled += run
@@ -148,6 +168,7 @@ class _Reader:
         turn.finish_reason = completion.finish_reason
         if length < len(completion.token_ids):
             turn.finish_reason = "length"
+        self.cut_by = _cut_by(sampled, length)
         turn.sampling = sampled.sampling
         turn.is_greedy = sampled.sampling.is_greedy
         turn.generate_s = completion.generate_s
@@ -178,6 +199,15 @@ class _Reader:
         self._turn_at[key] = len(self.turns)
         self.turns.append(turn)
         return len(self.turns) - 1
+
+
+def _cut_by(sampled: Sampled, length: int) -> Limit | None:
+    """The limit that cut a response of which an agent kept `length` tokens: its own is a budget too."""
+    if length < len(sampled.completion.token_ids):
+        return "max_new_tokens"
+    if sampled.completion.finish_reason != "length":
+        return None
+    return "sequence_length" if sampled.sampling.max_new_tokens < sampled.budget else "max_new_tokens"
 
 
 def _length_of_run(mask: Sequence[bool], position: int) -> int:

@@ -119,6 +119,7 @@ class ConversationTree:
             template = template.of_clients
         self.name = name
         self.template = template
+        self.max_length = max_length
         self.limit: Limit | None = None
         """The limit that refused the newest request, if one did."""
         self.counts: Counter[str] = Counter()
@@ -161,6 +162,7 @@ class ConversationTree:
         root = canonical(tools, "tools")
         history = History(self._forest.shared(history.keys))
         key = RequestKey(root, history.keys, replace(options, tools=None), is_trained, choice)
+        self._forest.note_request(key)
         self.counts["requests"] += 1
         node = self._forest.undelivered(key, is_retry)
         if node is None:
@@ -254,7 +256,9 @@ class ConversationTree:
             logger.warning("%s: a request whose client was lost failed: %s", self.name, fault)
 
     def _check_turns(self) -> None:
-        num_turns = len(self.turns) + self.num_running
+        # A request that has just ended is among the turns already.
+        running = [running for same in self._running.values() for running in same]
+        num_turns = len(self.turns) + sum(not request.task.done() for request in running)
         if self._max_turns is not None and num_turns >= self._max_turns:
             self.limit = "max_steps"
             raise RequestError(
@@ -340,7 +344,8 @@ class ConversationTree:
         )
         sampled = await self._sampler.sample_after(prefix, new)
         if isinstance(sampled, NoRoom):
-            raise self._no_room(sampled)
+            self.limit = "sequence_length"
+            raise sampled.refusal(self.max_length)
         if sampled.turn.finish_reason == "aborted":
             raise ServerError(f"the server aborted a request of {self.name!r}")
         return sampled
@@ -351,17 +356,6 @@ class ConversationTree:
             return sampling_of_call(self._sampling, options, seed, room)
 
         return of_prompt
-
-    def _no_room(self, no_room: NoRoom) -> RequestError:
-        self.limit = "sequence_length"
-        size = f"{no_room.num_tokens} tokens"
-        if no_room.num_tokens is None:
-            size = f"{no_room.num_characters} characters"
-        return RequestError(
-            f"the new messages of this request have {size} and leave no room for a response in "
-            f"sequence_length {self._sampler.max_length}: send less, or raise sequence_length",
-            "context_length_exceeded",
-        )
 
     def _commit(self, request: _Request, parent: Node | None, request_id: str, sampled: Sampled) -> Node:
         key = request.key

@@ -9,6 +9,7 @@ from typing import Any
 from turnwise.cli.options import print_notes
 from turnwise.config import AgenticConfig, parse_config, require, unavailable_to_play
 from turnwise.config.read.yaml_text import load_yaml
+from turnwise.config.schema.gateway import url_of_clients
 from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import examine
@@ -69,6 +70,11 @@ def run(options: argparse.Namespace) -> int:
 def _check_address(options: argparse.Namespace) -> None:
     """Raises ConfigError if nothing can listen at the address."""
     host = options.host
+    if options.public_url is not None:
+        try:
+            url_of_clients(options.public_url)
+        except ValueError as fault:
+            raise ConfigError(f"--public-url: {fault}") from fault
     if host in _EVERY_ADDRESS and options.public_url is None:
         raise ConfigError(
             f"--host {host} listens on every address of this machine: say with --public-url by which address "

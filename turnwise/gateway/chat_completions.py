@@ -230,7 +230,7 @@ def _logprobs(choice: Choice) -> dict[str, Any] | None:
     if choice.logprobs is None:
         return None
     tokens = [
-        {"token": token, "logprob": logprob, "bytes": list(token_bytes), "top_logprobs": []}
+        {"token": token, "logprob": logprob, "bytes": token_bytes and list(token_bytes), "top_logprobs": []}
         for token, logprob, token_bytes in choice.logprobs
     ]
     return {"content": tokens, "refusal": None}

@@ -93,8 +93,8 @@ class TokenLogprob(NamedTuple):
 
     token: str
     logprob: float
-    token_bytes: tuple[int, ...]
-    """The token's text in UTF-8."""
+    token_bytes: tuple[int, ...] | None
+    """The token's text in UTF-8; None for a part of a character, whose bytes its text doesn't say."""
 
 
 class Choice(NamedTuple):

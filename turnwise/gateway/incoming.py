@@ -10,7 +10,7 @@ from turnwise.gateway.dialect import GatewayError
 if TYPE_CHECKING:
     from aiohttp import web
 
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BODY_S = 60.0
 """Maximum seconds in which a body must arrive."""
 _MAX_DEPTH = 200
@@ -112,7 +112,7 @@ def key_in_headers(headers: Mapping[str, str]) -> str | None:
 def _host_name(host: str) -> str:
     """The name in a header `Host`, without the port."""
     if host.startswith("["):
-        return host.partition("]")[0] + "]"
+        return host.partition("]")[0].removeprefix("[").lower()
     return host.partition(":")[0].lower()
 
 

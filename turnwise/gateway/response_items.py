@@ -63,7 +63,7 @@ def names_of(tools: Any) -> dict[str, tuple[str, str]]:
     """The name under which the model knows a tool of a namespace → the namespace, and its name there."""
     names = {}
     for _, namespace, tool in _flattened(tools or ()):
-        if namespace is not None:
+        if namespace is not None and isinstance(tool.get("name"), str):
             names[flat_name(namespace, tool["name"])] = (namespace, tool["name"])
     return names
 

@@ -254,7 +254,7 @@ def _items(request: ModelRequest, choice: Choice, name: str) -> Iterator[dict[st
 
 def _logprobs(choice: Choice) -> list[dict[str, Any]]:
     return [
-        {"token": token, "logprob": logprob, "bytes": list(token_bytes), "top_logprobs": []}
+        {"token": token, "logprob": logprob, "bytes": list(token_bytes or ()), "top_logprobs": []}
         for token, logprob, token_bytes in choice.logprobs or ()
     ]
 

@@ -16,6 +16,7 @@ from turnwise.errors import RequestError
 from turnwise.gateway.dialect import GatewayError, ModelRequest
 from turnwise.gateway.rules import Notices, SessionRules
 from turnwise.gateway.sessions import Answered, EpisodeSession, as_gateway_error, num_prompt_tokens
+from turnwise.runtime.console import printable
 
 MAX_IDLE_S = 3600.0
 """Seconds after its last request in which a conversation is remembered."""
@@ -23,6 +24,7 @@ MAX_BYTES = 10**9
 """Maximum bytes of all trees."""
 _BYTES_PER_TOKEN = 32
 """A token of a turn: its id in the turn and in the ledger, its log-prob, its text."""
+_MAX_SHOWN = 80
 RULES = SessionRules(
     {"*": "untrained"}, max_requests=1024, max_choices=128, is_strict=False, takes_temperature=True
 )
@@ -100,6 +102,10 @@ class ServedModel:
                 conversation.num_open -= 1
         self.num_answers += 1
         answered = answered._replace(name=f"{self.num_answers}")
+        for answer in answered.answers:
+            # Nothing is trained here, and these would take more memory than all else.
+            answer.turn.kept_ids = None
+            answer.turn.kept_offsets = None
         self._being_written[answered.name] = _Open(conversation, request.model)
         for choice in answered.choices:
             usage = choice.usage
@@ -131,7 +137,9 @@ class ServedModel:
         for opening, conversation in list(self._conversations.items()):
             is_idle = conversation.num_open == 0 and conversation.session.tree.num_running == 0
             is_too_much = num_bytes > self._max_bytes
-            if is_idle and (is_too_much or conversation.used_at < oldest):
+            # Another request may have forgotten it while the session of one before it ended.
+            is_known = self._conversations.get(opening) is conversation
+            if is_known and is_idle and (is_too_much or conversation.used_at < oldest):
                 num_bytes -= conversation.num_bytes
                 del self._conversations[opening]
                 await conversation.session.end()
@@ -139,9 +147,9 @@ class ServedModel:
     async def close(self) -> None:
         """Ends all conversations: requests that run are aborted."""
         self.fault.cancel()
-        for conversation in self._conversations.values():
+        while self._conversations:
+            _, conversation = self._conversations.popitem()
             await conversation.session.end()
-        self._conversations.clear()
 
     def _conversation_of(self, request: ModelRequest) -> _Conversation:
         """The conversation with this request's tools and first messages, up to a user's."""
@@ -191,10 +199,13 @@ def _line(model: str, answered: Answered, end: str) -> str:
     speed = ""
     if seconds > 0:
         speed = f"{num_response / seconds:,.1f} tokens/s  "
-    return (
-        f"{_now()}  {model}  in {usages[0].prompt:,} (reused {usages[0].reused:,})  out {num_response:,}  "
-        f"{speed}{end}"
-    )
+    prompt = f"in {usages[0].prompt:,} (reused {usages[0].reused:,})"
+    return f"{_now()}  {_name_shown(model)}  {prompt}  out {num_response:,}  {speed}{end}"
+
+
+def _name_shown(model: str) -> str:
+    """The name that a client gave the model, for a terminal."""
+    return printable(model.replace("\n", " "))[:_MAX_SHOWN]
 
 
 def _now() -> str:

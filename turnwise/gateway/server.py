@@ -74,7 +74,9 @@ class Gateway:
         self._port = settings.port
         self._hosts = {settings.host.lower()}
         if settings.public_url:
-            self._hosts.add(urlsplit(settings.public_url).hostname or "")
+            name = urlsplit(settings.public_url).hostname
+            if name:
+                self._hosts.add(name)
 
     @property
     def url(self) -> str:
@@ -253,6 +255,9 @@ async def _answered(asked: _Asked, read: ModelRequest) -> Answered:
         raise as_gateway_error(fault) from fault
     except TurnwiseError as fault:
         raise GatewayError(f"the model couldn't answer: {fault}", "server_error") from fault
+    except Exception as fault:  # boundary: a lost client isn't meant, whatever the fault is
+        logger.exception("the model couldn't answer a request of the gateway")
+        raise GatewayError(f"the model couldn't answer: {fault!r}", "server_error") from fault
 
 
 def _has_result(task: asyncio.Future[Answered]) -> bool:

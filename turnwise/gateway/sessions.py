@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from turnwise.chat.message_content import num_characters_of
 from turnwise.chat.message_keys import read_history, read_tools
+from turnwise.chat.sampler import NoRoom
 from turnwise.chat.tree import Answer, ConversationTree
 from turnwise.errors import ChatTemplateError, ConfigError, DeadlineError, ReplicasDeadError, RequestError
 from turnwise.gateway.dialect import Choice, GatewayError, ModelRequest, TokenLogprob
@@ -298,6 +300,9 @@ class Sessions:
         return len(self._by_digest)
 
 
+_NO_CHARACTER = "\ufffd"
+
+
 def ended_error() -> GatewayError:
     """What a client is told whose session has ended."""
     return GatewayError("this session has ended: its episode takes no more requests", "session_ended")
@@ -317,6 +322,10 @@ def num_prompt_tokens(tree: ConversationTree, request: ModelRequest) -> int:
     """Number of tokens of a prompt that starts a context. Raises GatewayError if it can't be rendered."""
     try:
         history = read_history(request.messages)
+        num_characters = num_characters_of(request.messages)
+        # Encoding takes minutes for megabytes, and everybody would wait.
+        if num_characters > tree.template.max_characters(tree.max_length):
+            raise NoRoom(num_characters, None).refusal(tree.max_length)
         token_ids = tree.template.start(history.messages(), read_tools(request.tools))
     except RequestError as fault:
         raise as_gateway_error(fault) from fault
@@ -333,7 +342,7 @@ def token_logprobs(tree: ConversationTree, turn: Turn) -> tuple[TokenLogprob, ..
         token_ids.pop()
     texts = [tree.template.decode([token_id], skips_turn_tokens=False) for token_id in token_ids]
     return tuple(
-        TokenLogprob(text, logprob, tuple(text.encode()))
+        TokenLogprob(text, logprob, None if _NO_CHARACTER in text else tuple(text.encode()))
         for text, logprob in zip(texts, turn.logprobs.tolist(), strict=False)
     )
 

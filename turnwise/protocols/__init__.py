@@ -20,6 +20,7 @@ from turnwise.protocols.episodes import (
     HearsUsers as HearsUsers,
     MakeEnv as MakeEnv,
     OpenConversation as OpenConversation,
+    PlaysInPlaces as PlaysInPlaces,
     RemoteEnv as RemoteEnv,
     Reward as Reward,
     RewardResult as RewardResult,

@@ -1,6 +1,7 @@
 """The contracts of what is played: environments, conversations, agents, observers of an episode, and
 rewards."""
 
+import asyncio
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -138,6 +139,14 @@ class AgentLoop(Protocol):
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]: ...
+
+
+@runtime_checkable
+class PlaysInPlaces(Protocol):
+    """An agent that plays a limited number of episodes at once. The wait for a place is no part of the
+    episode: it counts for no time limit."""
+
+    places: asyncio.Semaphore | None
 
 
 class TurnPlace(NamedTuple):

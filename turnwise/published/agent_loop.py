@@ -100,7 +100,7 @@ class ServerClient:
         if isinstance(stop, str):
             stop = [stop]
         options = CallOptions(
-            max_new_tokens=int(max_tokens or self._max_new_tokens),
+            max_new_tokens=min(int(max_tokens or self._max_new_tokens), self._max_new_tokens),
             temperature=sampling_params.get("temperature"),
             stop=tuple(stop) if stop else None,
         )

@@ -20,7 +20,7 @@ from turnwise.published.agent_loop import (
     DictConfigWrap,
     ServerClient,
 )
-from turnwise.types import Limit, SamplingParams, Task, Trajectory
+from turnwise.types import SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PlayedLoop:
         if isinstance(outputs, AgentLoopOutput):
             outputs = [outputs]
         _check(outputs, name)
-        turns, num_unsampled = requests.turns_of([_context(output, name) for output in outputs])
+        turns, num_unsampled, cut_by = requests.turns_of([_context(output, name) for output in outputs])
         if num_unsampled and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -74,7 +74,7 @@ class PlayedLoop:
                 "those that server_manager.generate returned"
             )
         trajectory = Trajectory(task, sibling, turns, answer_turn=len(turns) - 1)
-        trajectory.limit = _limit(turns[-1], self._settings.max_new_tokens)
+        trajectory.limit = cut_by
         if trajectory.limit is not None:
             trajectory.status = "truncated"
         rewards = [output.reward_score for output in outputs if output.reward_score is not None]
@@ -150,18 +150,16 @@ def _context(output: AgentLoopOutput, name: str) -> MaskedIds:
     return MaskedIds(ids, [0] * num_prompt + list(output.response_mask), logprobs)
 
 
-def _limit(turn: Any, max_new_tokens: int) -> Limit | None:
-    if turn.finish_reason != "length":
-        return None
-    is_full = turn.sampling is not None and turn.sampling.max_new_tokens < max_new_tokens
-    return "sequence_length" if is_full else "max_new_tokens"
-
-
 def _metrics(output: AgentLoopOutput) -> dict[str, float]:
+    """What a loop has measured: a default says that it hasn't."""
     measured: Mapping[str, Any] = {}
     if isinstance(output.metrics, AgentLoopMetrics):
-        measured = dataclasses.asdict(output.metrics)
+        defaults = dataclasses.asdict(AgentLoopMetrics())
+        filled = dataclasses.asdict(output.metrics)
+        measured = {key: value for key, value in filled.items() if value != defaults[key]}
     elif output.metrics:
         measured = output.metrics
-    numbers = {"num_turns": output.num_turns, **measured, **output.extra_fields}
+    numbers = {**measured, **output.extra_fields}
+    if output.num_turns:
+        numbers["num_turns"] = output.num_turns
     return {key: float(value) for key, value in numbers.items() if isinstance(value, Real)}

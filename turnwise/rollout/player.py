@@ -6,6 +6,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from numbers import Real
@@ -24,7 +25,7 @@ from turnwise.errors import (
     TurnwiseError,
     counted,
 )
-from turnwise.protocols import AgentLoop, OpenConversation
+from turnwise.protocols import AgentLoop, OpenConversation, PlaysInPlaces
 from turnwise.rollout.failures import headline
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import played_of
@@ -167,8 +168,8 @@ class GroupPlayer:
             "episode_timeout_s",
             EnvironmentFault,
         )
-        async with limit:
-            agent = self.agents(task)
+        agent = self.agents(task)
+        async with _place(agent), limit:
             with Foreign(f"the agent of {task.tag}"):
                 trajectories = await agent.run(task, sibling, contexts, sampling)
         contexts.verify()
@@ -181,6 +182,13 @@ class GroupPlayer:
             check_numbers(trajectory, f"the agent of {task.tag}")
             trajectory.samples = build_samples(trajectory, self.sampling.temperature)
         return trajectories
+
+
+def _place(agent: AgentLoop) -> AbstractAsyncContextManager[None]:
+    """A place to play in, for an agent that has a limited number."""
+    if isinstance(agent, PlaysInPlaces) and agent.places is not None:
+        return agent.places
+    return nullcontext()
 
 
 async def _quickest(episodes: Sequence[EpisodeTask], num_required: int) -> None:

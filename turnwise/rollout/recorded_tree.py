@@ -47,11 +47,10 @@ async def replay_tree(
                 raise difference(trajectory, number, f"the request is refused: {fault}") from fault
             _compare(trajectory, number, answer, server)
             answers.append(answer)
-            # An answer that no client got is matched after its twins.
+            # An answer that no client got is matched after its twins. It isn't dropped: the next request like
+            # its own would be answered by it again.
             if turn.is_trained or number in parents:
                 tree.deliver(answer)
-            else:
-                tree.drop(answer)
         tree.verify()
     finally:
         await opened.close()

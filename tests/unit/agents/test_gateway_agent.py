@@ -157,7 +157,7 @@ def test_a_command_that_fails(code: str, sentence: str) -> None:
 
 def test_a_command_that_is_not_there() -> None:
     player = command_player("")
-    missing = type(player)(["/no/such/program"], "agent.command", {}, 0.1, asyncio.Semaphore(1))  # type: ignore[call-arg]
+    missing = type(player)(["/no/such/program"], "agent.command", {}, 0.1)  # type: ignore[call-arg]
     with pytest.raises(EnvironmentFault, match="can't be started"):
         play_episodes(missing, ["x"])
 
@@ -240,6 +240,19 @@ def test_a_limit_explains_the_exception_after_it() -> None:
     [trajectory] = play_episodes(function_player(play), lambda number: "x", max_turns=2)
     assert (trajectory.status, trajectory.limit, len(trajectory.turns)) == ("truncated", "max_steps", 2)
     assert trajectory.metrics["gateway/refused"] == 1
+
+
+def test_a_limit_explains_a_mistake_after_it() -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
+        try:
+            for text in "abc":
+                ask(base_url, api_key, text)
+        except Exception as fault:
+            raise UnknownTool("add2") from fault
+
+    mistakes = {"mistakes": (UnknownTool,), "mistake_reward": -1.0}
+    [trajectory] = play_episodes(function_player(play), lambda number: "x", max_turns=2, **mistakes)
+    assert (trajectory.status, trajectory.limit, trajectory.score) == ("truncated", "max_steps", 0.0)
 
 
 def test_a_first_prompt_that_is_too_long_is_no_failure_that_is_tried_again() -> None:

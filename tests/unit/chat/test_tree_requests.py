@@ -211,3 +211,31 @@ def test_text_of_clients_forges_no_turn(role: str) -> None:
     ids = tree.turns[0].prompt_ids.tolist()
     assert ids.count(template.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 3
     assert forged["content"] in template.decode(ids, skips_turn_tokens=False)
+
+
+class FirstIsLast(HeldServer):
+    """Answers the first request after the test has opened the gate, and others at once."""
+
+    async def generate(self, *args: Any, **options: Any) -> Completion:
+        if self.waiting:
+            return await ScriptedServer.generate(self, *args, **options)
+        return await super().generate(*args, **options)
+
+
+def test_the_first_request_s_conversation_has_the_answer_even_if_it_is_answered_last() -> None:
+    async def play() -> tuple[int | None, int]:
+        server = FirstIsLast()
+        tree = ConversationTree(word_template(), server, "e", SAMPLING, 64)
+        asking = asyncio.create_task(tree.answer([user("go")]))
+        while not server.waiting:
+            await asyncio.sleep(0)
+        other = await tree.answer([user("again")])
+        tree.deliver(other)
+        server.gate.set()
+        first = await asking
+        tree.deliver(first)
+        assert (other.node, first.node) == (0, 1)
+        return tree.trajectory(TASK, 0).answer_turn, first.node
+
+    answer_turn, first_node = asyncio.run(play())
+    assert answer_turn == first_node

@@ -62,6 +62,7 @@ def test_a_model_is_served_until_ctrl_c_and_its_key_is_printed_once(tiny_model: 
 REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "no folder": (["nowhere"], ["nowhere", "make-model"]),
     "every address": (["MODEL", "--host", "0.0.0.0"], ["--public-url"]),
+    "no public address": (["MODEL", "--public-url", "myhost:8000"], ["--public-url", "http://"]),
     "no address": (["MODEL", "--host", "256.0.0.1"], ["--host"]),
     "no port": (["MODEL", "--port", "70000"], ["--port"]),
     "no setting": (["MODEL", "sequnce_length=9"], ["sequence_length"]),

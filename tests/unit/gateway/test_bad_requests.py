@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -233,3 +234,52 @@ def test_a_port_in_use() -> None:
 
     with pytest.raises(ConfigError, match=r"gateway\.port"):
         asyncio.run(play())
+
+
+def test_a_host_may_be_an_address_of_ipv6() -> None:
+    async def play() -> list[int]:
+        settings = replace(SETTINGS, public_url="http://[fd00::5]:8000")
+        async with scripted_gateway(["hi"], settings) as scripted:
+            url = f"http://127.0.0.1:{scripted.gateway._port}/v1/models"
+            statuses = []
+            for host in ("[fd00::5]:8000", "[::1]:8000", "[fd00::6]:8000", ""):
+                async with scripted.http.get(url, headers={**scripted.headers, "Host": host}) as answer:
+                    statuses.append(answer.status)
+            return statuses
+
+    assert asyncio.run(play()) == [200, 200, 403, 403]
+
+
+@pytest.mark.parametrize("fault", [ConnectionResetError("gone"), TimeoutError(), RuntimeError("boom")])
+def test_a_fault_of_a_server_is_no_lost_client(fault: Exception) -> None:
+    async def play() -> tuple[int, Any]:
+        async with scripted_gateway(["hi"]) as scripted:
+            scripted.server.fault = fault
+            return await scripted.post(body())
+
+    status, answer = asyncio.run(play())
+    assert status == 500 and answer["error"]["code"] == "server_error"
+
+
+def test_a_prompt_of_megabytes_is_not_encoded_to_be_counted() -> None:
+    async def play() -> tuple[int, Any]:
+        async with scripted_gateway(["hi"]) as scripted:
+            long = {"role": "user", "content": "go " * 500_000}
+            return await scripted.post(body(messages=[long]), "/v1/messages/count_tokens")
+
+    status, answer = asyncio.run(play())
+    assert status == 400 and "sequence_length" in answer["error"]["message"]
+
+
+def test_a_tool_of_the_server_in_a_namespace_is_dropped() -> None:
+    async def play() -> int:
+        function = {"type": "function", "name": "f", "parameters": {}}
+        tools = [{"type": "namespace", "name": "ns", "tools": [{"type": "web_search"}, function]}]
+        async with scripted_gateway(["hi"]) as scripted:
+            status, _ = await scripted.post(
+                {"model": "policy", "input": "go", "tools": tools}, "/v1/responses"
+            )
+            assert scripted.trained_turns() == [0]
+            return status
+
+    assert asyncio.run(play()) == 200

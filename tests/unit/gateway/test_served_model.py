@@ -192,3 +192,34 @@ def test_what_ends_the_servers_ends_the_command() -> None:
             await asyncio.wait_for(bench.model.fault, 5)
 
     played([], play)
+
+
+def test_a_model_s_name_is_shown_in_one_line_without_what_a_terminal_obeys() -> None:
+    async def play(bench: Bench) -> None:
+        body = {"model": "m\x1b]0;x\x07\nanother", "messages": list(GO)}
+        bench.model.deliver(await bench.model.answer(ChatCompletions().read(body), is_retry=False))
+
+    _, bench = played(["left"], play)
+    [line] = bench.lines
+    assert "\x1b" not in line and "\n" not in line and "another" in line
+
+
+def test_requests_that_forget_at_the_same_time_hinder_nobody() -> None:
+    async def play(bench: Bench) -> None:
+        await bench.ask(*GO)
+        await bench.ask(user("elsewhere"))
+        bench.clock.now = 1e6
+        ending = asyncio.Event()
+        release = bench.server.release
+
+        async def slow_release(request_id: str) -> None:
+            await ending.wait()
+            await release(request_id)
+
+        bench.server.release = slow_release  # type: ignore[method-assign]
+        both = asyncio.gather(bench.model.forget(), bench.model.forget())
+        await asyncio.sleep(0)
+        ending.set()
+        await both
+
+    played(["left", "right"], play)

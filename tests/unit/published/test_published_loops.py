@@ -293,3 +293,52 @@ def test_published_names_are_ours_or_say_what_is() -> None:
     assert AsyncLLMServerManager.__name__ == "LLMServerManager" and AsyncServer.__name__ == "InferenceServer"
     with pytest.raises(NotAvailableError, match="turnwise rollout"):
         AgentLoopManager(None).generate_sequences(None)
+
+
+class OwnBudget(AgentLoopBase):
+    """Samples with a maximum of its own."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        prompt_ids = await self.apply_chat_template([{"role": "user", "content": "go"}])
+        parameters = {**sampling_params, "max_tokens": kwargs["answer"] * 1}
+        output = await self.server_manager.generate("r", prompt_ids=prompt_ids, sampling_params=parameters)
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=output.token_ids,
+            response_mask=[1] * len(output.token_ids),
+        )
+
+
+@pytest.mark.parametrize(
+    ("cut", "max_length", "num_tokens", "limit"),
+    [(64, 256, 7, "max_new_tokens"), (5, 256, 5, "max_new_tokens")],
+)
+def test_a_loop_s_own_budget_is_held_and_named(
+    cut: int, max_length: int, num_tokens: int, limit: str
+) -> None:
+    trajectory = play(OwnBudget, ["x" * 50], max_length, cut)
+    assert len(trajectory.turns[0].response_ids) == num_tokens
+    assert (trajectory.status, trajectory.limit) == ("truncated", limit)
+    assert not {"num_preempted", "num_turns", "compute_score"} & trajectory.metrics.keys()
+
+
+class AsksTwice(AgentLoopBase):
+    """Samples the same prompt with a small budget and then with a large one, and keeps the second."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        prompt_ids = await self.apply_chat_template([{"role": "user", "content": "go"}])
+        for budget in (2, 64):
+            parameters = {**sampling_params, "max_tokens": budget}
+            output = await self.server_manager.generate(
+                "r", prompt_ids=prompt_ids, sampling_params=parameters
+            )
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=output.token_ids,
+            response_mask=[1] * len(output.token_ids),
+        )
+
+
+def test_the_longest_of_two_samples_that_begin_alike_is_the_turn() -> None:
+    [turn] = play(AsksTwice, ["abcdef", "abcdef"]).turns
+    assert turn.text == "abcdef" and turn.finish_reason == "stop"

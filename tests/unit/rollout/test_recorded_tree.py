@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,18 @@ def test_a_file_without_messages_is_refused(tmp_path: Path) -> None:
         turn.messages = ()
     with pytest.raises(DataError, match="messages"):
         replay(trajectory)
+
+
+def test_twins_that_are_not_trained_are_replayed(tmp_path: Path) -> None:
+    greedy = replace(SAMPLING, do_sample=False)
+
+    async def twins() -> Trajectory:
+        server = ScriptedServer([ids_of("left <e>"), ids_of("left <e>")])
+        tree = contexts(server, "episode").open_tree(greedy)
+        for _ in range(2):
+            tree.deliver(await tree.answer([GO]))
+        return tree.trajectory(TASK, 0)
+
+    trajectory = written(tmp_path, asyncio.run(twins()))
+    assert [turn.is_trained for turn in trajectory.turns] == [False, False]
+    asyncio.run(replay_tree(trajectory, contexts, greedy, "omitted"))

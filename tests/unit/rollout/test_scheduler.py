@@ -41,6 +41,13 @@ def test_at_most_the_configured_groups_run_at_once(runner):
     assert agent.max_running == 4
 
 
+def test_an_agent_with_places_plays_so_many_episodes_at_once(runner):
+    agent = Agent()
+    agent.places = asyncio.Semaphore(3)
+    make(runner, agent).get_batch(16)
+    assert agent.max_running == 3
+
+
 def test_siblings_sample_with_their_own_seeds_and_a_retry_with_the_same(runner):
     agent = Agent(fails=lambda task, sibling, attempt: ValueError("once") if attempt == 1 else None)
     make(runner, agent, max_env_retries=1).get_batch(4)

@@ -27,7 +27,8 @@ def _entry_point(name: str) -> str:
     return name
 
 
-def _url(url: str) -> str:
+def url_of_clients(url: str) -> str:
+    """The address, if it is one. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} isn't an address; write http://HOST:PORT")
@@ -88,7 +89,7 @@ class GatewayArgs(Section):
     """Address that the server listens on. Others than this machine's need `public_url`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port that the server listens on; 0 = a free one."""
-    public_url: Annotated[Name, AfterValidator(_url)] | None = None
+    public_url: Annotated[Name, AfterValidator(url_of_clients)] | None = None
     """Address under which agents reach the server, such as http://HOST:PORT [that of host and port]."""
     match: MatchRule = "omitted"
     """Whether a client may leave out the thinking, and the text beside tool calls, of a response that it
