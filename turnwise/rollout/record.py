@@ -5,7 +5,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import fields
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeGuard
 
 import numpy as np
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import to_json
 
 from turnwise.rollout.source import Rejection
 from turnwise.types import (
@@ -218,6 +219,63 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
     return key, Trajectory(**values)
 
 
+def check_record(record: Any) -> None:
+    """Raises what `read_record` raises for the line of this JSON object. Makes no trajectory, and looks at
+    lists of tokens apart from the other fields, which costs a fraction."""
+    shortened = record
+    if isinstance(record, dict) and isinstance(record.get("turns"), list):
+        shortened = {**record, "turns": [_shortened(turn) for turn in record["turns"]]}
+    try:
+        _TrajectoryRecord.model_validate_json(to_json(shortened))
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from error
+
+
+def _shortened(turn: Any) -> Any:
+    """The turn with one token in place of all that it has sampled, and none in place of its prompt. It is
+    returned as it is if these aren't what they must be, or `kept_ids` has to fit to them."""
+    if not isinstance(turn, dict) or turn.get("kept_ids") is not None:
+        return turn
+    sampled = turn.get("response_ids")
+    logprobs = turn.get("logprobs")
+    if not (are_ids(turn.get("prompt_ids")) and are_ids(sampled) and are_finite(logprobs)):
+        return turn
+    if not len(sampled) == len(logprobs) == _num_of_versions(turn.get("versions")):
+        return turn
+    num_kept = min(len(sampled), 1)
+    zeros = [0] * num_kept
+    return {
+        **turn,
+        "prompt_ids": [],
+        "response_ids": zeros,
+        "logprobs": zeros,
+        "versions": [[0, 1]] * num_kept,
+    }
+
+
+def _num_of_versions(versions: Any) -> int | None:
+    """The number of tokens of runs `[version, tokens]`; None if these aren't runs."""
+    if not isinstance(versions, list):
+        return None
+    if not all(isinstance(run, list) and list(map(type, run)) == [int, int] for run in versions):
+        return None
+    return sum(num_tokens for _, num_tokens in versions)
+
+
+def are_ids(values: Any) -> TypeGuard[list[int]]:
+    """Whether this is a list of ids of tokens."""
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+        return False
+    return not values or (min(values) >= 0 and max(values) < 2**31)
+
+
+def are_finite(values: Any) -> TypeGuard[list[float]]:
+    """Whether this is a list of finite numbers."""
+    if not isinstance(values, list) or not set(map(type, values)) <= {int, float}:
+        return False
+    return math.isfinite(sum(values))
+
+
 class Record(BaseModel):
     """Base class of JSON objects whose fields have strict types. Unknown fields are ignored."""
 
@@ -266,7 +324,7 @@ class TurnRecord(Record):
     tool_results: tuple[str, ...] | None = None
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
-    token_values: dict[str, list[float]] = {}
+    token_values: dict[str, list[float]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
@@ -327,7 +385,7 @@ class _TrajectoryRecord(Record):
     limit: Limit | None
     outcome_rewards: dict[str, _Number]
     metrics: dict[str, _Number]
-    comments: dict[str, str] = {}
+    comments: dict[str, str] = Field(default_factory=dict)
     error: str | None
     role: str
     weight: Annotated[float, Field(ge=0)]
