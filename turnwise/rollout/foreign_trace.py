@@ -69,21 +69,13 @@ def checked_turn(turn: Any, place: str) -> Json:
         )
     if not are_finite(logprobs):
         raise DataError(f"{here}: per_token_logps holds something other than finite numbers")
-    flags = _flags(mask)
-    if flags is None or len(mask) != num_prompt + num_sampled:
+    num_trained = mask.count(1)
+    has_others = mask.count(0) + num_trained != len(mask)
+    if has_others or len(mask) != num_prompt + num_sampled:
         raise DataError(f"{here}: loss_mask must be 0 or 1 for each of {num_prompt} + {num_sampled} tokens")
-    if 1 in flags[:num_prompt]:
+    if num_trained and mask.index(1) < num_prompt:
         raise DataError(f"{here}: loss_mask is 1 in the prompt, which wasn't sampled")
     return turn
-
-
-def _flags(mask: list[Any]) -> bytes | None:
-    """A mask of 0 and 1 as bytes; None if it has other values."""
-    try:
-        flags = bytes(mask)
-    except (TypeError, ValueError):
-        return None
-    return flags if flags.count(0) + flags.count(1) == len(flags) else None
 
 
 def check_ids(values: Sequence[Any], key: str, place: str) -> None:

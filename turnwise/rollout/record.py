@@ -219,26 +219,29 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
     return key, Trajectory(**values)
 
 
-def check_record(record: Any) -> None:
+def check_record(record: Any, has_checked_tokens: bool = False) -> None:
     """Raises what `read_record` raises for the line of this JSON object. Makes no trajectory, and looks at
-    lists of tokens apart from the other fields, which costs a fraction."""
+    lists of tokens apart from the other fields, which costs a fraction. With `has_checked_tokens` only their
+    numbers count."""
     shortened = record
     if isinstance(record, dict) and isinstance(record.get("turns"), list):
-        shortened = {**record, "turns": [_shortened(turn) for turn in record["turns"]]}
+        shortened = {**record, "turns": [_shortened(turn, has_checked_tokens) for turn in record["turns"]]}
     try:
         _TrajectoryRecord.model_validate_json(to_json(shortened))
     except ValidationError as error:
         raise ValueError(first_fault(error)) from error
 
 
-def _shortened(turn: Any) -> Any:
+def _shortened(turn: Any, has_checked_tokens: bool) -> Any:
     """The turn with one token in place of all that it has sampled, and none in place of its prompt. It is
     returned as it is if these aren't what they must be, or `kept_ids` has to fit to them."""
     if not isinstance(turn, dict) or turn.get("kept_ids") is not None:
         return turn
     sampled = turn.get("response_ids")
     logprobs = turn.get("logprobs")
-    if not (are_ids(turn.get("prompt_ids")) and are_ids(sampled) and are_finite(logprobs)):
+    if not has_checked_tokens:
+        has_checked_tokens = are_ids(turn.get("prompt_ids")) and are_ids(sampled) and are_finite(logprobs)
+    if not has_checked_tokens or sampled is None or logprobs is None:
         return turn
     if not len(sampled) == len(logprobs) == _num_of_versions(turn.get("versions")):
         return turn

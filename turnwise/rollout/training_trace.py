@@ -68,26 +68,28 @@ def written_traces(lines: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
 
 def _written_record(record: Mapping[str, Any]) -> bytes:
     """The line of a record, as `rollout.record` writes it."""
-    turns = f"[{','.join(map(_written_turn, record['turns']))}]"
-    return _with_text(record, "turns", turns).encode()
+    texts = {"turns": f"[{','.join(map(_written_turn, record['turns']))}]"}
+    fields = [f"{_JSON.encode(name)}:{texts.get(name) or _JSON.encode(record[name])}" for name in record]
+    return f"{{{','.join(fields)}}}".encode()
 
 
 def _written_turn(turn: Mapping[str, Any]) -> str:
-    """Log-probs are most of what a line costs, and pydantic writes them many times faster than `json`. Its
-    form is another one for small numbers."""
-    text = to_json(turn["logprobs"]).decode()
-    if "e" in text or "0.0000" in text:
-        text = _SMALL.sub(lambda found: repr(float(found[0])), text)
-    return _with_text(turn, "logprobs", text)
-
-
-def _with_text(values: Mapping[str, Any], key: str, text: str) -> str:
-    """A JSON object, in which `text` is the value of a key."""
-    names = list(values)
-    place = names.index(key)
-    before = _JSON.encode({name: values[name] for name in names[:place]})[1:-1]
-    behind = _JSON.encode({name: values[name] for name in names[place + 1 :]})[1:-1]
-    return f"{{{','.join(filter(None, (before, f'{_JSON.encode(key)}:{text}', behind)))}}}"
+    """Tokens are most of what a line costs, and pydantic writes them many times faster than `json`. Its form
+    is another one for small numbers."""
+    tokens = to_json({name: turn[name] for name in _TOKENS}).decode()
+    if "e-" in tokens or "0.0000" in tokens:
+        tokens = _SMALL.sub(lambda found: repr(float(found[0])), tokens)
+    names = list(turn)
+    place = names.index(_TOKENS[0])
+    behind = place + len(_TOKENS)
+    if tuple(names[place:behind]) != _TOKENS:
+        return _JSON.encode(turn)
+    parts = (
+        _JSON.encode({name: turn[name] for name in names[:place]})[1:-1],
+        tokens[1:-1],
+        _JSON.encode({name: turn[name] for name in names[behind:]})[1:-1],
+    )
+    return f"{{{','.join(filter(None, parts))}}}"
 
 
 def _trace_of(record: Json) -> Json:
@@ -109,27 +111,25 @@ def _trace_of(record: Json) -> Json:
         mask = int(is_trained and turn.get("is_trained", True))
         is_last = number == len(turns) - 1
         reward = turn["reward"] + outcome if is_last else turn["reward"]
+        has_above_0 = max(turn["logprobs"], default=0.0) > 0
+        logprobs = turn["logprobs"]
+        if has_above_0:  # by rounding; the schema has none
+            logprobs = [min(logprob, 0.0) for logprob in logprobs]
         request, response = _messages(turn)
         written.append(
             {
                 "node_id": f"{common['task_id']}/{record['sibling']}/{number}",
                 "prompt_token_ids": prompt_ids,
                 "completion_token_ids": response_ids,
-                "per_token_logps": _at_most_0(turn["logprobs"]),
+                "per_token_logps": logprobs,
                 "loss_mask": [0] * len(prompt_ids) + [mask] * len(response_ids),
                 "request": request,
                 "response": response,
-                "metadata": {**common, "reward": reward, "turnwise": {"turn": _ours(turn)}},
+                "metadata": {**common, "reward": reward, "turnwise": {"turn": _ours(turn, has_above_0)}},
             }
         )
     written[0]["metadata"]["turnwise"]["record"] = record
     return {"schema_version": SCHEMA_VERSION, "turns": written}
-
-
-def _at_most_0(logprobs: list[float]) -> list[float]:
-    if max(logprobs, default=0.0) <= 0:
-        return logprobs
-    return [min(logprob, 0.0) for logprob in logprobs]
 
 
 def _before(contexts: Sequence[list[int]], number: int, turn: Mapping[str, Any]) -> list[int]:
@@ -150,11 +150,10 @@ def _messages(turn: Mapping[str, Any]) -> tuple[Json, Json]:
     return {"messages": messages[:-1]}, {"choices": [choice]}
 
 
-def _ours(turn: Json) -> Json:
-    """The fields of a turn with null for those that TrainingTrace has. A log-prob above 0, by rounding, isn't
-    in the schema: then ours stay."""
+def _ours(turn: Json, keeps_logprobs: bool) -> Json:
+    """The fields of a turn with null for those that TrainingTrace has."""
     ours = {name: None if name in _TOKENS else value for name, value in turn.items()}
-    if max(turn["logprobs"], default=0.0) > 0:
+    if keeps_logprobs:
         ours["logprobs"] = turn["logprobs"]
     return ours
 
@@ -168,6 +167,7 @@ def own_lines(trace: Mapping[str, Any], place: str) -> list[bytes] | None:
         return None
     contexts: list[list[int]] = []
     written: list[Json] = []
+    has_checked_tokens = True
     for number, (turn, ours) in enumerate(zip(turns, fields, strict=True)):
         here = f"{place}, turn {number} ({turn['node_id']})"
         if not isinstance(ours, dict) or not isinstance(ours.get("turn"), dict):
@@ -188,13 +188,15 @@ def own_lines(trace: Mapping[str, Any], place: str) -> list[bytes] | None:
         record["response_ids"] = turn["completion_token_ids"]
         if record.get("logprobs") is None:
             record["logprobs"] = turn["per_token_logps"]
+        else:
+            has_checked_tokens = False
         contexts.append(prompt_ids + turn["completion_token_ids"])
         written.append(record)
     whole = {**fields[0]["record"], "turns": written}
     records = [*fields[0].get("before", ()), whole, *fields[0].get("after", ())]
     for record in records:
         try:
-            check_record(record)
+            check_record(record, has_checked_tokens and record is whole)
         except ValueError as fault:
             raise DataError(f"{place}: metadata.turnwise is damaged ({fault})") from fault
     return [_written_record(record) for record in records]
