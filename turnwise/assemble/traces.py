@@ -46,12 +46,13 @@ class TracePlace:
 
     @classmethod
     def of_run(cls, folder: RunFolder) -> "TracePlace":
-        """That of a run of `turnwise train`."""
+        """The place of a run of `turnwise train`."""
         return cls(folder.path.name, folder.traces, folder.path)
 
     @classmethod
     def of_played(cls, config: AgenticConfig, name: str, rollouts: Path | None) -> "TracePlace":
-        """That of a command that plays, whose trajectories go to the file `rollouts`, if it keeps them."""
+        """The place of a command that plays, whose trajectories go to the file `rollouts`, if it keeps
+        them."""
         file = None
         if rollouts is not None:
             file = traces_beside(rollouts)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from turnwise.errors import DataError, counted
-from turnwise.rollout.record import are_finite, are_ids, check_record
+from turnwise.rollout.record_check import are_finite, are_ids, check_record
 
 Json = dict[str, Any]
 

@@ -18,7 +18,7 @@ from pydantic_core import from_json, to_json
 
 from turnwise.errors import DataError
 from turnwise.rollout.foreign_trace import check_ids, checked_turn
-from turnwise.rollout.record import check_record
+from turnwise.rollout.record_check import check_record
 
 SCHEMA_VERSION = 1
 

@@ -14,7 +14,8 @@ from messages import mentions
 from turnwise.batching.samples import build_samples
 from turnwise.cli.main import main
 from turnwise.rollout.journal import read_groups, write_group
-from turnwise.rollout.record import check_record, read_record
+from turnwise.rollout.record import read_record
+from turnwise.rollout.record_check import check_record
 from turnwise.types import Group, Task, Trajectory, Turn, VersionRun
 
 TASK = Task("train/A/0", "A", "train", 5, payload={"question": "√2?"})
