@@ -36,3 +36,15 @@ class SlowLake(FrozenLakeEnv):
     async def step(self, action: str) -> Step:  # type: ignore[override]
         await asyncio.sleep(self._latencies.lognormvariate(math.log(MEDIAN_S), SIGMA))
         return super().step(action)
+
+
+class WaitingLake(FrozenLakeEnv):
+    """Waits equally long before each answer."""
+
+    def __init__(self, wait_s: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._wait_s = wait_s
+
+    async def step(self, action: str) -> Step:  # type: ignore[override]
+        await asyncio.sleep(self._wait_s)
+        return super().step(action)

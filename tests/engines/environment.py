@@ -65,7 +65,10 @@ NO_NETWORK = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError"
 """What pip writes where it finds no way to an index. A download that breaks off is another error."""
 UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that come along as builds for accelerators: `import transformers` fails beside them."""
-FOREIGN = {"openenv": ["openenv==0.10.0", "aiohttp==3.14.5"]}
+FOREIGN = {
+    "openenv": ["openenv==0.10.0", "aiohttp==3.14.5"],
+    "verifiers": ["verifiers==0.4.0", "skyrl-gym==0.4.0"],
+}
 """Systems of others that a test talks to, and what is installed of them, in front of what the Python at hand
 has. `pins/NAME.txt` has the pins that contradict constraints.txt."""
 IN_FRONT_ALL = (*IN_FRONT, *CLIENTS, *FOREIGN)

@@ -26,7 +26,7 @@ SCRIPTS += [
 ]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
 SCRIPTS += [("crewai", "crew_gateway.py")]
-FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py")]
+FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py"), ("verifiers", "contract_verifiers.py")]
 """Systems of others; each script gets a model that their environments can't make."""
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("megatron", "train_megatron.py")]

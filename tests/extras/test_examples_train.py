@@ -18,7 +18,15 @@ from turnwise.play.tokenizer_text import environment_text
 from turnwise.types import Split
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = ("config", "tool_config", "accelerate", "grpo_trainer", "sglang_multiturn", "langgraph")
+ELSEWHERE = (
+    "config",
+    "tool_config",
+    "accelerate",
+    "grpo_trainer",
+    "sglang_multiturn",
+    "langgraph",
+    "verifiers",
+)
 """Parts of configs, and examples that train in tests of their own."""
 CONFIGS = sorted(
     path

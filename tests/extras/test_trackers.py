@@ -33,8 +33,13 @@ def test_a_run_is_kept_by_each_of_them(tiny_model: Path, tmp_path: Path) -> None
         python = engine_python("trackers")
     except LackingError as error:
         pytest.skip(str(error))
+    environment = {**keep, **home}
     script = [python, Path(__file__).parent / "real_trackers.py", tiny_model, tmp_path]
-    run = subprocess.run(script, capture_output=True, text=True, timeout=TIMEOUT_S, env={**keep, **home})
+    run = subprocess.run(script, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert "wandb, swanlab and mlflow have kept the run" in run.stdout
     assert run.stderr.count("needs neither network nor login") == 2
+    cost = [python, ROOT / "benchmarks" / "traces.py", "--mlflow", "--toy"]
+    run = subprocess.run(cost, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+    assert "trace.backend: mlflow" in run.stdout

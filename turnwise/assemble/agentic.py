@@ -27,7 +27,7 @@ from turnwise.assemble.shared_devices import FreeForTransfer, lend_devices, shar
 from turnwise.assemble.source import build_source, num_planned_steps
 from turnwise.assemble.strategies import batch_plan, reference_strategy, trained_strategy
 from turnwise.assemble.tasks import build_tasks
-from turnwise.assemble.traces import build_traces
+from turnwise.assemble.traces import TracePlace, build_traces
 from turnwise.assemble.weights import build_senders, build_transfer
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, require, unavailable
@@ -88,7 +88,7 @@ def build_agentic(
         stopwatch=stopwatch,
         schedule_log=schedule_log,
         turn_journal=None if rollouts else _turn_journal(config, folder),
-        make_traces=partial(build_traces, config, folder),
+        make_traces=partial(build_traces, config, TracePlace.of_run(folder), folder.log),
     )
     with ExitStack() as on_error:
         on_error.callback(policy.close)

@@ -19,7 +19,7 @@ from turnwise.assemble.ray import open_hosts
 from turnwise.assemble.rewards import build_reward_manager
 from turnwise.assemble.servers import build_servers
 from turnwise.assemble.tasks import build_tasks, say_shared_prompts
-from turnwise.assemble.traces import MakeTraces, no_traces, traced_agents, traced_score
+from turnwise.assemble.traces import MakeTraces, no_traces, say_untraced, traced_agents, traced_score
 from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser, parser_if_asked
@@ -164,13 +164,16 @@ def serve(
 
 
 def open_served_policy(
-    examined: Examined, model_path: str | None = None, needs: frozenset[str] = frozenset()
+    examined: Examined,
+    model_path: str | None = None,
+    needs: frozenset[str] = frozenset(),
+    make_traces: MakeTraces = no_traces,
 ) -> ServedPolicy:
     """The policy of the config, or the one in the folder `model_path`, with its servers but without a
     trainer."""
-    if examined.config.trace.backend:
-        logger.warning("trace.backend has no effect here: only `turnwise train` writes traces")
-    policy = open_rollout_context(examined, model_path)
+    if make_traces is no_traces:
+        say_untraced(examined.config)
+    policy = open_rollout_context(examined, model_path, make_traces=make_traces)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         # Nothing is trained, so no process is for that.

@@ -1,8 +1,9 @@
 """Plays tasks with a saved model and trains nothing: evaluation and rollouts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from turnwise.assemble.rollouts import (
     scheduler_settings,
 )
 from turnwise.assemble.run_table import log_settings, play_table
+from turnwise.assemble.traces import TracePlace, build_traces, say_untraced
 from turnwise.chat.contexts import TokenContexts
 from turnwise.config import AgenticConfig, SettingsTable, require, unavailable_to_play
 from turnwise.config.show.played_rows import sampling
@@ -73,14 +75,18 @@ def evaluate_modes(
     model_path: str | None = None,
     on_start: OnStart = log_settings,
     on_played: Callable[[Sequence[Group]], None] = lambda groups: None,
+    rollouts: Path | None = None,
+    first_step: int = 0,
 ) -> Iterator[tuple[Mode, Evaluation]]:
     """Like `evaluate_model`, once per mode. Plays each task `num_samples` times (default: group size), but
-    once if greedy. `on_played` gets the groups of each mode."""
+    once if greedy. `on_played` gets the groups of each mode. If these are written to a file, `rollouts`,
+    traces lie beside it: a mode is a step, and the first one is `first_step`."""
     config = examined.config
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
     num_tasks = num_tasks or config.val_batch_size // config.val_env_manager.group_size
-    with _saved_policy(examined, "val", model_path) as policy:
-        for mode in modes:
+    place = TracePlace.of_played(config, name, rollouts)
+    with _saved_policy(examined, "val", model_path, place=place) as policy:
+        for step, mode in enumerate(modes, start=first_step):
             pictures = build_pictures(config, "eval")
             settings = _evaluation_settings(config, num_samples, mode)
             scheduler = build_scheduler(
@@ -102,6 +108,8 @@ def evaluate_modes(
                 folder_name = f"{name}-{mode}"
             pictures.write(folder_name, groups)
             on_played(groups)
+            if policy.traces:
+                policy.traces.end_step(step, groups, is_validation=True)
             yield mode, evaluate(groups)
 
 
@@ -148,12 +156,19 @@ def collect_rollouts(
     if split == "train":
         needs = make_algorithm(config).needs
         batch_size = config.rollout_batch_size
-    with _saved_policy(examined, split, model_path, needs) as policy:
+    place = TracePlace.of_played(config, collection.file.stem, collection.file)
+    with _saved_policy(examined, split, model_path, needs, place=place) as policy:
+        traces = policy.traces
+
+        def on_played(step: int, groups: Sequence[Group]) -> None:
+            if traces:
+                traces.end_step(step, groups, is_validation=split == "val")
+
         settings = scheduler_settings(config, split, needs)
         scheduler = build_scheduler(examined, policy, split, settings=settings)
         on_start(play_table(config, policy.servers, scheduler, split, sampling(config, split)))
         with progress_on_terminal(policy.event_loop.stopwatch, most_sampled(config)) as begin_phase:
-            collection.play(scheduler, num_batches, batch_size, begin_phase)
+            collection.play(scheduler, num_batches, batch_size, begin_phase, on_played)
 
 
 def replay_rollouts(
@@ -169,6 +184,7 @@ def replay_rollouts(
     at the first difference from the recording."""
     config = examined.config
     say_warnings(examined)
+    say_untraced(config)
     lost: list[str] = []
     is_whole = not is_turn_journal(path)
     if is_whole:
@@ -206,13 +222,21 @@ def replay_rollouts(
     return len(recorded), lost
 
 
+@contextmanager
 def _saved_policy(
     examined: Examined,
     split: Split,
     model_path: str | None,
     needs: frozenset[str] = frozenset(),
-) -> closing[ServedPolicy]:
+    *,
+    place: TracePlace,
+) -> Iterator[ServedPolicy]:
     require(unavailable_to_play(examined.config, split))
     say_warnings(examined)
     call_models(examined)
-    return closing(open_served_policy(examined, model_path, needs))
+    with ExitStack() as endings:
+        # Traces are closed last, so that they have the episodes that end with the event loop.
+        make_traces = partial(build_traces, examined.config, place, endings)
+        policy = open_served_policy(examined, model_path, needs, make_traces)
+        endings.callback(policy.close)
+        yield policy

@@ -28,9 +28,10 @@ def run(options: argparse.Namespace) -> int:
     num_lines = 0
     with ExitStack() as on_error:
         on_error.callback(target.unlink, missing_ok=True)
-        with target.open("x", encoding="utf-8") as file, naming(target):
+        with target.open("xb") as file, naming(target):
             for line in lines:
-                file.write(line + "\n")
+                file.write(line)
+                file.write(b"\n")
                 num_lines += 1
         on_error.pop_all()
     noun = "trajectory" if is_trace else "trace"
@@ -63,7 +64,7 @@ def _is_trace(path: Path) -> bool:
     return "task" not in first
 
 
-def _rollouts(source: Path, options: argparse.Namespace) -> Iterator[str]:
+def _rollouts(source: Path, options: argparse.Namespace) -> Iterator[bytes]:
     """The lines of rollouts.jsonl for those of a file of traces: ours as they were, in their order; those of
     another program group by group."""
     rewards = None

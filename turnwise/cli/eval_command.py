@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from turnwise.cli.options import new_file, read_examined, writable_file
+from turnwise.cli.options import new_file, new_traces, read_examined, writable_file
 from turnwise.config import SettingsTable, require, unavailable_to_play
 from turnwise.errors import ConfigError, counted
 from turnwise.lifecycle.interrupt import ends_at_once
@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
     json_file = _json_file(options.json) if options.json else None
     rollouts = new_file(options.rollouts, "--rollouts").absolute() if options.rollouts else None
+    traces = new_traces(config, rollouts)
     require(unavailable_to_play(config))
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
@@ -59,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
                 absolute.get(model, model),
                 SettingsTable.show,
                 played.write,
+                rollouts,
+                first_step=len(results),
             )
             for mode, evaluation in evaluations:
                 results.append(Result(model, mode, evaluation))
@@ -66,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
         if results:
             _report(results, json_file, config.show_metrics)
         played.report()
+        if results and traces:
+            print(f"traces     {traces}: turnwise trace shows them")
     return 0
 
 

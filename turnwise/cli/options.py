@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from turnwise.config import AgenticConfig
 from turnwise.config.read.load import Purpose
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import Examined
@@ -17,6 +18,7 @@ from turnwise.examine.read import Find, load_examined
 from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.play.policies import OPENAI
 from turnwise.runtime.replaceable import require_new_folder
+from turnwise.tracking.traces_file import traces_beside
 
 
 def read_examined(
@@ -77,6 +79,14 @@ def new_file(path: str, option: str) -> Path:
     if os.path.exists(path):
         raise ConfigError(f"{option} {path} already exists; name another file, or remove it first")
     return writable_file(path, option)
+
+
+def new_traces(config: AgenticConfig, rollouts: Path | None) -> Path | None:
+    """The file of the traces of those episodes that are written to `rollouts`; None without
+    `trace.backend: jsonl`. Raises ConfigError if it exists or can't be written."""
+    if rollouts is None or config.trace.backend != "jsonl":
+        return None
+    return new_file(str(traces_beside(rollouts)), "trace.backend jsonl writes to")
 
 
 def writable_file(path: str, option: str) -> Path:

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from turnwise.cli.options import new_file, read_examined
+from turnwise.cli.options import new_file, new_traces, read_examined
 from turnwise.config import require, unavailable_to_play
 from turnwise.lifecycle.interrupt import ends_at_once
 from turnwise.pipelines.collect import Collection
@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"replayed   {options.replay}: {num_replayed:,} trajectories, all as recorded")
         return 0
     file = new_file(options.out, "--out")
+    traces = new_traces(config, file)
     require(unavailable_to_play(config, options.split))
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
@@ -52,4 +53,6 @@ def run(options: argparse.Namespace) -> int:
             else:
                 print(collection.render())
             print(f"rollouts   {file}: {collection.num_written:,} trajectories", file=terminal)
+            if traces:
+                print(f"traces     {traces}: turnwise trace shows them", file=terminal)
     return 0

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from turnwise.rollout.journal import Journal
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.source import played_of
 from turnwise.types import Group
+
+OnPlayed = Callable[[int, Sequence[Group]], None]
 
 
 class Collection:
@@ -34,9 +36,10 @@ class Collection:
         num_batches: int,
         num_trajectories: int,
         begin_phase: Callable[[str], None] = lambda name: None,
+        on_played: OnPlayed = lambda step, groups: None,
     ) -> None:
-        """Plays batches of `num_trajectories`; tells `begin_phase` their names. Ctrl-C or an error loses no
-        finished group."""
+        """Plays batches of `num_trajectories`; tells `begin_phase` their names. `on_played` gets the groups
+        of each, the first one's step is 0. Ctrl-C or an error loses no finished group."""
         for step in range(num_batches):
             begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()
@@ -44,11 +47,12 @@ class Collection:
                 scheduler.get_batch(num_trajectories)
             finally:
                 self._elapsed_s += time.perf_counter() - started
-                self._write(step, [*scheduler.finished, *scheduler.rejected])
+                groups = [*scheduler.finished, *scheduler.rejected]
+                if groups:
+                    self._write(step, groups)
+                    on_played(step, groups)
 
     def _write(self, step: int, groups: list[Group]) -> None:
-        if not groups:
-            return
         journal = Journal(self.file)
         journal.append(step, groups)
         journal.close()

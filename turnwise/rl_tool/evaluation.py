@@ -180,7 +180,12 @@ def _answers(
         groups: list[Group]
 
         def play(
-            self, scheduler: Any, num_batches: int, num_trajectories: int, begin_phase: Any = None
+            self,
+            scheduler: Any,
+            num_batches: int,
+            num_trajectories: int,
+            begin_phase: Any = None,
+            on_played: Any = None,
         ) -> None:
             self.groups = scheduler.get_batch(num_trajectories)
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from turnwise.errors import DataError, counted
-from turnwise.rollout.record import read_record
+from turnwise.rollout.record_check import are_finite, are_ids, check_record
 
 Json = dict[str, Any]
 
@@ -48,7 +48,8 @@ def checked_trace(line: bytes, place: str) -> Json:
 
 
 def checked_turn(turn: Any, place: str) -> Json:
-    """A turn whose fields have the types and lengths of the schema. Raises DataError otherwise."""
+    """A turn whose fields have the types and lengths of the schema, but for the ids of its prompt, which
+    `check_ids` looks at. Raises DataError otherwise."""
     if not isinstance(turn, dict):
         raise DataError(f"{place} is no JSON object")
     turn = {**{key: {} for key in _OPTIONAL}, **turn}
@@ -60,25 +61,27 @@ def checked_turn(turn: Any, place: str) -> Json:
     num_sampled = len(turn["completion_token_ids"])
     logprobs = turn["per_token_logps"]
     mask = turn["loss_mask"]
-    for key in ("prompt_token_ids", "completion_token_ids"):
-        if not _are_ids(turn[key]):
-            raise DataError(f"{here}: {key} holds something other than token ids")
+    check_ids(turn["completion_token_ids"], "completion_token_ids", here)
     if len(logprobs) != num_sampled:
         raise DataError(
             f"{here} has {num_sampled} sampled tokens and {len(logprobs)} log-probs; training needs the "
             "log-prob of each"
         )
-    if not set(map(type, logprobs)) <= {int, float} or not math.isfinite(sum(logprobs)):
+    if not are_finite(logprobs):
         raise DataError(f"{here}: per_token_logps holds something other than finite numbers")
-    if len(mask) != num_prompt + num_sampled or not set(mask) <= {0, 1}:
+    num_trained = mask.count(1)
+    has_others = mask.count(0) + num_trained != len(mask)
+    if has_others or len(mask) != num_prompt + num_sampled:
         raise DataError(f"{here}: loss_mask must be 0 or 1 for each of {num_prompt} + {num_sampled} tokens")
-    if 1 in mask[:num_prompt]:
+    if num_trained and mask.index(1) < num_prompt:
         raise DataError(f"{here}: loss_mask is 1 in the prompt, which wasn't sampled")
     return turn
 
 
-def _are_ids(values: Sequence[Any]) -> bool:
-    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**31))
+def check_ids(values: Sequence[Any], key: str, place: str) -> None:
+    """Raises DataError unless these are ids of tokens."""
+    if not are_ids(values):
+        raise DataError(f"{place}: {key} holds something other than token ids")
 
 
 @dataclass(slots=True)
@@ -98,7 +101,12 @@ class ForeignTraces:
 
     def add(self, trace: Mapping[str, Any], place: str) -> None:
         """Reads one trace as a trajectory."""
-        turns = [checked_turn(turn, f"{place}, turn {number}") for number, turn in enumerate(trace["turns"])]
+        turns: list[Json] = []
+        for number, unchecked in enumerate(trace["turns"]):
+            here = f"{place}, turn {number}"
+            turn = checked_turn(unchecked, here)
+            check_ids(turn["prompt_token_ids"], "prompt_token_ids", f"{here} ({turn['node_id']})")
+            turns.append(turn)
         if not turns:
             raise DataError(f"{place} has no turns, so there is nothing to train on")
         group = self._group_of(turns[0]["metadata"], place)
@@ -135,7 +143,7 @@ class ForeignTraces:
                 )
         return [float(reward or 0.0) for reward in rewards], {}
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[bytes]:
         """The lines of `rollouts.jsonl`, group by group. Raises DataError if rewards are left over."""
         if self.rewards is not None and self._num_lines < len(self.rewards):
             raise DataError(
@@ -144,12 +152,11 @@ class ForeignTraces:
         for number, members in enumerate(self._groups.values()):
             for record in members:
                 record |= {"group": number, "group_length": len(members)}
-                line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
                 try:
-                    read_record(line)
+                    check_record(record)
                 except ValueError as fault:
                     raise DataError(f"{record['task']['id']}: {fault}") from fault
-                yield line
+                yield json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _record(

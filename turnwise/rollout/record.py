@@ -208,7 +208,7 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
     """The key and the trajectory of a line, without samples (`batching.samples.build_samples` makes them). If
     the line isn't what `write_record` writes, raises a ValueError that names the first wrong field."""
     try:
-        record = _TrajectoryRecord.model_validate_json(line)
+        record = TrajectoryRecord.model_validate_json(line)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from error
     values = dict(record)
@@ -266,7 +266,7 @@ class TurnRecord(Record):
     tool_results: tuple[str, ...] | None = None
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
-    token_values: dict[str, list[float]] = {}
+    token_values: dict[str, list[float]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
@@ -314,7 +314,9 @@ def _hold_tokens(kept_ids: list[list[int]], token_ids: list[int]) -> bool:
     return all(not ids or token in ids for ids, token in pairs)
 
 
-class _TrajectoryRecord(Record):
+class TrajectoryRecord(Record):
+    """The JSON object of a line, which `write_record` writes."""
+
     step: _Index
     group: _Index
     group_length: Annotated[int, Field(ge=1)]
@@ -327,7 +329,7 @@ class _TrajectoryRecord(Record):
     limit: Limit | None
     outcome_rewards: dict[str, _Number]
     metrics: dict[str, _Number]
-    comments: dict[str, str] = {}
+    comments: dict[str, str] = Field(default_factory=dict)
     error: str | None
     role: str
     weight: Annotated[float, Field(ge=0)]

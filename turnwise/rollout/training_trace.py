@@ -10,24 +10,27 @@ The prompt of a turn is whole. The schema allows fields of others in a turn's `m
 `metadata.turnwise`, and with them a line is read as it was."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
 from turnwise.errors import DataError
-from turnwise.rollout.foreign_trace import checked_turn
-from turnwise.rollout.record import read_record
+from turnwise.rollout.foreign_trace import check_ids, checked_turn
+from turnwise.rollout.record_check import check_record
 
 SCHEMA_VERSION = 1
 
 Json = dict[str, Any]
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_SMALL = re.compile(r"(?<![\d.])-?(?:0\.0000\d+|\d+(?:\.\d+)?e[+-]\d+)")
 _TOKENS = ("prompt_ids", "response_ids", "logprobs")
 """Fields of a turn that TrainingTrace has too. They are null among ours, in their place."""
 
 
-def written_traces(lines: Iterable[tuple[str, bytes]]) -> Iterator[str]:
+def written_traces(lines: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
     """The lines of TrainingTraces for those of a `rollouts.jsonl`.
 
     Args:
@@ -41,16 +44,16 @@ def written_traces(lines: Iterable[tuple[str, bytes]]) -> Iterator[str]:
     is_empty = True
     for place, line in lines:
         try:
-            read_record(line)
+            record = from_json(line)
+            check_record(record)
         except ValueError as fault:
             raise DataError(f"{place}: not a trajectory ({fault})") from fault
         is_empty = False
-        record = from_json(line)
         if not record["turns"]:
             without_turns.append(record)
             continue
         if held is not None:
-            yield to_json(held).decode()
+            yield to_json(held)
         held = _trace_of(record)
         if without_turns:
             held["turns"][0]["metadata"]["turnwise"]["before"] = without_turns
@@ -60,11 +63,33 @@ def written_traces(lines: Iterable[tuple[str, bytes]]) -> Iterator[str]:
         raise DataError(f"there is nothing to convert: {reason}")
     if without_turns:
         held["turns"][0]["metadata"]["turnwise"]["after"] = without_turns
-    yield to_json(held).decode()
+    yield to_json(held)
 
 
-def _dumped(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _written_record(record: Mapping[str, Any]) -> bytes:
+    """The line of a record, as `rollout.record` writes it."""
+    texts = {"turns": f"[{','.join(map(_written_turn, record['turns']))}]"}
+    fields = [f"{_JSON.encode(name)}:{texts.get(name) or _JSON.encode(record[name])}" for name in record]
+    return f"{{{','.join(fields)}}}".encode()
+
+
+def _written_turn(turn: Mapping[str, Any]) -> str:
+    """Tokens are most of what a line costs, and pydantic writes them many times faster than `json`. Its form
+    is another one for small numbers."""
+    tokens = to_json({name: turn[name] for name in _TOKENS}).decode()
+    if "e-" in tokens or "0.0000" in tokens:
+        tokens = _SMALL.sub(lambda found: repr(float(found[0])), tokens)
+    names = list(turn)
+    place = names.index(_TOKENS[0])
+    behind = place + len(_TOKENS)
+    if tuple(names[place:behind]) != _TOKENS:
+        return _JSON.encode(turn)
+    parts = (
+        _JSON.encode({name: turn[name] for name in names[:place]})[1:-1],
+        tokens[1:-1],
+        _JSON.encode({name: turn[name] for name in names[behind:]})[1:-1],
+    )
+    return f"{{{','.join(filter(None, parts))}}}"
 
 
 def _trace_of(record: Json) -> Json:
@@ -86,17 +111,21 @@ def _trace_of(record: Json) -> Json:
         mask = int(is_trained and turn.get("is_trained", True))
         is_last = number == len(turns) - 1
         reward = turn["reward"] + outcome if is_last else turn["reward"]
+        has_above_0 = max(turn["logprobs"], default=0.0) > 0
+        logprobs = turn["logprobs"]
+        if has_above_0:  # by rounding; the schema has none
+            logprobs = [min(logprob, 0.0) for logprob in logprobs]
         request, response = _messages(turn)
         written.append(
             {
                 "node_id": f"{common['task_id']}/{record['sibling']}/{number}",
                 "prompt_token_ids": prompt_ids,
                 "completion_token_ids": response_ids,
-                "per_token_logps": [min(logprob, 0.0) for logprob in turn["logprobs"]],
+                "per_token_logps": logprobs,
                 "loss_mask": [0] * len(prompt_ids) + [mask] * len(response_ids),
                 "request": request,
                 "response": response,
-                "metadata": {**common, "reward": reward, "turnwise": {"turn": _ours(turn)}},
+                "metadata": {**common, "reward": reward, "turnwise": {"turn": _ours(turn, has_above_0)}},
             }
         )
     written[0]["metadata"]["turnwise"]["record"] = record
@@ -121,16 +150,15 @@ def _messages(turn: Mapping[str, Any]) -> tuple[Json, Json]:
     return {"messages": messages[:-1]}, {"choices": [choice]}
 
 
-def _ours(turn: Json) -> Json:
-    """The fields of a turn with null for those that TrainingTrace has. A log-prob above 0, by rounding, isn't
-    in the schema: then ours stay."""
+def _ours(turn: Json, keeps_logprobs: bool) -> Json:
+    """The fields of a turn with null for those that TrainingTrace has."""
     ours = {name: None if name in _TOKENS else value for name, value in turn.items()}
-    if any(logprob > 0 for logprob in turn["logprobs"]):
+    if keeps_logprobs:
         ours["logprobs"] = turn["logprobs"]
     return ours
 
 
-def own_lines(trace: Mapping[str, Any], place: str) -> list[str] | None:
+def own_lines(trace: Mapping[str, Any], place: str) -> list[bytes] | None:
     """The lines of `rollouts.jsonl` that a trace of `written_traces` stands for; None if it is another
     program's. Raises DataError if tokens and our own fields contradict each other."""
     turns = [checked_turn(turn, f"{place}, turn {number}") for number, turn in enumerate(trace["turns"])]
@@ -139,6 +167,7 @@ def own_lines(trace: Mapping[str, Any], place: str) -> list[str] | None:
         return None
     contexts: list[list[int]] = []
     written: list[Json] = []
+    has_checked_tokens = True
     for number, (turn, ours) in enumerate(zip(turns, fields, strict=True)):
         here = f"{place}, turn {number} ({turn['node_id']})"
         if not isinstance(ours, dict) or not isinstance(ours.get("turn"), dict):
@@ -155,17 +184,19 @@ def own_lines(trace: Mapping[str, Any], place: str) -> list[str] | None:
                 "remove metadata.turnwise to read the tokens as they are"
             )
         record["prompt_ids"] = prompt_ids[len(before) :]
+        check_ids(record["prompt_ids"], "prompt_token_ids", here)
         record["response_ids"] = turn["completion_token_ids"]
         if record.get("logprobs") is None:
             record["logprobs"] = turn["per_token_logps"]
+        else:
+            has_checked_tokens = False
         contexts.append(prompt_ids + turn["completion_token_ids"])
         written.append(record)
     whole = {**fields[0]["record"], "turns": written}
     records = [*fields[0].get("before", ()), whole, *fields[0].get("after", ())]
-    lines = [_dumped(record) for record in records]
-    for line in lines:
+    for record in records:
         try:
-            read_record(line)
+            check_record(record, has_checked_tokens and record is whole)
         except ValueError as fault:
             raise DataError(f"{place}: metadata.turnwise is damaged ({fault})") from fault
-    return lines
+    return [_written_record(record) for record in records]

@@ -76,6 +76,7 @@ def open_experiment(
 
     shared = run.folder.parent
     if tracking_uri is None and not MLFLOW_TRACKING_URI.get():
+        shared.mkdir(parents=True, exist_ok=True)
         tracking_uri = f"sqlite:///{shared / 'mlflow.db'}"
         artifact_location = artifact_location or (shared / "mlflow_texts").as_uri()
     client = mlflow.MlflowClient(tracking_uri)

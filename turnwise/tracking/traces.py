@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 from turnwise.errors import counted
@@ -133,9 +134,12 @@ class Traces:
         """Writes the traces of the episodes that no step has used, if all tasks are traced, and waits up to
         `CLOSE_S` seconds for the store."""
         if self._settings.max_tasks is None:
-            tags = {"step": self._num_steps, "sample_index": None, "validate": False}
-            unused = [episode for episodes in self._ended.values() for episode in episodes]
-            self._writer.put([self._trace(episode, tags) for episode in unused])
+            unused = []
+            for episode in chain.from_iterable(self._ended.values()):
+                is_validation = episode.task.split == "val"
+                tags = {"step": self._num_steps, "sample_index": None, "validate": is_validation}
+                unused.append(self._trace(episode, tags))
+            self._writer.put(unused)
         self._ended.clear()
         self._writer.close()
 

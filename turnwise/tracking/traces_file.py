@@ -31,6 +31,16 @@ class TracesFile:
         self._file.close()
 
 
+def traces_beside(rollouts: Path) -> Path:
+    """The file of the traces of those episodes whose trajectories `turnwise rollout` or `turnwise eval` has
+    written to a file.
+
+    >>> traces_beside(Path("played/lake.jsonl")).as_posix()
+    'played/lake-traces.jsonl'
+    """
+    return rollouts.with_name(f"{rollouts.stem}-traces.jsonl")
+
+
 def read_traces(path: Path, lost: list[str]) -> Iterator[Trace]:
     """The traces of a file and of its earlier part, in the order in which they were written. A line that
     can't be read, such as one that a kill has cut, is left out: a sentence about it is appended to `lost`.

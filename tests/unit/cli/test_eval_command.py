@@ -11,6 +11,7 @@ import yaml
 
 from turnwise.cli.main import main
 from turnwise.models.load import load_model, load_tokenizer, save_model
+from turnwise.tracking.traces_file import read_traces
 
 PLAIN = {"agent_system_template": "", "agent_template": "{observation}", "action_pattern": None}
 
@@ -123,3 +124,21 @@ def test_episodes_are_written_for_the_viewer(config, capsys):
     )
     assert main(["eval", config, "--rollouts", "episodes.jsonl"]) == 2
     assert "episodes.jsonl" in capsys.readouterr().err
+
+
+def test_traces_lie_beside_the_episodes(config, tiny_model, capsys):
+    models = ["--model", str(tiny_model), "--model", str(tiny_model)]
+    arguments = [config, "--samples", "2", *models, "trace.backend=jsonl"]
+    assert main(["eval", *arguments, "--rollouts", "episodes.jsonl"]) == 0
+    captured = capsys.readouterr()
+    assert "episodes-traces.jsonl" in captured.out and "trace.backend" not in captured.err
+    lost: list[str] = []
+    traces = list(read_traces(Path("episodes-traces.jsonl"), lost))
+    assert not lost and all(trace.tags["validate"] for trace in traces)
+    steps = [trace.tags["step"] for trace in traces]
+    assert [steps.count(step) for step in range(4)] == [16, 8, 16, 8], "sampled, greedy, for each model"
+
+
+def test_without_a_file_of_episodes_there_are_no_traces(config, capsys):
+    assert main(["eval", config, "--sampled", "trace.backend=jsonl"]) == 0
+    assert "--rollouts" in capsys.readouterr().err and not list(Path().glob("*traces*"))

@@ -14,6 +14,7 @@ from small_runs import LETTERS
 
 from turnwise.cli.main import main
 from turnwise.rollout.journal import read_groups, read_journal
+from turnwise.tracking.traces_file import read_traces
 
 MANAGER = {"num_env_groups": 2, "group_size": 4, "max_env_retries": 0}
 
@@ -36,6 +37,32 @@ def test_rollouts_are_written_and_summed_up(job, capsys):
     assert f"{sum(scores) / 16:.3f}" in table["all"] and " 16 " in table["all"] and " 8 " in table["Bandit"]
     assert table["rollouts"].split() == ["rollouts", "played.jsonl:", "16", "trajectories"]
     assert not os.path.exists("runs"), "there is no run"
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_traces_lie_beside_the_rollouts(job, capsys, split):
+    config = job(trace={"backend": "jsonl"})
+    assert main(["rollout", config, "--batches", "2", "--split", split, "--out", "played.jsonl"]) == 0
+    captured = capsys.readouterr()
+    assert "played-traces.jsonl" in captured.out and "trace.backend" not in captured.err
+    rows = read_journal(Path("played.jsonl"))
+    traces = {
+        (trace.tags["step"], trace.tags["task"], trace.tags["rollout_n"]): trace
+        for trace in read_traces(Path("played-traces.jsonl"), [])
+    }
+    assert len(rows) == len(traces)
+    for step, trajectory in rows:
+        trace = traces[step, trajectory.task.id, trajectory.sibling]
+        assert trace.tags["score"] == trajectory.score and trace.tags["validate"] == (split == "val")
+        assert trace.tags["run"] == "played"
+        assert sum(span.kind == "generate" for span in trace.spans) == len(trajectory.turns)
+
+
+def test_traces_are_not_mixed_with_those_of_another_command(job, refused):
+    config = job(trace={"backend": "jsonl"})
+    Path("played-traces.jsonl").touch()
+    said = refused("rollout", config, "--out", "played.jsonl")
+    assert mentions(said, "trace.backend", "played-traces.jsonl") and not Path("played.jsonl").exists()
 
 
 def test_greedy_siblings_wait_for_nobody(job, capsys):

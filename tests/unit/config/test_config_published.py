@@ -266,6 +266,8 @@ def test_the_second_systems_agents_and_names() -> None:
     assert (config.agent.tool_parser, config.agent.agent_config_path) == ("gpt_oss", "loops.yaml")
     assert (config.data.default_agent, config.exp_name) == ("tool_agent", "first")
     assert config.tracker_kwargs == {"mlflow": {"experiment_name": "sums"}}
+    traced = config_of(**keys, track_with=["stdout"], trace={"backend": "mlflow"})
+    assert traced.tracker_kwargs == {"mlflow": {"experiment_name": "sums"}}
     direct = config_of(**keys, track_with=["wandb"], tracker_kwargs={"mode": "offline"})
     assert direct.tracker_kwargs == {"mode": "offline", "project": "sums"}
     assert any("trainer.project_name" in note for note in notes_of(**keys))

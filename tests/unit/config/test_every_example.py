@@ -25,8 +25,12 @@ LAUNCHES = {path for path in EXAMPLES if path.parent.name == "accelerate"}
 """Configs of accelerate (`tests/parity/test_accelerate.py`)."""
 TOOLS = {path for path in EXAMPLES if path.name in ("tools.yaml", "gsm8k_tool_config.yaml")}
 """Files that `agent.tool_config_path` names."""
-PLAYERS = {path for path in EXAMPLES if path.parent.name == "gateway" and path.suffix == ".py"}
-"""Agents that the configs beside them name."""
+OF_VERIFIERS = {path for path in EXAMPLES if path.parent.name == "verifiers" and path.suffix == ".py"}
+"""Scripts that import verifiers, which `tests/engines/contract_verifiers.py` runs."""
+PLAYERS = {path for path in EXAMPLES if path.parent.name == "gateway" and path.suffix == ".py"} | {
+    path for path in OF_VERIFIERS if path.name != "rows.py"
+}
+"""Agents, and what they name, that the configs beside them name."""
 CONFIGS = [path for path in EXAMPLES if path.suffix == ".yaml" and path not in PARTS | LAUNCHES | TOOLS]
 
 
@@ -59,7 +63,10 @@ def test_the_first_lines_name_one_command(path: Path) -> None:
             assert command[1] == ("sft" if is_sft else "train") and Path(options.config) == path
 
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.suffix == ".py"], ids=str)
+SCRIPTS = [path for path in EXAMPLES if path.suffix == ".py" and path not in OF_VERIFIERS]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=str)
 def test_what_a_script_imports_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.stem == "with_agents_sdk":
         pytest.importorskip("agents", reason="openai-agents isn't installed")

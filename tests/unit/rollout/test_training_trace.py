@@ -14,6 +14,8 @@ from messages import mentions
 from turnwise.batching.samples import build_samples
 from turnwise.cli.main import main
 from turnwise.rollout.journal import read_groups, write_group
+from turnwise.rollout.record import read_record
+from turnwise.rollout.record_check import check_record
 from turnwise.types import Group, Task, Trajectory, Turn, VersionRun
 
 TASK = Task("train/A/0", "A", "train", 5, payload={"question": "√2?"})
@@ -44,7 +46,7 @@ def groups() -> list[Group]:
         0,
         [
             turn(0),
-            turn(1),
+            turn(1, logprobs=np.array([-3.4e-5, -1e-8, -120.5], np.float32)),
             turn(2, parent=0, is_trained=False),
             turn(3, starts_context=True, parent=1),
             turn(4, logprobs=np.array([-0.5, 1e-6, 0.0], np.float32)),
@@ -187,6 +189,60 @@ def test_damage_is_said_by_line_and_turn(
     capsys.readouterr()
     assert convert(path, tmp_path / "back.jsonl") == 2
     assert mentions(capsys.readouterr().err, str(path), *keys) and not (tmp_path / "back.jsonl").exists()
+
+
+def test_our_own_fields_are_checked_as_well(
+    rollouts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = tmp_path / "traces.json"
+    convert(rollouts, traces)
+    changes: list[tuple[Any, tuple[str, ...]]] = [
+        (lambda turn: turn["prompt_token_ids"].__setitem__(14, "x"), ("prompt_token_ids",)),
+        (lambda turn: turn["metadata"]["turnwise"]["turn"].update(logprobs=["x"] * 3), ("logprobs",)),
+        (lambda turn: turn["metadata"]["turnwise"]["turn"].update(versions=[[2, 1]]), ("versions",)),
+        (lambda turn: turn["metadata"]["turnwise"].clear(), ("metadata.turnwise",)),
+    ]
+    for number, (change, keys) in enumerate(changes):
+        first = traces_of(traces)[0]
+        change(first["turns"][1])
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(first))
+        capsys.readouterr()
+        assert convert(path, tmp_path / "back.jsonl") == 2
+        assert mentions(capsys.readouterr().err, str(path), "line 1", *keys)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"prompt_ids": [1.5]},
+        {"prompt_ids": [True]},
+        {"prompt_ids": None},
+        {"response_ids": [1, 2, 2**31]},
+        {"response_ids": [1, 2]},
+        {"logprobs": ["x", -1.0, -1.0]},
+        {"logprobs": [-1.0]},
+        {"versions": [[2, 2]]},
+        {"versions": [[2, 1.5], [3, 1.5]]},
+        {"versions": 3},
+        {"kept_ids": [[1], [2], [3]]},
+        {"sampling": {"temperature": 0.0, "max_new_tokens": 4}},
+        {"reward": "much"},
+        {},
+    ],
+)
+def test_a_record_is_refused_as_its_line_is(damage: dict[str, Any]) -> None:
+    [line] = write_group(0, Group(TASK, [Trajectory(TASK, 0, [turn(0)])], 0))
+    record = json.loads(line)
+    record["turns"][0] |= damage
+    faults = []
+    for check in (lambda: read_record(json.dumps(record)), lambda: check_record(record)):
+        try:
+            check()
+            faults.append("")
+        except ValueError as fault:
+            faults.append(str(fault))
+    assert faults[0] == faults[1] and bool(faults[0]) == bool(damage)
 
 
 def test_another_version_doubled_names_and_half_a_file_are_refused(

@@ -75,7 +75,8 @@ def answer_second_system(translation: Translated) -> None:
 
 
 def _answer_trainer(raw: dict[str, Any], notes: list[str]) -> None:
-    """Hands the name of verl's project to the trackers in use that keep projects. Its experiment names the
+    """Hands the name of verl's project to the trackers in use that keep projects, and to MLflow if it keeps
+    traces. Its experiment names the
     run, in place of `exp_name`, which every config has: the name of its file, if no other. Changes `raw`, a
     config as yet unvalidated, and adds to `notes`."""
     trainer = raw.get("trainer")
@@ -91,7 +92,9 @@ def _answer_trainer(raw: dict[str, Any], notes: list[str]) -> None:
 
 def _answer_project(raw: dict[str, Any], project: str, notes: list[str]) -> None:
     trackers = raw.get("track_with") or ()
-    takers = [name for name in _PROJECTS if name in trackers]
+    trace = raw.get("trace")
+    has_traces = isinstance(trace, dict) and trace.get("backend") == "mlflow"
+    takers = [name for name in _PROJECTS if name in trackers or (name == "mlflow" and has_traces)]
     for name in takers:
         _set_project(raw, name, project)
     if not takers:

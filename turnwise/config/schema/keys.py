@@ -170,6 +170,13 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
         return plays_rows or bool(self.gateway_tags)
 
     @property
+    def may_score_rows(self) -> bool:
+        """Whether agents or simulated users of one's own may reward rows, so that `data.reward` needn't."""
+        agent = self.agent
+        players = (agent.play, agent.command, agent.agent_config_path, agent.interaction_config_path)
+        return any(player is not None for player in players)
+
+    @property
     def may_bring_tools(self) -> bool:
         """Whether there may be agents that bring tools of their own."""
         return bool(self.data.train_files or self.gateway_tags)

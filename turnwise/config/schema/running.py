@@ -77,8 +77,8 @@ class Trace(Section):
 
     backend: Annotated[Literal["jsonl", "mlflow"] | None, BeforeValidator(_trace_backend)] = None
     """Where traces of training and validation go; unset = nowhere. `jsonl` = the file traces.jsonl in the
-    run's folder; `mlflow` = the experiment in MLflow that metrics go to (`tracker_kwargs`,
-    MLFLOW_TRACKING_URI)."""
+    run's folder (`rollout` and `eval`: beside the file of trajectories); `mlflow` = the experiment in MLflow
+    that metrics go to (`tracker_kwargs`, MLFLOW_TRACKING_URI)."""
     token2text: bool = False
     """Write the decoded text beside the token ids of prompts and responses."""
     max_samples_per_step: PositiveCount | None = derived()

@@ -36,13 +36,11 @@ PLAY_RULES: tuple[Rule[AgenticConfig], ...] = (
     ),
     Rule(
         "data.reward",
-        when=lambda c: (
-            # An agent of the gateway may hand back the score itself.
-            c.train_env_manager.has_rows and not c.data.reward and c.data.default_agent != "gateway"
-        ),
+        when=lambda c: c.train_env_manager.has_rows and not c.data.reward and not c.may_score_rows,
         says=lambda c: (
-            "is unset, and nothing else rewards the rows of train_files; name exact_match, or your own "
-            "module:function"
+            "is unset, and nothing else rewards the rows of train_files; name exact_match, your own "
+            "module:function, or an agent or simulated user that scores (agent.play, agent.command, "
+            "agent.agent_config_path, agent.interaction_config_path)"
         ),
     ),
     Rule(
