@@ -15,9 +15,11 @@ from turnwise.types import Reduction, Split, derive_seed
 
 KEYS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 VALUES = tuple("0123456789")
-"""Keys and values are single characters, which a tokenizer keeps whole."""
+"""Keys and values are single characters, which a tokenizer keeps whole. No blank stands before one anywhere:
+a tokenizer has two tokens for a letter, with a blank and without, and a small model copies tokens."""
 MAX_DRAWS = 1000
-_PAIR = re.compile(r"\b([A-Z])\s+([0-9])\b")
+_PAIR = re.compile(r"\b([A-Z])\s*([0-9])\b")
+_ITEM = re.compile(r"[^\s,]+")
 _THINGS = (
     "lamp",
     "door",
@@ -36,8 +38,9 @@ _STATES = ("old", "green", "open", "quiet", "broken", "new", "dark", "wet", "sma
 
 
 class RecallEnv(TextEnv):
-    """`num_facts` turns tell one fact each, a letter and a digit; then one of the letters is asked for. The
-    right digit has reward 1, everything else 0. Raises EnvironmentFault if an argument is out of range.
+    """`num_facts` turns tell one fact each, a letter and a digit (`D5`); then one of the letters is asked
+    for. The right digit has reward 1, everything else 0. Raises EnvironmentFault if an argument is out of
+    range.
 
     In a turn that tells, the whole action is the model's new note. It replaces the old note, and the next
     observation shows it. In the last turn the action is the answer. In mode `step` a model sees nothing else
@@ -50,18 +53,18 @@ class RecallEnv(TextEnv):
         num_distractors: sentences that don't matter in each of these turns.
         shows_note: whether observations show the note. Without it, in mode `step`, a model can only guess: a
             tenth of its guesses are right.
-        note_length: maximum words of a note; the rest is cut off.
+        note_length: maximum items of a note, which blanks or commas separate; the rest is cut off.
         format_penalty: reward of an empty action.
         split: `train` or `val`: tells only facts that belong to this split. None: tells all.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
 
     >>> memory = RecallEnv(num_facts=2, num_distractors=1)
     >>> memory.reset(seed=1)[0]
-    'The boat is far. Remember D 5.'
-    >>> memory.step("D 5")[0]
-    'Note: D 5\\nThe window is dark. Remember M 7.'
-    >>> memory.step("D 5 M 7")[0]
-    'Note: D 5 M 7\\nWhat is M?'
+    'The boat is far. Remember (D5).'
+    >>> memory.step("D5")[0]
+    'Note:\\nD5\\nThe window is dark. Remember (M7).'
+    >>> memory.step("D5,M7")[0]
+    'Note:\\nD5,M7\\nWhat is (M)?'
     >>> memory.step("7")[1:3]
     (1.0, True)
     """
@@ -113,7 +116,7 @@ class RecallEnv(TextEnv):
         rng = random.Random(derive_seed(self._seed, "texts"))
         self._question = rng.choice(self._facts)[0]
         self._texts = [self._telling(key, value, rng) for key, value in self._facts]
-        self._texts.append(f"What is {self._question}?")
+        self._texts.append(f"What is ({self._question})?")
         self._turn = 0
         self.note = ""
         return self._observe(), {"env_instruction": self._instruction}
@@ -121,12 +124,12 @@ class RecallEnv(TextEnv):
     def step(self, action: str) -> Step:
         if not self._facts:
             raise EnvironmentFault("RecallEnv.step came before reset; call reset(seed=…) first")
-        is_valid = bool(action.strip())
+        is_valid = _ITEM.search(action) is not None
         is_asked = self._turn == self._num_facts
         is_over = self._turn >= self._num_facts
         is_success = is_asked and action.strip() == dict(self._facts)[self._question]
         if is_valid and not is_over:
-            self.note = " ".join(action.split()[: self._note_length])
+            self.note = ",".join(_ITEM.findall(action)[: self._note_length])
         num_told = min(self._turn + 1, self._num_facts)
         kept = set(_PAIR.findall(self.note)) & set(self._facts[:num_told])
         self._turn += 1
@@ -144,22 +147,31 @@ class RecallEnv(TextEnv):
         return f"{self._turn}|{self._text()}|{self.note}"
 
     def expert_action(self) -> str:
-        """A note of all facts told so far; at the question, the answer."""
-        if self._turn >= self._num_facts:
-            return dict(self._facts)[self._question]
-        return _note_of(self._facts[: self._turn + 1])
+        """A note of the facts that note and text show; at the question, the digit that the note has. A fact
+        that an earlier note lost is lost for the expert too: a demonstration shows nothing that can't be
+        seen. It then answers with the first digit. Without a note the expert knows all facts."""
+        if self._turn < self._num_facts:
+            return _note_of(self._visible())
+        return dict(self._visible()).get(self._question, VALUES[0])
 
     def random_action(self, rng: random.Random) -> str:
         """Some of the facts that note and text show, at least one; at the question, any digit."""
         if self._turn >= self._num_facts:
             return rng.choice(VALUES)
-        shown = [*_PAIR.findall(self.note), self._facts[self._turn]]
-        drawn = sorted(rng.sample(range(len(shown)), rng.randint(1, len(shown))))
-        return _note_of([shown[number] for number in drawn])
+        visible = self._visible()
+        drawn = sorted(rng.sample(range(len(visible)), rng.randint(1, len(visible))))
+        return _note_of([visible[number] for number in drawn])
+
+    def _visible(self) -> list[tuple[str, str]]:
+        """The facts of the note and the one that is being told. All facts told if notes aren't shown."""
+        new = self._facts[self._turn : self._turn + 1]
+        if not self._shows_note:
+            return [*self._facts[: self._turn], *new]
+        return [*_PAIR.findall(self.note), *new]
 
     def _observe(self) -> str:
         if self.note and self._shows_note:
-            return f"Note: {self.note}\n{self._text()}"
+            return f"Note:\n{self.note}\n{self._text()}"
         return self._text()
 
     def _text(self) -> str:
@@ -169,7 +181,7 @@ class RecallEnv(TextEnv):
         sentences = [
             f"The {rng.choice(_THINGS)} is {rng.choice(_STATES)}." for _ in range(self._num_distractors)
         ]
-        sentences.insert(rng.randint(0, self._num_distractors), f"Remember {key} {value}.")
+        sentences.insert(rng.randint(0, self._num_distractors), f"Remember ({key}{value}).")
         return " ".join(sentences)
 
     def _drawn_facts(self) -> list[tuple[str, str]]:
@@ -182,7 +194,7 @@ class RecallEnv(TextEnv):
 
 
 def _note_of(facts: list[tuple[str, str]]) -> str:
-    return " ".join(f"{key} {value}" for key, value in facts)
+    return ",".join(f"{key}{value}" for key, value in facts)
 
 
 def _rules(shows_note: bool) -> str:
