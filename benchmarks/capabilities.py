@@ -53,9 +53,9 @@ class Job:
     """What is compared: `success`, or the environment's `repaired`, of episodes with a wrong first answer."""
 
 
-def imitated(name: str, demonstrations: int, error_rate: float) -> str:
+def imitated(name: str, demonstrations: int, error_rate: float, options: str = "") -> str:
     words = f"examples/imitate.py examples/{name}/agentic.yaml --out OUT --seed SEED --episodes 100"
-    return f"{words} --demonstrations {demonstrations} --error-rate {error_rate}"
+    return f"{words} --demonstrations {demonstrations} --error-rate {error_rate} {options}"
 
 
 JOBS = {
@@ -75,14 +75,14 @@ JOBS = {
     "memory": Job(
         "recall of three facts by a note",
         "recall/agentic.yaml",
-        imitated("recall", 6000, 0.25),
+        imitated("recall", 4000, 0.3),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Recall.env_config.shows_note=false",
     ),
     "self-improvement": Job(
         "retry of a sum",
         "retry/agentic.yaml",
-        imitated("retry", 20_000, 0.3),
+        imitated("retry", 12_000, 0.4),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Retry.env_config.message=neutral",
         metric="repaired",
