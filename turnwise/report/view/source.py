@@ -21,7 +21,7 @@ SpansOf = Callable[[int, bool], SpansOfStep]
 
 
 def no_spans(step: int, is_validation: bool) -> SpansOfStep:
-    """Of a run without traces."""
+    """No spans: for a run without traces."""
     return {}
 
 
