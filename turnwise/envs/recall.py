@@ -38,19 +38,22 @@ _STATES = ("old", "green", "open", "quiet", "broken", "new", "dark", "wet", "sma
 
 
 class RecallEnv(TextEnv):
-    """`num_facts` turns tell one fact each, a letter and a digit (`D5`); then one of the letters is asked
-    for. The right digit has reward 1, everything else 0. Raises EnvironmentFault if an argument is out of
-    range.
+    """`num_facts` turns tell one fact each, a letter and a digit (`D5`); then `num_questions` turns ask for
+    the digit of a letter each. The right digits have reward 1 together, everything else 0. Raises
+    EnvironmentFault if an argument is out of range.
 
     In a turn that tells, the whole action is the model's new note. It replaces the old note, and the next
-    observation shows it. In the last turn the action is the answer. In mode `step` a model sees nothing else
-    of earlier turns. An empty action is invalid: it keeps the old note and costs `format_penalty` (≤ 0).
+    observation shows it. In a turn that asks, the action is the answer. In mode `step` a model sees nothing
+    else of earlier turns. An empty action is invalid: it keeps the old note and costs `format_penalty` (≤ 0).
 
-    Metrics: `success`, and `kept`, the share of the facts told that the note holds (last).
+    Metrics: `success`, whether all answers were right, `recalled`, the share of them that were, and `kept`,
+    the share of the facts told that the note holds (last).
 
     Args:
         num_facts: number of facts, and of the turns that tell them, at most 26.
         num_distractors: sentences that don't matter in each of these turns.
+        num_questions: number of questions, which may ask for a fact again. More of them teach more of looking
+            up: a note has many tokens, an answer one.
         shows_note: whether observations show the note. Without it, in mode `step`, a model can only guess: a
             tenth of its guesses are right.
         note_length: maximum items of a note, which blanks or commas separate; the rest is cut off.
@@ -70,13 +73,20 @@ class RecallEnv(TextEnv):
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
-        {"success": "last", "kept": "last", "action_is_valid": "mean", "format_penalty": "mean"}
+        {
+            "success": "last",
+            "recalled": "last",
+            "kept": "last",
+            "action_is_valid": "mean",
+            "format_penalty": "mean",
+        }
     )
 
     def __init__(
         self,
         num_facts: int = 3,
         num_distractors: int = 3,
+        num_questions: int = 1,
         shows_note: bool = True,
         note_length: int = 12,
         format_penalty: float = 0.0,
@@ -84,6 +94,7 @@ class RecallEnv(TextEnv):
         env_instruction: str | None = None,
     ) -> None:
         check_count("recall", "num_facts", num_facts)
+        check_count("recall", "num_questions", num_questions)
         check_type("recall", "num_distractors", num_distractors, int, "a whole number")
         check_type("recall", "shows_note", shows_note, bool, "true or false")
         check_count("recall", "note_length", note_length)
@@ -96,6 +107,7 @@ class RecallEnv(TextEnv):
             )
         self._num_facts = num_facts
         self._num_distractors = num_distractors
+        self._num_questions = num_questions
         self._shows_note = shows_note
         self._note_length = note_length
         self._format_penalty = float(format_penalty)
@@ -103,7 +115,8 @@ class RecallEnv(TextEnv):
         self._instruction = _rules(shows_note) if env_instruction is None else env_instruction
         self._seed = 0
         self._facts: list[tuple[str, str]] = []
-        self._question = ""
+        self._questions: list[str] = []
+        self._num_right = 0
         self._texts: list[str] = []
         self._turn = 0
         self.note = ""
@@ -114,9 +127,10 @@ class RecallEnv(TextEnv):
         self._seed = episode_seed(seed, self._seed)
         self._facts = self._drawn_facts()
         rng = random.Random(derive_seed(self._seed, "texts"))
-        self._question = rng.choice(self._facts)[0]
+        self._questions = [rng.choice(self._facts)[0] for _ in range(self._num_questions)]
         self._texts = [self._telling(key, value, rng) for key, value in self._facts]
-        self._texts.append(f"What is ({self._question})?")
+        self._texts += [f"What is ({key})?" for key in self._questions]
+        self._num_right = 0
         self._turn = 0
         self.note = ""
         return self._observe(), {"env_instruction": self._instruction}
@@ -125,22 +139,25 @@ class RecallEnv(TextEnv):
         if not self._facts:
             raise EnvironmentFault("RecallEnv.step came before reset; call reset(seed=…) first")
         is_valid = _ITEM.search(action) is not None
-        is_asked = self._turn == self._num_facts
-        is_over = self._turn >= self._num_facts
-        is_success = is_asked and action.strip() == dict(self._facts)[self._question]
-        if is_valid and not is_over:
+        key = self._asked()
+        is_right = key is not None and action.strip() == dict(self._facts)[key]
+        self._num_right += is_right
+        if is_valid and self._turn < self._num_facts:
             self.note = ",".join(_ITEM.findall(action)[: self._note_length])
         num_told = min(self._turn + 1, self._num_facts)
         kept = set(_PAIR.findall(self.note)) & set(self._facts[:num_told])
         self._turn += 1
         penalty = 0.0 if is_valid else self._format_penalty
         metrics = {
-            "success": float(is_success),
+            "success": float(self._num_right == self._num_questions),
+            "recalled": self._num_right / self._num_questions,
             "kept": len(kept) / num_told,
             "action_is_valid": float(is_valid),
             "format_penalty": penalty,
         }
-        return self._observe(), float(is_success) + penalty, is_over, False, {"metrics": metrics}
+        reward = is_right / self._num_questions + penalty
+        is_over = self._turn >= len(self._texts)
+        return self._observe(), reward, is_over, False, {"metrics": metrics}
 
     def state_key(self) -> str:
         """The turn's text and the note, which are all that a model in mode `step` can know."""
@@ -152,7 +169,7 @@ class RecallEnv(TextEnv):
         seen. It then answers with the first digit. Without a note the expert knows all facts."""
         if self._turn < self._num_facts:
             return _note_of(self._visible())
-        return dict(self._visible()).get(self._question, VALUES[0])
+        return dict(self._visible()).get(self._asked() or "", VALUES[0])
 
     def random_action(self, rng: random.Random) -> str:
         """Some of the facts that note and text show, at least one; at the question, any digit."""
@@ -161,6 +178,11 @@ class RecallEnv(TextEnv):
         visible = self._visible()
         drawn = sorted(rng.sample(range(len(visible)), rng.randint(1, len(visible))))
         return _note_of([visible[number] for number in drawn])
+
+    def _asked(self) -> str | None:
+        """The letter that is asked for; None if facts are told, or the episode is over."""
+        number = self._turn - self._num_facts
+        return self._questions[number] if 0 <= number < self._num_questions else None
 
     def _visible(self) -> list[tuple[str, str]]:
         """The facts of the note and the one that is being told. All facts told if notes aren't shown."""

@@ -56,6 +56,26 @@ def test_what_is_kept_counts_whole_facts_of_those_told() -> None:
     assert env.step(first)[4]["metrics"]["kept"] == 0.5
 
 
+def test_each_right_answer_has_its_part_of_the_reward() -> None:
+    env = RecallEnv(num_facts=2, num_questions=5)
+    env.reset(seed=3)
+    asked, rewards, metrics = set(), [], {}
+    for turn in range(7):
+        answer = env.expert_action()
+        if turn >= 2:
+            asked.add(env.state_key().split("|")[1])
+        if turn == 4:
+            answer = "x"
+        _, reward, is_over, _, info = env.step(answer)
+        assert is_over == (turn == 6)
+        rewards.append(reward)
+        metrics = info["metrics"]
+    assert rewards == pytest.approx([0, 0, 0.2, 0.2, 0, 0.2, 0.2])
+    assert (metrics["success"], metrics["recalled"], metrics["kept"]) == (0.0, 0.8, 1.0)
+    assert len(asked) <= 2, "a fact may be asked for again"
+    assert env.step("1")[1:3] == (0.0, True), "nothing comes after the last question"
+
+
 def test_a_wrong_digit_has_no_reward() -> None:
     env = RecallEnv(num_facts=2)
     env.reset(seed=3)
