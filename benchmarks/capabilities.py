@@ -57,7 +57,7 @@ class Job:
     package: str = ""
     """The package of a pretrained model, which then is the start: `prepare` makes none."""
     held_out: tuple[str, ...] = ()
-    """Changes of the config with which held-out tasks are scored, in place of their number."""
+    """Changes of the config with which held-out tasks are scored."""
 
 
 def imitated(name: str, demonstrations: int, error_rate: float, options: str = "") -> str:
@@ -88,9 +88,10 @@ JOBS = {
     "memory": Job(
         "recall of three facts by a note",
         "recall/agentic.yaml",
-        imitated("recall", 4000, 0.3),
+        imitated("recall", 3000, 0.2),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Recall.env_config.shows_note=false",
+        held_out=("custom_envs.Recall.env_config.num_questions=1",),
     ),
     "self-improvement": Job(
         "retry of a sum",
@@ -175,7 +176,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         subprocess.run([sys.executable, str(ROOT / script), *arguments_here(arguments), *changes], check=True)
     prepare_s = time.perf_counter() - started
     common = [str(config), f"seed={seed}", f"pretrain={start}", *rows_of(config, out)]
-    tasks = job.held_out or (f"val_batch_size={options.tasks}",)
+    tasks = (f"val_batch_size={options.tasks}", *job.held_out)
     if options.toy:
         common += SMALL_RUN
     before = scores(out / "before.json", [*common, *tasks], str(start))
