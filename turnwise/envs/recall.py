@@ -39,8 +39,8 @@ _STATES = ("old", "green", "open", "quiet", "broken", "new", "dark", "wet", "sma
 
 class RecallEnv(TextEnv):
     """`num_facts` turns tell one fact each, a letter and a digit (`D5`); then `num_questions` turns ask for
-    the digit of a letter each. The right digits have reward 1 together, everything else 0. Raises
-    EnvironmentFault if an argument is out of range.
+    the digit of a letter each. An answer is the digit, or letter and digit. The right ones have reward 1
+    together, everything else 0. Raises EnvironmentFault if an argument is out of range.
 
     In a turn that tells, the whole action is the model's new note. It replaces the old note, and the next
     observation shows it. In a turn that asks, the action is the answer. In mode `step` a model sees nothing
@@ -140,7 +140,7 @@ class RecallEnv(TextEnv):
             raise EnvironmentFault("RecallEnv.step came before reset; call reset(seed=…) first")
         is_valid = _ITEM.search(action) is not None
         key = self._asked()
-        is_right = key is not None and action.strip() == dict(self._facts)[key]
+        is_right = key is not None and action.strip().removeprefix(key) == dict(self._facts)[key]
         self._num_right += is_right
         if is_valid and self._turn < self._num_facts:
             self.note = ",".join(_ITEM.findall(action)[: self._note_length])
@@ -164,17 +164,17 @@ class RecallEnv(TextEnv):
         return f"{self._turn}|{self._text()}|{self.note}"
 
     def expert_action(self) -> str:
-        """A note of the facts that note and text show; at the question, the digit that the note has. A fact
-        that an earlier note lost is lost for the expert too: a demonstration shows nothing that can't be
-        seen. It then answers with the first digit. Without a note the expert knows all facts."""
+        """A note of the facts that note and text show; at a question, the fact that the note has. A fact that
+        an earlier note lost is lost for the expert too: a demonstration shows nothing that can't be seen. It
+        then answers with the first digit. Without a note the expert knows all facts."""
         if self._turn < self._num_facts:
             return _note_of(self._visible())
-        return dict(self._visible()).get(self._asked() or "", VALUES[0])
+        return self._answer(dict(self._visible()).get(self._asked() or "", VALUES[0]))
 
     def random_action(self, rng: random.Random) -> str:
-        """Some of the facts that note and text show, at least one; at the question, any digit."""
+        """Some of the facts that note and text show, at least one; at a question, any digit."""
         if self._turn >= self._num_facts:
-            return rng.choice(VALUES)
+            return self._answer(rng.choice(VALUES))
         visible = self._visible()
         drawn = sorted(rng.sample(range(len(visible)), rng.randint(1, len(visible))))
         return _note_of([visible[number] for number in drawn])
@@ -183,6 +183,11 @@ class RecallEnv(TextEnv):
         """The letter that is asked for; None if facts are told, or the episode is over."""
         number = self._turn - self._num_facts
         return self._questions[number] if 0 <= number < self._num_questions else None
+
+    def _answer(self, digit: str) -> str:
+        """The digit behind the letter that is asked for, as the note has it: then the token before the digit
+        is the same in both, and a small model finds the digit by that."""
+        return f"{self._asked() or ''}{digit}"
 
     def _visible(self) -> list[tuple[str, str]]:
         """The facts of the note and the one that is being told. All facts told if notes aren't shown."""

@@ -81,7 +81,7 @@ def test_a_wrong_digit_has_no_reward() -> None:
     env.reset(seed=3)
     for _ in range(2):
         env.step(env.expert_action())
-    wrong = str((int(env.expert_action()) + 1) % 10)
+    wrong = str((int(env.expert_action()[1]) + 1) % 10)
     _, reward, is_over, _, info = env.step(wrong)
     assert (reward, is_over, info["metrics"]["success"]) == (0.0, True, 0.0)
 
@@ -97,7 +97,7 @@ def test_the_expert_knows_no_more_than_can_be_seen() -> None:
     env.step("nothing")
     assert f"{first},{env.expert_action()}" == both, "what the note lost isn't known any more"
     env.step("")
-    assert env.expert_action() == "0", "nor the digit that is asked for"
+    assert env.expert_action()[1:] == "0", "nor the digit that is asked for"
 
 
 def test_a_tokenizer_writes_a_fact_alike_wherever_it_stands() -> None:
@@ -155,3 +155,18 @@ def test_it_keeps_the_contract() -> None:
 def test_faulty_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         RecallEnv(**arguments)
+
+
+def test_an_answer_is_the_digit_with_its_letter_or_without() -> None:
+    for cut in (0, 1):
+        env = RecallEnv(num_facts=2)
+        env.reset(seed=2)
+        for _ in range(2):
+            env.step(env.expert_action())
+        answer = env.expert_action()
+        assert len(answer) == 2 and env.step(answer[cut:])[1] == 1.0
+    env.reset(seed=2)
+    other = next(letter for letter in "AB" if letter not in env.expert_action())
+    env.step("nothing")
+    env.step("nothing")
+    assert env.step(f"{other}{answer[1]}")[1] == 0.0, "a digit of another letter is none"
