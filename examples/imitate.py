@@ -103,7 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of sft.yaml"
     )
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 if __name__ == "__main__":

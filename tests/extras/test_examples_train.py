@@ -162,3 +162,10 @@ def test_the_word_problems_go_through_six_stages(
     results = json.loads((tmp_path / "training_results.json").read_text())
     assert results["grpo_training"]["num_steps"] == 1 and results["sft_training"]["num_rounds"] == 2
     assert (tmp_path / "report.html").is_file()
+
+
+def test_imitation_takes_settings_behind_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(ROOT / "examples" / "imitate.py"))
+    monkeypatch.setattr("sys.argv", ["imitate.py", "maze.yaml", "--seed", "3", "num_epochs=2"])
+    options = script["parse_arguments"]()
+    assert (options.config, options.seed, options.overrides) == ("maze.yaml", 3, ["num_epochs=2"])

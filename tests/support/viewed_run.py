@@ -13,6 +13,8 @@ import numpy as np
 from turnwise.batching.samples import build_samples
 from turnwise.rollout.journal import Journal
 from turnwise.testing.fakes import byte_tokenizer
+from turnwise.tracking.spans import Span, Trace
+from turnwise.tracking.traces_file import TracesFile
 from turnwise.types import Group, Message, SamplingParams, Task, Trajectory, Turn, VersionRun
 
 HOSTILE = (
@@ -222,6 +224,7 @@ def write_run(folder: Path, num_steps: int = 3) -> Path:
         rows.append(metrics_of(step))
     journal.close()
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_traces(folder)
     (folder / "timeline.json").write_text(json.dumps(timeline()), encoding="utf-8")
     return folder
 
@@ -238,6 +241,51 @@ def groups_of(writer: Writer, step: int) -> list[Group]:
         branches(writer, first + 3, step),
         hostile(writer, first + 4, step),
     ]
+
+
+def write_traces(folder: Path, num_steps: int = 1) -> Path:
+    """Writes the traces of the run's first steps as a run with `trace.backend: jsonl` does."""
+    path = folder / "traces.jsonl"
+    writer = Writer()
+    file = TracesFile(path, 10_000_000, None)
+    for step in range(num_steps):
+        file.write([trace_of(one, step) for group in groups_of(writer, step) for one in group.trajectories])
+    file.close()
+    return path
+
+
+def trace_of(trajectory: Trajectory, step: int) -> Trace:
+    """The trace of an episode whose responses take 100 ms, 40 of which wait for a server, and whose calls
+    take 50 ms."""
+    start = 1_700_000_000_000_000_000
+    episode = Span("invoke_agent", "episode", start, start, None, error=trajectory.error or "")
+    spans = [episode]
+    now = start
+    for number, turn in enumerate(trajectory.turns):
+        attributes: dict[str, Any] = {
+            "gen_ai.usage.output_tokens": len(turn.response_ids),
+            "gen_ai.response.finish_reasons": [turn.finish_reason],
+            "turnwise.turn": number,
+            "turnwise.context": 0,
+            "turnwise.reused_tokens": 0,
+            "turnwise.new_tokens": len(turn.prompt_ids),
+        }
+        spans.append(Span("chat", "generate", now, now + 100_000_000, 0, attributes, turn=turn))
+        spans.append(Span("server_wait", "server_wait", now, now + 40_000_000, len(spans) - 1))
+        call: dict[str, Any] = {
+            "gen_ai.tool.call.arguments": {"words": HOSTILE},
+            "gen_ai.tool.call.result": HOSTILE,
+            "turnwise.waited_s": 0.0,
+            "turnwise.turn": number,
+        }
+        now += 150_000_000
+        spans.append(Span("execute_tool search", "tool", now - 50_000_000, now, 0, call))
+    reward = {"turnwise.reward": trajectory.score}
+    spans.append(Span("reward judge", "reward", now, now + 10_000_000, 0, reward))
+    episode.end_ns = now + 10_000_000
+    tags = {"step": step, "validate": False, "task": trajectory.task.id, "rollout_n": trajectory.sibling}
+    tags |= {"status": trajectory.status, "score": trajectory.score}
+    return Trace(f"{step:032x}", tags, spans)
 
 
 def metrics_of(step: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from turnwise.algorithms.choices import CHOICES, token_covariances
 from turnwise.algorithms.correction import band_mask, correction_metrics, importance_weights, token_mismatch
 from turnwise.algorithms.kl import k1, k2, kl_divergence
-from turnwise.algorithms.masks import mean_metrics, replace_outside
+from turnwise.algorithms.masks import masked_mean, mean_metrics, replace_outside
 from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.variants import VARIANTS, PolicyInputs, find_variant
@@ -94,6 +94,16 @@ def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:
     return (replace_outside(losses, mask) * factors).sum()
 
 
+def entropy_share(batch: Batch, target: float) -> float:
+    """The share of the entropy bonus in an optimiser step: 1 − H / `target`, at least 0. H is the policy's
+    entropy before the step, as the weighted mean of −log-prob over the trained tokens, which were sampled
+    from it. Without old log-probs the sampler's are taken."""
+    known = (batch.old_full_logprobs, batch.old_logprobs, batch.rollout_logprobs)
+    logprobs = next(values for values in known if values is not None)
+    entropy = -masked_mean(logprobs, batch.response_mask, batch.weights).item()
+    return max(0.0, 1.0 - entropy / target)
+
+
 LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 """The metrics of `PolicyLoss` that are losses of a step; all others are statistics of tokens."""
 
@@ -129,8 +139,9 @@ class PolicyLoss:
         return not (has_kl or settings.entropy_loss_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
-        """`keep_mask`, importance weights and `selected_mask` of an optimiser step, and their metrics, from
-        its batch of numpy arrays. Raises ValueError if they need `old_logprobs` and there are none."""
+        """`keep_mask`, importance weights, `selected_mask` and the share of the entropy bonus of an optimiser
+        step, and their metrics, from its batch of numpy arrays. Raises ValueError if they need
+        `old_logprobs` and there are none."""
         batch = step_batch.map(torch.as_tensor)
         correction = self.settings.train_infer_correction
         keep_mask = band_mask(batch, correction)
@@ -140,6 +151,11 @@ class PolicyLoss:
             keep_mask=None if keep_mask is None else keep_mask.numpy(),
             importance=None if weights is None else weights.numpy(),
         )
+        if self.settings.target_entropy is not None:
+            share = entropy_share(batch, self.settings.target_entropy)
+            metrics.append(Metric("actor/entropy_share", share))
+            shares = np.full(step_batch.num_tokens, share, np.float32)
+            annotations = annotations._replace(entropy_share=shares)
         if self.settings.pg_variant in CHOICES:
             mask = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
             is_counted = mask & (step_batch.weights > 0)
@@ -202,7 +218,10 @@ class PolicyLoss:
         if outputs.entropy is not None:
             measured["actor/entropy"] = outputs.entropy.detach()
         if settings.entropy_loss_coef:
-            entropy = aggregate(outputs.entropy.float(), loss_mask, factors)
+            entropy = outputs.entropy.float()
+            if batch.entropy_share is not None:
+                entropy = entropy * batch.entropy_share
+            entropy = aggregate(entropy, loss_mask, factors)
             total = total - settings.entropy_loss_coef * entropy
         parts["actor/total_loss"] = total
         metrics = loss_metrics(parts, batch) + token_metrics(inputs, measured, batch.weights)

@@ -77,6 +77,7 @@ class AlgorithmSettings(NamesAlgorithm):
     value_clip: float | None = None
     loss_agg_mode: LossAggMode | None = None
     entropy_loss_coef: float = 0.0
+    target_entropy: float | None = None
 
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cli.env_target import NO_MODEL
+from turnwise.cli.view_spans import TraceSpans
 from turnwise.config import AgenticConfig, load_config
 from turnwise.config.read.yaml_text import load_yaml, read_yaml
 from turnwise.config.show.dump import leaves
@@ -91,6 +92,7 @@ def _found(word: str, texts: TokenTexts | None) -> ViewedRun:
         source.episodes[0].kind = "val" if path.name.startswith("val_") else "train"
         source.episodes[0].first_step = 0 if path.name.startswith("val_") else 1
         _read_run(viewed, run)
+        source.spans = TraceSpans(viewed.folder.traces).of_step
     _find_texts(viewed, run if is_of_run else None)
     return viewed
 
@@ -135,7 +137,7 @@ def _run_of(path: Path, texts: TokenTexts | None) -> ViewedRun:
     viewed = ViewedRun(RunSource(name, str(resolved), episodes, texts), path / "view", notes, folder)
     _read_run(viewed, path)
     _find_texts(viewed, path)
-    _find_timeline(viewed, path)
+    viewed.source.spans = TraceSpans(folder.traces).of_step
     return viewed
 
 
@@ -221,9 +223,13 @@ def _loaded(file: Path) -> AgenticConfig | None:
 
 
 def refresh(viewed: ViewedRun) -> None:
-    """Reads the run's metrics again, and what its health checks said. Damaged metrics leave the curve
-    empty."""
-    if viewed.folder is None or not viewed.folder.metrics.is_file():
+    """Reads the run's metrics again, what its health checks said, and the timeline that a profiled run has
+    written at its end. Damaged metrics leave the curve empty."""
+    if viewed.folder is None:
+        return
+    if viewed.source.timeline is None:
+        _find_timeline(viewed, viewed.folder.path)
+    if not viewed.folder.metrics.is_file():
         return
     about = viewed.source.about
     try:

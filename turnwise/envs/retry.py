@@ -17,6 +17,8 @@ MessageKind = Literal["fault", "neutral"]
 
 MAX_DIGITS = 9
 MAX_DRAWS = 1000
+NEAR_SHARE = 0.7
+"""Share of random answers whose wrong digit is off by one."""
 NEUTRAL = "Wrong. Answer again."
 _RULES = (
     "Add two numbers. An answer is the sum alone, as digits. If it is wrong, you are told what is wrong with "
@@ -49,7 +51,7 @@ class RetryEnv(TextEnv):
     >>> sums.reset(seed=4)[0]
     '50+97='
     >>> sums.step("137")[:3], sums.step("147")[1:3]
-    (('1 right, 3 too low, 7 right. Answer again.', 0.0, False), (0.5, True))
+    (('1 right\\n3 too low\\n7 right\\nAnswer again.', 0.0, False), (0.5, True))
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
@@ -142,8 +144,16 @@ class RetryEnv(TextEnv):
         return self.solution
 
     def random_action(self, rng: random.Random) -> str:
-        """A number that could be the sum of two numbers with these many digits."""
-        return str(rng.randrange(2 * 10**self._num_digits - 1))
+        """The sum with one wrong digit, mostly off by one, as of somebody who adds carelessly."""
+        digits = list(self.solution)
+        place = rng.randrange(len(digits))
+        right = int(digits[place])
+        off = 1 if rng.random() < NEAR_SHARE else rng.randint(2, 9)
+        wrong = (right + rng.choice((-off, off))) % 10
+        if wrong == right or (place == 0 and wrong == 0):
+            wrong = 1 + right % 9
+        digits[place] = str(wrong)
+        return "".join(digits)
 
     def _question(self) -> str:
         first, second = self._terms or (0, 0)
@@ -169,8 +179,9 @@ class RetryEnv(TextEnv):
         if len(answer) != len(solution):
             length = "few" if len(answer) < len(solution) else "many"
             return f"Too {length} digits. Answer again."
-        parts = [f"{digit} {_verdict(digit, right)}" for digit, right in zip(answer, solution, strict=True)]
-        return f"{', '.join(parts)}. Answer again."
+        # A line for each digit: no blank stands before it, so that it is the same token as in the answer.
+        lines = [f"{digit} {_verdict(digit, right)}" for digit, right in zip(answer, solution, strict=True)]
+        return "\n".join([*lines, "Answer again."])
 
 
 def _verdict(digit: str, right: str) -> str:

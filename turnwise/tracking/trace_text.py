@@ -31,12 +31,14 @@ def trace_text(trace: Trace) -> str:
         begins = (span.start_ns - episode.start_ns) / 1e9
         lasts = (span.end_ns - span.start_ns) / 1e9
         indent = "  " if span.parent else ""
-        lines.append(f"{begins:9.3f} s {lasts:9.3f} s  {indent}{span.name:20} {_short(_content(span))}")
+        lines.append(f"{begins:9.3f} s {lasts:9.3f} s  {indent}{span.name:20} {_short(span_text(span))}")
         lines += [f"{'':26}{text}" for text in _texts(span)]
     return "\n".join(lines)
 
 
-def _content(span: Span) -> str:
+def span_text(span: Span) -> str:
+    """What a span was: a call with its result, the tokens of a response. Raises KeyError if it lacks an
+    attribute of its kind."""
     values = span.attributes
     if span.error and span.kind != "tool":
         return f"error: {span.error}"

@@ -53,13 +53,16 @@ def read_traces(path: Path, lost: list[str]) -> Iterator[Trace]:
                 if not line.strip():
                     continue
                 try:
-                    yield _trace(json.loads(line))
+                    yield read_trace(line)
                 except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as fault:
                     reason = f"{type(fault).__name__}: {fault}"
                     lost.append(f"{part.name}, line {number} is left out: it is no trace ({reason})")
 
 
-def _trace(content: dict[str, Any]) -> Trace:
+def read_trace(line: bytes) -> Trace:
+    """The trace of a line. Raises KeyError, TypeError, ValueError, AttributeError or RecursionError if it is
+    none."""
+    content = json.loads(line)
     spans = [_span(record) for record in content["spans"]]
     for number, span in enumerate(spans):
         is_root = span.parent is None

@@ -199,9 +199,10 @@ class Sample:
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
     keep_mask: NDArray[np.bool_] | None = None
-    """This and the next two fields are the `TokenAnnotations` of the current optimiser step."""
+    """This and the next three fields are the `TokenAnnotations` of the current optimiser step."""
     importance: FloatArray | None = None
     selected_mask: NDArray[np.bool_] | None = None
+    entropy_share: FloatArray | None = None
     media: tuple[Media, ...] = ()
     media_positions: tuple[int, ...] = ()
     episode: EpisodeParts | None = None

@@ -32,6 +32,8 @@ class TokenAnnotations(NamedTuple):
     """float32: constant factors of the tokens' policy losses."""
     selected_mask: Any = None
     """bool: the tokens that clip_cov or kl_cov chose over the whole step; None for other variants."""
+    entropy_share: Any = None
+    """float32: factors of the entropy bonus, the same for all tokens; None = 1."""
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class Batch:
     keep_mask: Any = None
     importance: Any = None
     selected_mask: Any = None
+    entropy_share: Any = None
     media: tuple[Media, ...] = ()
     media_positions: tuple[int, ...] = ()
 

@@ -284,6 +284,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("whiten_advantages", True, "credit"),
     Live("advantage_clip", 0.1, "credit"),
     Live("entropy_loss_coef", 0.01, "weights"),
+    Live("target_entropy", 5.0, "weights", {"entropy_loss_coef": 0.01}),
     Live("loss_agg_mode", "seq-mean-token-sum", "weights"),
     Live("use_rollout_log_probs", True, "calls"),
     Live("train_infer_correction.is_weight.enabled", False, "weights", _WEIGHTED),

@@ -347,3 +347,37 @@ def test_the_corrections_tried_here_change_some_tokens_and_leave_some(correction
         np.concatenate([getattr(s, name) for s in samples]) for name in ("response_mask", "loss_mask")
     )
     assert counted.any() and (counted < mask).any() == correction.startswith(("band", "both"))
+
+
+def bonus(step: Step, **extra: Any) -> float:
+    """What an entropy bonus of weight 1 adds to the loss of the step, cut in three."""
+    cuts = [[0, 5], [1, 2, 3], [4]]
+    losses = []
+    for values in ({"entropy_loss_coef": 1.0, **extra}, {}):
+        losses.append(run(step, PolicyLoss(AlgorithmSettings(**values)), cuts)[0])
+    return losses[0] - losses[1]
+
+
+def test_the_bonus_falls_to_nothing_at_the_target_of_the_entropy():
+    step = random_step()
+    tokens = [(s, i) for s in step.samples for i in np.flatnonzero(s.response_mask)]
+    weights = [s.weight for s, _ in tokens]
+    for sample in step.samples:
+        sample.old_logprobs = -abs(sample.old_logprobs)
+    old = [float(s.old_logprobs[i]) for s, i in tokens]
+    entropy = -float(np.average(old, weights=weights))
+    whole = bonus(step)
+    assert whole < 0
+    assert bonus(step, target_entropy=2 * entropy) == pytest.approx(whole / 2, rel=1e-4)
+    assert bonus(step, target_entropy=4 * entropy) == pytest.approx(whole * 3 / 4, rel=1e-4)
+    assert bonus(step, target_entropy=entropy / 2) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_share_of_the_bonus_is_measured_on_what_is_known():
+    step = random_step()
+    loss = PolicyLoss(AlgorithmSettings(entropy_loss_coef=1.0, target_entropy=1.0))
+    samples = [replace(sample, old_logprobs=None) for sample in step.samples]
+    batch = pack(samples, denominators(samples, MAX_LENGTH))
+    annotations, metrics = loss.prepare(batch, seed=0)
+    shares = reduce_metrics(metrics)
+    assert set(annotations.entropy_share) == {np.float32(shares["actor/entropy_share"])}

@@ -48,7 +48,7 @@ UNPARSABLE = {
     "custom_envs": {"Letters": LETTERS | {"max_steps": 3, "action_pattern": "<answer>(.*)</answer>"}},
 }
 COPIED = {"actor_infer": {"model_args": {"dtype": "bf16"}}, "parity_max_logprob_diff": 1.0}
-STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5}
+STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5, "entropy_loss_coef": 0.01, "target_entropy": 9.0}
 
 
 def documented() -> tuple[set[str], set[str]]:

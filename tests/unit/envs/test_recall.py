@@ -39,12 +39,12 @@ def test_the_expert_notes_all_facts_and_recalls_the_one_that_is_asked_for() -> N
 def test_a_note_replaces_the_old_one_and_is_cut() -> None:
     env = RecallEnv(num_facts=3, note_length=4)
     env.reset(seed=1)
-    assert "Note: one two three four\n" in env.step(" one  two three four five")[0]
+    assert "Note:\none,two,three,four\n" in env.step(" one  two three four five")[0]
     observation, *_, info = env.step("six")
-    assert "Note: six\n" in observation and "one" not in observation
+    assert "Note:\nsix\n" in observation and "one" not in observation
     assert info["metrics"]["kept"] == 0.0
     observation, reward, is_over, _, info = env.step("")
-    assert "Note: six\n" in observation and (reward, is_over) == (0.0, False)
+    assert "Note:\nsix\n" in observation and (reward, is_over) == (0.0, False)
     assert info["metrics"]["action_is_valid"] == 0.0
 
 
@@ -52,12 +52,61 @@ def test_what_is_kept_counts_whole_facts_of_those_told() -> None:
     env = RecallEnv(num_facts=2)
     env.reset(seed=3)
     first = env.expert_action()
-    key, value = first.split()
-    assert env.step(f"so {key} {value}")[4]["metrics"]["kept"] == 1.0
+    assert env.step(f"so {first}")[4]["metrics"]["kept"] == 1.0
     assert env.step(first)[4]["metrics"]["kept"] == 0.5
-    wrong = str((int(env.expert_action()) + 1) % 10)
+
+
+def test_each_right_answer_has_its_part_of_the_reward() -> None:
+    env = RecallEnv(num_facts=2, num_questions=5)
+    env.reset(seed=3)
+    asked, rewards, metrics = set(), [], {}
+    for turn in range(7):
+        answer = env.expert_action()
+        if turn >= 2:
+            asked.add(env.state_key().split("|")[1])
+        if turn == 4:
+            answer = "x"
+        _, reward, is_over, _, info = env.step(answer)
+        assert is_over == (turn == 6)
+        rewards.append(reward)
+        metrics = info["metrics"]
+    assert rewards == pytest.approx([0, 0, 0.2, 0.2, 0, 0.2, 0.2])
+    assert (metrics["success"], metrics["recalled"], metrics["kept"]) == (0.0, 0.8, 1.0)
+    assert len(asked) <= 2, "a fact may be asked for again"
+    assert env.step("1")[1:3] == (0.0, True), "nothing comes after the last question"
+
+
+def test_a_wrong_digit_has_no_reward() -> None:
+    env = RecallEnv(num_facts=2)
+    env.reset(seed=3)
+    for _ in range(2):
+        env.step(env.expert_action())
+    wrong = str((int(env.expert_action()[1]) + 1) % 10)
     _, reward, is_over, _, info = env.step(wrong)
     assert (reward, is_over, info["metrics"]["success"]) == (0.0, True, 0.0)
+
+
+def test_the_expert_knows_no_more_than_can_be_seen() -> None:
+    env = RecallEnv(num_facts=2)
+    env.reset(seed=3)
+    first = env.expert_action()
+    env.step(first)
+    both = env.expert_action()
+    assert both.startswith(f"{first},")
+    env.reset(seed=3)
+    env.step("nothing")
+    assert f"{first},{env.expert_action()}" == both, "what the note lost isn't known any more"
+    env.step("")
+    assert env.expert_action()[1:] == "0", "nor the digit that is asked for"
+
+
+def test_a_tokenizer_writes_a_fact_alike_wherever_it_stands() -> None:
+    env = RecallEnv(num_facts=2, num_distractors=2)
+    observations, _ = play(env, 7)
+    actions = ["C4", "C4,D5"]
+    text = "\n".join([*observations, *actions])
+    letters = [place for place, char in enumerate(text) if char.isdigit()]
+    assert letters and not any(text[place - 2] == " " for place in letters)
 
 
 def test_without_a_note_nothing_of_earlier_turns_is_shown() -> None:
@@ -91,7 +140,7 @@ def test_facts_of_validation_are_not_those_of_training() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    check_env_contract(lambda: RecallEnv(num_facts=2), ["A 1", "A 1 B 2", "1"])
+    check_env_contract(lambda: RecallEnv(num_facts=2), ["A1", "A1,B2", "1"])
 
 
 @pytest.mark.parametrize(
@@ -106,3 +155,18 @@ def test_it_keeps_the_contract() -> None:
 def test_faulty_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         RecallEnv(**arguments)
+
+
+def test_an_answer_is_the_digit_with_its_letter_or_without() -> None:
+    for cut in (0, 1):
+        env = RecallEnv(num_facts=2)
+        env.reset(seed=2)
+        for _ in range(2):
+            env.step(env.expert_action())
+        answer = env.expert_action()
+        assert len(answer) == 2 and env.step(answer[cut:])[1] == 1.0
+    env.reset(seed=2)
+    other = next(letter for letter in "AB" if letter not in env.expert_action())
+    env.step("nothing")
+    env.step("nothing")
+    assert env.step(f"{other}{answer[1]}")[1] == 0.0, "a digit of another letter is none"

@@ -41,8 +41,8 @@ def test_a_second_answer_is_the_last_one(is_repaired: bool) -> None:
 
 def test_the_message_names_the_fault_and_never_the_answer() -> None:
     env = started()  # 50 + 97 = 147
-    assert mentions_of(env, "149") == "1 right, 4 right, 9 too high"
-    assert mentions_of(env, "037") == "0 too low, 3 too low, 7 right"
+    assert mentions_of(env, "149") == "1 right\n4 right\n9 too high"
+    assert mentions_of(env, "037") == "0 too low\n3 too low\n7 right"
     assert mentions_of(env, "14") == "Too few digits"
     assert mentions_of(env, "1470") == "Too many digits"
     for seed in range(60):
@@ -54,7 +54,7 @@ def test_the_message_names_the_fault_and_never_the_answer() -> None:
 
 def mentions_of(env: RetryEnv, answer: str) -> str:
     env.reset(seed=4)
-    return env.step(answer)[0].removesuffix(". Answer again.")
+    return env.step(answer)[0].removesuffix("Answer again.").strip(" .\n")
 
 
 def test_the_control_says_the_same_of_every_wrong_answer() -> None:
@@ -78,11 +78,14 @@ def test_sums_of_validation_are_not_those_of_training_in_any_order() -> None:
     assert not pairs("train") & pairs("val")
 
 
-def test_random_answers_are_numbers_of_the_right_size() -> None:
-    env = started(num_digits=1)
+def test_random_answers_have_one_wrong_digit() -> None:
+    env = started(num_digits=2)
     rng = random.Random(0)
-    drawn = {int(env.random_action(rng)) for _ in range(500)}
-    assert drawn == set(range(19))
+    for seed in range(300):
+        env.reset(seed=seed)
+        drawn = env.random_action(rng)
+        assert len(drawn) == len(env.solution) and str(int(drawn)) == drawn
+        assert sum(digit != right for digit, right in zip(drawn, env.solution, strict=True)) == 1
 
 
 def test_it_keeps_the_contract() -> None:

@@ -124,6 +124,19 @@ def test_branches_have_lanes_and_long_prompts_are_folded(go):
     assert browser.run("document.querySelector('.call b').textContent") == "search"
 
 
+def test_spans_of_a_trace_stand_under_their_turn(go):
+    browser = go("#/0/train/1/2/1")
+    names = (
+        "[...document.querySelectorAll('.turn[data-turn=\\'1\\'] .span-name')].map((one) => one.textContent)"
+    )
+    assert browser.wait(names) == ["chat", "server_wait", "execute_tool search"]
+    assert browser.run("document.querySelectorAll('.column > .spans-of .span-line').length") == 1
+    browser.click(".turn .spans-of summary")
+    assert browser.wait("document.querySelector('.turn .span-bar').clientWidth > 2")
+    browser = go("#/0/train/2/12/1")
+    assert count(browser, ".span-line") == 0, "the second step has no traces"
+
+
 def test_keys_move_and_search_finds(go):
     browser = go("#/0/train/2")
     browser.key("j")
@@ -155,6 +168,7 @@ def test_texts_are_never_markup(go):
         "#/0/train/3/24",
         "#/0/train/3/24/0",
         "#/0/train/3/24/0?with=1",
+        "#/0/train/1/4/0",
         "#/0/timeline",
     ):
         browser = go(link)

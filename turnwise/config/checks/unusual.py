@@ -50,6 +50,12 @@ USUAL = (
         above="the entropy outweighs the reward",
     ),
     Usual(
+        ("target_entropy",),
+        range="0.1 to 1",
+        high=5,
+        above="a policy with so much entropy no longer writes text",
+    ),
+    Usual(
         ("kl_loss_coef", "init_kl_coef"),
         range="0.001 to 0.1",
         high=10,

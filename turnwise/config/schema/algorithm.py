@@ -183,6 +183,9 @@ class AlgorithmKeys(NamesAlgorithm, Section):
 
     entropy_loss_coef: float = 0.0
     """Weight of the entropy bonus."""
+    target_entropy: Positive | None = None
+    """Entropy in nats per token that the bonus holds: the weight falls from entropy_loss_coef at an entropy
+    of 0 to nothing at this one; unset = the weight is constant."""
     loss_agg_mode: LossAggMode = derived()
     """How the losses of tokens become one number [the variant's default; token-mean for ppo]."""
     max_grad_norm: Positive = 1.0

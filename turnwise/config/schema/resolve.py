@@ -94,6 +94,8 @@ def streaming_obstacles(config: AgenticKeys) -> Iterator[str]:
         yield "reward_normalization looks beyond a group"
     if config.add_token_level_kl and config.target_kl is not None:
         yield "target_kl adapts to whole batches"
+    if config.target_entropy is not None:
+        yield "target_entropy measures whole steps"
     if config.variant.chooses_tokens:
         yield f"pg_variant {config.pg_variant} chooses among the tokens of a whole step"
     num_steps = config.optimizer_steps_per_batch(samples_per_trajectory=config.max_samples_per_trajectory)

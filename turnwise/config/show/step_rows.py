@@ -14,10 +14,17 @@ from turnwise.spec import ROWS_TAG
 
 def algorithm_rows(config: AgenticConfig) -> Iterator[SettingRow]:
     yield "advantages", ", ".join(advantages(config))
-    yield "loss", f"{_variant(config)}, {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
+    yield "loss", f"{_variant(config)}, {config.loss_agg_mode}, entropy × {_bonus(config)}"
     yield "KL", "; ".join(kl(config))
     if config.train_infer_correction is not None:
         yield "sampler", _correction(config.train_infer_correction)
+
+
+def _bonus(config: AgenticConfig) -> str:
+    weight = f"{config.entropy_loss_coef:g}"
+    if config.target_entropy is None:
+        return weight
+    return f"{weight} falling to 0 at {config.target_entropy:g} nats per token"
 
 
 def _variant(config: AgenticConfig) -> str:

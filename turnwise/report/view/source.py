@@ -1,10 +1,11 @@
 """What the pages show of one run, and how a step of it is made. The command line fills it in, since only it
 reads configs, metrics and tokenizers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnwise.report.view.episode_spans import SpansOfStep
 from turnwise.report.view.rollouts_file import RolloutsFile, chosen_steps
 from turnwise.report.view.scripts import script
 from turnwise.report.view.step_data import Json, StepData, step_data
@@ -13,6 +14,15 @@ from turnwise.report.view.token_texts import TokenTexts
 SHOWN_BYTES = 1_000_000_000
 """If a file is larger, every k-th step is shown unless steps are named."""
 _DIGITS = 4
+
+
+SpansOf = Callable[[int, bool], SpansOfStep]
+"""The spans of a step, which counts from 0; the second argument says whether it is a validation."""
+
+
+def no_spans(step: int, is_validation: bool) -> SpansOfStep:
+    """No spans: for a run without traces."""
+    return {}
 
 
 @dataclass(slots=True)
@@ -36,10 +46,11 @@ class Episodes:
         chosen, self.every = chosen_steps(self.file, SHOWN_BYTES)
         return [step + self.first_step for step in chosen]
 
-    def read(self, step: int, texts: TokenTexts | None) -> StepData:
+    def read(self, step: int, texts: TokenTexts | None, spans: SpansOf = no_spans) -> StepData:
         """A step, as people count; its row for the index is kept."""
-        records, num_damaged = self.file.records(step - self.first_step)
-        made = step_data(step, records, texts, num_damaged)
+        number = step - self.first_step
+        records, num_damaged = self.file.records(number)
+        made = step_data(step, records, texts, num_damaged, spans(number, self.kind == "val"))
         self.summaries[step] = made.summary
         return made
 
@@ -55,10 +66,12 @@ class RunSource:
     texts: TokenTexts | None
     about: Json = field(default_factory=dict)
     timeline: Json | None = None
+    spans: SpansOf = no_spans
+    """The spans of its traces."""
 
     def step_script(self, number: int, episodes: Episodes, step: int) -> bytes:
         """The script of a step of the run with this number among the shown ones."""
-        made = episodes.read(step, self.texts)
+        made = episodes.read(step, self.texts, self.spans)
         return script("step", f"{number}/{episodes.kind}/{step}", made.data)
 
     def index_entry(self) -> Json:

@@ -4,8 +4,10 @@ for each episode that the search goes through. docs/design/viewer.md walks one e
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, get_args
 
+from turnwise.report.view.episode_spans import SpansOfStep, rows_of
 from turnwise.report.view.token_texts import TokenTexts
 from turnwise.spec import TokenValue
 
@@ -70,6 +72,7 @@ class _Reading:
     """What the episodes of a step share."""
 
     texts: TokenTexts | None
+    spans: SpansOfStep
     ids: set[int] = field(default_factory=set)
     tools: list[Any] = field(default_factory=list)
 
@@ -80,9 +83,16 @@ class _Reading:
         return self.tools.index(tools)
 
 
-def step_data(step: int, records: Sequence[Json], texts: TokenTexts | None, num_damaged: int = 0) -> StepData:
-    """The step of these records. Without `texts`, tokens have no text, and only their ids are shown."""
-    reading = _Reading(texts)
+def step_data(
+    step: int,
+    records: Sequence[Json],
+    texts: TokenTexts | None,
+    num_damaged: int = 0,
+    spans: SpansOfStep = MappingProxyType({}),
+) -> StepData:
+    """The step of these records. Without `texts`, tokens have no text, and only their ids are shown. `spans`
+    are those of the step's traces."""
+    reading = _Reading(texts, spans)
     groups: dict[tuple[int, str], Json] = {}
     for record in records:
         try:
@@ -127,6 +137,10 @@ def _trajectory(record: Json, reading: _Reading) -> Json:
     trajectory = _chosen(record, _OF_TRAJECTORY)
     trajectory["score"] = float(record.get("score", 0.0))
     trajectory["turns"] = [_turn(turn, reading) for turn in record["turns"]]
+    attempts = reading.spans.get((str(record["task"].get("id")), int(record.get("sibling", 0))), ())
+    spans = rows_of(attempts, trajectory["turns"])
+    if spans:
+        trajectory["spans"] = spans
     return trajectory
 
 

@@ -149,6 +149,11 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         reason="needs target_kl",
     ),
     Requirement(
+        ("target_entropy",),
+        needs=lambda c: c.entropy_loss_coef,
+        reason="it scales the bonus of entropy_loss_coef, which is 0",
+    ),
+    Requirement(
         ("kl_loss_coef", "kl_loss_type"),
         needs=lambda c: c.use_kl_loss,
         reason="needs use_kl_loss: true",

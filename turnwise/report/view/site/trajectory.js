@@ -244,6 +244,7 @@ function fillColumns(view, columns) {
         toolsPart(view.data, member),
         member.turns.map((turn, i) => turnCard(view, member, turn, i, lanes, states, side)),
         member.turns.length ? null : el("p", { class: "empty" }, "It has no turn."),
+        spansPart(member, null),
       );
     }),
   );

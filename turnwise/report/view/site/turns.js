@@ -148,6 +148,7 @@ function turnCard(view, member, turn, i, lanes, states, side) {
     promptPart(view, turn, i),
     responsePart(view, turn, i, side),
     outcomePart(turn, states),
+    spansPart(member, i),
   );
   append(card, [
     lanes.count > 1 ? laneGutter(lanes, member.turns, i) : null,
