@@ -1,5 +1,5 @@
-"""The index of a checkpoint's shares: which file holds which block of which tensor (docs/design/checkpoints.md).
-Nothing here reads a tensor."""
+"""The index of a checkpoint's shares: which file holds which block of which tensor
+(docs/design/checkpoints.md). Nothing here reads a tensor."""
 
 import json
 import math

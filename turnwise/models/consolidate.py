@@ -70,4 +70,4 @@ def write_settings(model: PreTrainedModel, folder: Path) -> None:
     """Writes what a Hugging Face folder has beside its weights: the configs, and a model's own code. Raises
     OSError if they can't be written."""
     write_weights(model, folder, {})
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").unlink(missing_ok=True)

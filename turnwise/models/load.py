@@ -256,7 +256,7 @@ def write_weights(
     """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as
     separate tensors. `parameters`, if given, are written instead of the model's own. Raises OSError if they
     can't be written."""
-    tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
+    tensors: dict[str, Tensor] = dict(model.named_parameters() if parameters is None else parameters)
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

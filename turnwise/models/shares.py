@@ -51,6 +51,8 @@ class Shares:
 
     def rows(self, name: str, shape: Sequence[int], start: int, stop: int) -> Tensor:
         """Rows `start` to `stop` of a tensor of this shape. Raises ModelError as `whole`."""
+        if not shape:
+            return self.whole(name, shape)
         offsets = (start, *(0 for _ in shape[1:]))
         return self.part(name, shape, Place(offsets, (stop - start, *shape[1:])))
 
@@ -80,8 +82,8 @@ class Shares:
             )
         if saved != tuple(shape):
             raise ModelError(
-                f"{self.folder}: {name} is {shape_text(saved)} in the shares and {shape_text(tuple(shape))} in "
-                "this model, which is another architecture; set pretrain as it was"
+                f"{self.folder}: {name} is {shape_text(saved)} in the shares and {shape_text(tuple(shape))} "
+                "in this model, which is another architecture; set pretrain as it was"
             )
 
 

@@ -48,6 +48,12 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def raise_any(self, fault: OSError | None) -> None:
+        """Raises on all ranks the fault of the first rank that has one."""
+        for error in self.gather(fault):
+            if error is not None:
+                raise error
+
     def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
         """Gives every rank the sum of all ranks' gradients. A parameter that has a gradient on no rank keeps
         none."""

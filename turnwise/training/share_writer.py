@@ -103,16 +103,14 @@ def write_shares(
     ranks: Ranks,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes this rank's blocks into the checkpoint `folder`, in files of at most `max_bytes`, and on the rank
-    that answers the index of all. All ranks must call it together. Raises OSError on all ranks if one can't
-    write its share."""
+    """Writes this rank's blocks into the checkpoint `folder`, in files of at most `max_bytes`, and on the
+    rank that answers the index of all. All ranks must call it together. Raises OSError on all ranks if one
+    can't write its share."""
     shares = folder / SHARES
     shares.mkdir(parents=True, exist_ok=True)
     shapes: dict[str, tuple[int, ...]] = {}
     files: dict[str, ShareFile] = {}
-    number = 0
-    for contents in _in_step(file_contents(blocks, max_bytes), ranks):
-        number += 1
+    for number, contents in enumerate(_in_step(file_contents(blocks, max_bytes), ranks), start=1):
         written = [block for block in contents if block.is_written]
         place = shares / f"{number:05d}"
         _write_round(place, written, ranks)
@@ -126,14 +124,12 @@ def write_shares(
         all_shapes |= of_rank[0]
         all_files |= of_rank[1]
     fault: OSError | None = None
-    if ranks.context.answers:
-        try:
+    try:
+        if ranks.context.answers:
             ShareIndex(dict(sorted(all_shapes.items())), dict(sorted(all_files.items()))).write(folder)
-        except OSError as error:
-            fault = error
-    for error in ranks.gather(fault):
-        if error is not None:
-            raise error
+    except OSError as error:
+        fault = error
+    ranks.raise_any(fault)
 
 
 def _in_step(contents: Iterator[list[Block]], ranks: Ranks) -> Iterator[list[Block]]:
