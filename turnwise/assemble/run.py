@@ -79,7 +79,13 @@ def build_checkpoints(
     """The checkpoints of a run: where, when and what it saves."""
     path = checkpoints_folder(config, folder.path)
     return Checkpoints(
-        path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config)
+        path,
+        config.save_steps,
+        config.max_ckpt_to_keep,
+        num_steps,
+        contents,
+        dump_yaml(config),
+        config.checkpoint_config.save_hf_model,
     )
 
 

@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, value="w"):
         self.value = value
 
-    def save(self, folder):
+    def save(self, folder, form="training"):
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text('{"model_type": "qwen2"}')
         (folder / "weights").write_text(self.value)
@@ -35,7 +35,7 @@ class Worker:
 
 
 class FullDisk:
-    def save(self, folder):
+    def save(self, folder, form="training"):
         (folder / "weights").write_text("half of it")
         raise OSError(28, "No space left on device")
 
