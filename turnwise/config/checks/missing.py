@@ -77,7 +77,8 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     if not spec.is_available:
         same_kind = {key: strategy for key, strategy in STRATEGIES.items() if strategy.kind == spec.kind}
         available = [key for key, strategy in same_kind.items() if strategy.is_available]
-        yield f"{path}: {name} isn't supported yet; available: {', '.join(available)}."
+        instead = f"; {spec.instead}" if spec.instead else ""
+        yield f"{path}: {name} isn't supported yet{instead}; available: {', '.join(available)}."
     elif prefix == "reward." and spec.is_sharded:
         yield f"{path}: {name} isn't supported yet for reward, which has one device; use torch_infer."
     elif spec.extra and not is_attached and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
