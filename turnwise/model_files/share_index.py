@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from turnwise.errors import ModelError, listed
-from turnwise.model_files.folder import file_headers
+from turnwise.model_files.folder import SHARES, file_headers
 
-SHARES = "shares"
-"""Folder of the shares in a checkpoint."""
 INDEX_FILE = "index.json"
 _FORMAT = 1
 _SAVE_AGAIN = "continue from another checkpoint"

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
@@ -14,8 +15,6 @@ from turnwise.runtime.disk import writing
 
 MAX_FILE_BYTES = 10**9
 """Maximum bytes of a file of shares or of a plain folder, unless one tensor has more."""
-_BYTES = 4
-"""Of a number: weights are fp32."""
 
 
 def files_of(num_bytes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
@@ -41,11 +40,12 @@ def write_plain_weights(
     number: int = 0,
     count: int = 1,
     max_bytes: int = MAX_FILE_BYTES,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Writes the weights of shares as safetensors of whole tensors into an existing folder. `count` processes
-    deal the files out among themselves; this is process `number`, and the first writes the index. Raises
-    OSError if they can't be written."""
-    sizes = {name: _BYTES * math.prod(shares.shape(name)) for name in shares.weights}
+    """Writes the weights of shares in `dtype` as safetensors of whole tensors into an existing folder.
+    `count` processes deal the files out among themselves; this is process `number`, and the first writes the
+    index. Raises OSError if they can't be written."""
+    sizes = {name: dtype.itemsize * math.prod(shares.shape(name)) for name in shares.weights}
     files = files_of(sizes, max_bytes)
     names = ["model.safetensors"]
     if len(files) > 1:
@@ -55,7 +55,7 @@ def write_plain_weights(
             continue
         with writing(folder / name):
             save_file(
-                {tensor: shares.whole(tensor, shares.shape(tensor)) for tensor in tensors},
+                {tensor: shares.whole(tensor, shares.shape(tensor)).to(dtype) for tensor in tensors},
                 folder / name,
                 metadata={"format": "pt"},
             )

@@ -119,6 +119,12 @@ RUN = (
     Live("save_steps", 1, "files", _TWO),
     Live("max_ckpt_to_keep", 1, "files", _TWO | {"save_steps": 1}),
     Live("checkpoint_config.output_dir", "saved", "files"),
+    Live(
+        "checkpoint_config.save_hf_model",
+        True,
+        "files",
+        _TWO | {"save_steps": 1, "actor_train.strategy_args.strategy_name": "fsdp2_train"},
+    ),
     Live("track_with", ["tensorboard"], "files"),
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
     Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),

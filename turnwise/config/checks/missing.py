@@ -15,12 +15,14 @@ from turnwise.config.schema.model_args import Role
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.errors import ModelError, NotAvailableError, install_hint
 from turnwise.model_files.folder import (
+    NEEDS_EXPORT,
     NO_TOKENIZER,
     NO_WEIGHTS,
     base_of_adapter,
     folder_here,
     has_tokenizer,
     has_weights,
+    needs_export,
 )
 from turnwise.model_files.hub import check_hub_name
 from turnwise.runtime.machine import Machine, ray_sign
@@ -165,7 +167,9 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             # The other models read the token ids of the first, which is trained.
             if number == 0 and not has_tokenizer(folder):
                 yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
-            if not has_weights(folder):
+            if needs_export(folder):
+                yield f"{key}: {model.model_name_or_path}: {NEEDS_EXPORT}."
+            elif not has_weights(folder):
                 yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
 
 
