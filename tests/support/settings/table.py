@@ -119,12 +119,6 @@ RUN = (
     Live("save_steps", 1, "files", _TWO),
     Live("max_ckpt_to_keep", 1, "files", _TWO | {"save_steps": 1}),
     Live("checkpoint_config.output_dir", "saved", "files"),
-    Live(
-        "checkpoint_config.save_hf_model",
-        True,
-        "files",
-        _TWO | {"save_steps": 1, "actor_train.strategy_args.strategy_name": "fsdp2_train"},
-    ),
     Live("track_with", ["tensorboard"], "files"),
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
     Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),
@@ -198,6 +192,12 @@ _FAILURES = (
 
 AGENTIC: tuple[Live, ...] = (
     *RUN,
+    Live(
+        "checkpoint_config.save_hf_model",
+        True,
+        "files",
+        _TWO | {"save_steps": 1, "actor_train.strategy_args.strategy_name": "fsdp2_train"},
+    ),
     Live("sequence_length", 24, "rollouts"),
     Live("prompt_length", 14, "rollouts", _LENGTHS),
     Live("response_length", 10, "rollouts", _LENGTHS),
@@ -438,6 +438,12 @@ _SFT_VALIDATED = {"eval_steps": 1, "val_files": "$demonstrations", "num_epochs":
 
 SFT: tuple[Live, ...] = (
     *RUN,
+    Live(
+        "checkpoint_config.save_hf_model",
+        True,
+        "files",
+        _TWO | {"save_steps": 1, "strategy_args.strategy_name": "fsdp2_train"},
+    ),
     Live("device_mapping", [99], "error"),
     Live("num_gpus_per_node", 1, "error", {"device_mapping": [0, 1]}),
     Live("sequence_length", 8, "error"),
