@@ -107,6 +107,21 @@ def test_plain_torch_goes_on_from_shares_and_back(make_role, tmp_path, kind):  #
     np.testing.assert_equal(ask(two, "parameters"), ask(one, "parameters"))
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_saving_takes_twice_the_largest_file(make_role, tmp_path):  # noqa: F811
+    """A rank holds ten times as much as a file may have, and its memory while saving is what it was before,
+    twice the largest file, and 64 MB."""
+    large = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    role = make_role(Kind(fsdp2={}, config=large), 2)
+    step(role, 0)
+    asked = [role.workers.at(rank).call("memory_of_saving", tmp_path, 16 * 2**20) for rank in (0, 1)]
+    measured = [pending.result() for pending in asked]
+    sizes = [file.stat().st_size for file in tmp_path.rglob("*.safetensors")]
+    assert max(sizes) <= 16 * 2**20 and sum(sizes) > 20 * max(sizes)
+    for before, peak in measured:
+        assert peak <= before + 2 * max(sizes) + 64 * 2**20
+
+
 def test_a_model_alone_has_no_state(make_role, tmp_path):  # noqa: F811
     role = make_role(KIND, 2)
     ask(role, "save", tmp_path / "model", "model")

@@ -96,6 +96,8 @@ def begin(
     run's files."""
     with ExitStack() as on_error:
         on_error.callback(pipeline.log.close)
+        if len(pipeline.cluster.placement.machine.nodes) > 1:
+            pipeline.checkpoints.require_seen()
         if folder.resumed_from is not None:
             pipeline.checkpoints.restore(folder.resumed_from)
         folder.begin(pipeline.checkpoints.config_yaml)

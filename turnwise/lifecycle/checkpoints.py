@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SEEN_FILE = ".turnwise.seen"
+"""Written for a moment, to find out which nodes see it."""
+
 
 class TrainedRole(Protocol):
     """What checkpoints need of a role's model (`pipelines.model_role.ModelRole`)."""
 
+    name: str
     workers: Workers
     is_sharded: bool
     num_updates: int
@@ -121,6 +126,29 @@ class Checkpoints:
             return False
         infos = [role.workers.call("info", route="rank0").result() for role in self.contents.roles]
         return [info.num_updates for info in infos] == self._num_updates
+
+    def require_seen(self, wait_s: float = 10.0) -> None:
+        """Raises CheckpointError if the node of a rank that saves or loads doesn't see the folder of
+        checkpoints, or sees another one of this name."""
+        file = self.path / _SEEN_FILE
+        text = uuid.uuid4().hex
+        with self._advising(file):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        try:
+            for role in self.contents.roles:
+                ranks = [role.workers.at(rank) for rank in range(role.workers.size)]
+                asked = [rank.call("node_without", file, text, wait_s) for rank in ranks]
+                for rank, pending in enumerate(asked):
+                    node = pending.result()
+                    if node:
+                        raise CheckpointError(
+                            f"node {node}, where rank {rank} of {role.name} is, doesn't see {self.path}, so "
+                            "its part of a checkpoint would be elsewhere; point "
+                            "checkpoint_config.output_dir to a folder that all nodes share"
+                        )
+        finally:
+            file.unlink(missing_ok=True)
 
     @property
     def is_sharded(self) -> bool:

@@ -10,11 +10,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from turnwise.models.load import write_weights
-from turnwise.models.shares import Shares
+from turnwise.models.shares import MAX_FILE_BYTES, Shares
 from turnwise.runtime.disk import writing
-
-MAX_FILE_BYTES = 10**9
-"""Maximum bytes of a file of shares or of a plain folder, unless one tensor has more."""
 
 
 def files_of(num_bytes: Mapping[str, int], max_bytes: int) -> list[list[str]]:

@@ -19,6 +19,9 @@ from turnwise.model_files.share_index import (
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's names of its two moments."""
+MAX_FILE_BYTES = 10**9
+"""Maximum bytes of a file of shares or of a plain folder. One row of a tensor, or in a plain folder one
+tensor, isn't cut."""
 _OF_OPTIMIZER = "optimizer."
 
 

@@ -2,9 +2,11 @@
 order of an optimiser step, and that of saving and loading. There is no model here."""
 
 import logging
+import platform
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import ModelError, NotAvailableError
-from turnwise.models.shares import Shares, open_shares
+from turnwise.models.shares import MAX_FILE_BYTES, Shares, open_shares
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, SavedForm, StepPart
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
@@ -34,6 +36,8 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -50,6 +54,9 @@ class BaseStrategy(ABC):
     engines.
 
     `rank` names the device and the other ranks."""
+
+    max_file_bytes = MAX_FILE_BYTES
+    """Maximum bytes of a file of shares."""
 
     def __init__(self, settings: StrategySettings, rank: RankContext | None = None) -> None:
         self._ranks = Ranks(rank)
@@ -160,12 +167,17 @@ class BaseStrategy(ABC):
                 self._set_moments(SharedMoments(shares, saved["optimizer"]["steps"], trained))
         restore_trainer_state(saved, self._loss_scale, self.device)
 
-    def sees(self, file: Path, text: str) -> bool:
-        """Whether this rank's node sees a file of another one, which contains `text`."""
-        try:
-            return file.read_text(encoding="utf-8") == text
-        except OSError:
-            return False
+    def node_without(self, file: Path, text: str, wait_s: float = 10.0) -> str:
+        """The name of this rank's node if it doesn't have a file that the run has written, which contains
+        `text`; empty if it has. A folder on the network may take moments to show a new file."""
+        end = time.monotonic() + wait_s
+        while True:
+            with suppress(OSError, UnicodeDecodeError):
+                if file.read_text(encoding="utf-8") == text:
+                    return ""
+            if time.monotonic() >= end:
+                return self._context.node or platform.node()
+            time.sleep(_POLL_S)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
         """Moves these kinds of memory (`weights`, `optimizer`) to the host; does nothing on a CPU."""

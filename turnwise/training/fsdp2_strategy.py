@@ -254,18 +254,19 @@ class Fsdp2Strategy(BaseStrategy):
         if self._model.adapters is None:
             named = itertools.chain(saved_tensors(self.model), named)
         size = self._model.describe().saved_bytes
-        write_training(folder, self._ranks, self._sharded.blocks(named), state, self._steps(), size)
+        blocks = self._sharded.blocks(named)
+        write_training(folder, self._ranks, blocks, state, self._steps(), size, self.max_file_bytes)
         if self._model.adapters is not None:
             self._write_model(folder)
             return
         add_settings(folder, self._ranks, self.model)
         if has_model:
-            add_weights(folder, self._ranks)
+            add_weights(folder, self._ranks, self.max_file_bytes)
 
     def _write_model(self, folder: Path) -> None:
         if self._model.adapters is None:
             blocks = self._sharded.blocks(saved_tensors(self.model))
-            write_model(folder, self._ranks, blocks, self.model)
+            write_model(folder, self._ranks, blocks, self.model, self.max_file_bytes)
             return
         with self._gathered(self._model.adapters.parameters):
             if self._context.answers:

@@ -1,9 +1,6 @@
 """Writes a checkpoint by shares: each rank writes blocks of tensors (docs/design/checkpoints.md)."""
 
-import errno
 import hashlib
-import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +27,8 @@ from torch.distributed.checkpoint.planner import (
 
 from turnwise.errors import first_line
 from turnwise.model_files.share_index import SHARES, Place, ShareFile, ShareIndex
-from turnwise.models.consolidate import MAX_FILE_BYTES
-from turnwise.runtime.disk import existing_folder
+from turnwise.models.shares import MAX_FILE_BYTES
+from turnwise.runtime.disk import free_bytes, require_space
 from turnwise.training.ranks import Ranks
 
 _HEADER_BYTES = 4096
@@ -88,13 +85,10 @@ def file_contents(blocks: Iterable[Block], max_bytes: int) -> Iterator[list[Bloc
         yield contents
 
 
-def require_space(folder: Path, num_bytes: int, ranks: Ranks) -> None:
+def require_space_for_all(folder: Path, num_bytes: int, ranks: Ranks) -> None:
     """Raises OSError on all ranks if one of them sees less free space than `num_bytes`, what all ranks write
     together, where `folder` is to be."""
-    free = ranks.gather(shutil.disk_usage(existing_folder(folder)).free)
-    if min(free) < num_bytes:
-        reason = f"{os.strerror(errno.ENOSPC)} (it takes about {num_bytes / 1e6:,.1f} MB)"
-        raise OSError(errno.ENOSPC, reason, str(folder))
+    require_space(folder, num_bytes, min(ranks.gather(free_bytes(folder))))
 
 
 def write_shares(

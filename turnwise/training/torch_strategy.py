@@ -16,6 +16,7 @@ from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters
 from turnwise.models.shares import Shares
 from turnwise.protocols import Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.disk import require_space
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
@@ -143,6 +144,7 @@ class TorchStrategy(BaseStrategy):
     def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
         """The weights are a plain folder in any case."""
         if self._context.answers:
+            require_space(folder, self._model.describe().saved_bytes)
             self._model.write(folder)
             moments = self._adam.state_dict() if self.settings.is_trained else None
             write_trainer_state(folder, state, moments)

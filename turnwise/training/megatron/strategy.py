@@ -245,13 +245,15 @@ class MegatronStrategy(BaseStrategy):
 
     def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
         blocks = itertools.chain(self._held.blocks(lambda parameter: parameter), self._moment_blocks())
-        write_training(folder, self._ranks, blocks, state, self._steps(), self._describe().saved_bytes)
+        size = self._describe().saved_bytes
+        write_training(folder, self._ranks, blocks, state, self._steps(), size, self.max_file_bytes)
         add_settings(folder, self._ranks, self.model)
         if has_model:
-            add_weights(folder, self._ranks)
+            add_weights(folder, self._ranks, self.max_file_bytes)
 
     def _write_model(self, folder: Path) -> None:
-        write_model(folder, self._ranks, self._held.blocks(lambda parameter: parameter), self.model)
+        blocks = self._held.blocks(lambda parameter: parameter)
+        write_model(folder, self._ranks, blocks, self.model, self.max_file_bytes)
 
     def _read_weights(self, folder: Path) -> None:
         source = ModelSource(str(folder), has_value_head=self._is_value_model)
