@@ -114,8 +114,8 @@ def test_saving_takes_twice_the_largest_file(make_role, tmp_path):  # noqa: F811
     large = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
     role = make_role(Kind(fsdp2={}, config=large), 2)
     step(role, 0)
-    asked = [role.workers.at(rank).call("memory_of_saving", tmp_path, 16 * 2**20) for rank in (0, 1)]
-    measured = [pending.result() for pending in asked]
+    answers = [role.workers.at(rank).call("memory_of_saving", tmp_path, 16 * 2**20) for rank in (0, 1)]
+    measured = [answer.result() for answer in answers]
     sizes = [file.stat().st_size for file in tmp_path.rglob("*.safetensors")]
     assert max(sizes) <= 16 * 2**20 and sum(sizes) > 20 * max(sizes)
     for before, peak in measured:

@@ -138,9 +138,9 @@ class Checkpoints:
         try:
             for role in self.contents.roles:
                 ranks = [role.workers.at(rank) for rank in range(role.workers.size)]
-                asked = [rank.call("node_without", file, text, wait_s) for rank in ranks]
-                for rank, pending in enumerate(asked):
-                    node = pending.result()
+                answers = [rank.call("node_without", file, text, wait_s) for rank in ranks]
+                for rank, answer in enumerate(answers):
+                    node = answer.result()
                     if node:
                         raise CheckpointError(
                             f"node {node}, where rank {rank} of {role.name} is, doesn't see {self.path}, so "

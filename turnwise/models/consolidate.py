@@ -58,8 +58,8 @@ def write_plain_weights(
             )
     if number == 0 and len(files) > 1:
         weight_map = {tensor: name for name, tensors in zip(names, files, strict=True) for tensor in tensors}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        values = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        text = json.dumps(values, indent=2, sort_keys=True) + "\n"
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 

@@ -59,21 +59,21 @@ class Shares:
         offsets = (start, *(0 for _ in shape[1:]))
         return self.part(name, shape, Place(offsets, (stop - start, *shape[1:])))
 
-    def part(self, name: str, shape: Sequence[int], wanted: Place) -> Tensor:
-        """A part of a tensor of this shape. Raises ModelError as `whole`."""
+    def part(self, name: str, shape: Sequence[int], place: Place) -> Tensor:
+        """The part at `place` of a tensor of this shape. Raises ModelError as `whole`."""
         self.require(name, shape)
         values: Tensor | None = None
-        for file, place in self._blocks[name]:
-            common = wanted.overlap(place)
+        for file, of_block in self._blocks[name]:
+            common = place.overlap(of_block)
             if common is None:
                 continue
             with safe_open(self.folder / SHARES / file, "pt") as opened:
                 stored = opened.get_slice(name) if shape else opened.get_tensor(name)
-                block: Tensor = stored[_slices(common, place)]
+                block: Tensor = stored[_slices(common, of_block)]
             if values is None:
-                values = torch.empty(wanted.sizes, dtype=block.dtype)
-            values[_slices(common, wanted)] = block
-        return torch.empty(wanted.sizes) if values is None else values
+                values = torch.empty(place.sizes, dtype=block.dtype)
+            values[_slices(common, place)] = block
+        return torch.empty(place.sizes) if values is None else values
 
     def require(self, name: str, shape: Sequence[int]) -> None:
         """Raises ModelError if the shares have no tensor of this name and shape."""

@@ -250,11 +250,11 @@ class Fsdp2Strategy(BaseStrategy):
         return self._sharded.whole(parameters, is_changed)
 
     def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
-        named = self._named_moments()
+        tensors = self._named_moments()
         if self._model.adapters is None:
-            named = itertools.chain(saved_tensors(self.model), named)
+            tensors = itertools.chain(saved_tensors(self.model), tensors)
         size = self._model.describe().saved_bytes
-        blocks = self._sharded.blocks(named)
+        blocks = self._sharded.blocks(tensors)
         write_training(folder, self._ranks, blocks, state, self._steps(), size, self.max_file_bytes)
         if self._model.adapters is not None:
             self._write_model(folder)
@@ -281,9 +281,9 @@ class Fsdp2Strategy(BaseStrategy):
     @torch.no_grad()
     def _set_weights(self, shares: Shares) -> None:
         self._model.require_all_trained(shares.folder)
-        named = dict(saved_tensors(self.model))
-        require_same_tensors(shares, named)
-        for name, tensor in named.items():
+        tensors = dict(saved_tensors(self.model))
+        require_same_tensors(shares, tensors)
+        for name, tensor in tensors.items():
             start, stop = self._sharded.held_rows(tensor)
             share(tensor).copy_(shares.rows(name, tensor.shape, start, stop))
 

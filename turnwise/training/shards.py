@@ -114,10 +114,10 @@ class ShardedModel(nn.Module):
         start = min(self._mesh.get_local_rank(self._shard_dim) * size, num_rows)
         return start, min(start + size, num_rows)
 
-    def blocks(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[Block]:
+    def blocks(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Block]:
         """This rank's shares of tensors, to be saved. Copies of the model deal them out among themselves."""
         copy = self._mesh.get_local_rank(0) if self.num_copies > 1 else 0
-        for number, (name, tensor) in enumerate(named):
+        for number, (name, tensor) in enumerate(tensors):
             values = share(tensor).detach()
             is_written = number % self.num_copies == copy
             if not isinstance(tensor, DTensor):  # every rank has all of it
