@@ -17,7 +17,7 @@ from turnwise.training.share_writer import Block, require_space_for_all, write_s
 from turnwise.training.state import write_shared_state
 
 _BYTES = 4
-"""Of a number: weights are fp32."""
+"""Bytes of a number: weights are fp32."""
 
 
 def write_training(
