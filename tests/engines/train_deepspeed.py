@@ -163,6 +163,29 @@ def test_a_checkpoint_of_two_ranks_goes_on_anywhere(make_role, tmp_path, kind): 
         assert distance(expected, moved) <= (0 if number == 0 else 1e-3), again
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_goes_on_from_the_shares_of_fsdp2_and_that_from_it(make_role, tmp_path, stage):  # noqa: F811
+    """The weights are the same bit by bit, the next step up to rounding."""
+    shares, whole_model = (
+        make_role(kind, 2) for kind in (Kind(fsdp2={}, eps=EPS), Kind(stage=stage, eps=EPS))
+    )
+    steps(shares, WeightedLoss(), 2)
+    shares.workers.call("save", tmp_path / "shares").result()
+    at_save = ask(shares, "parameters")
+    whole_model.workers.call("load", tmp_path / "shares").result()
+    np.testing.assert_equal(whole(whole_model), at_save)
+    for role in (shares, whole_model):
+        steps(role, WeightedLoss(), 1)
+    moved = [
+        {name: value - at_save[name] for name, value in state.items()}
+        for state in (ask(shares, "parameters"), whole(whole_model))
+    ]
+    assert distance(*moved) <= 1e-3
+    whole_model.workers.call("save", tmp_path / "whole").result()
+    shares.workers.call("load", tmp_path / "whole").result()
+    np.testing.assert_equal(ask(shares, "parameters"), whole(whole_model))
+
+
 def test_a_checkpoint_of_plain_torch_goes_on(make_role, tmp_path):  # noqa: F811
     plain, sharded = make_role(Kind(eps=EPS), 1), make_role(Kind(stage=3, eps=EPS), 2)
     steps(plain, WeightedLoss(), 2)

@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role, 
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "kind"), named("tp2", "pp2", "dp2", "value_tp2", "dp2_plain_optimizer")
+    ("num_ranks", "kind"), named("tp2", "pp2", "dp2", "value_tp2", "dp2_plain_optimizer", "tp2_dp2")
 )
 def test_a_checkpoint_goes_on_anywhere(make_role, tmp_path, num_ranks, kind):  # noqa: F811
     """Bit by bit on the same ranks; up to rounding in plain torch, from which Megatron can go on too."""

@@ -172,3 +172,16 @@ def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, how, ran
     )
     assert re.search(f"error: {has_ended if number == signal.SIGKILL else waited}", said), said
     assert runs[0].returncode == 2
+
+
+@pytest.mark.extra
+def test_a_rank_that_is_gone_takes_its_share_along(start):
+    """FSDP2's first rank can't save alone: the run says which steps are lost, and ends at once."""
+    gated = "custom_envs.Letters.env_type=toy_envs:GatedLettersEnv"
+    [run] = start("processes", gated, "actor_train.strategy_args.strategy_name=fsdp2_train")
+    processes = below(run.pid)
+    os.kill([process for process in processes if not below(process)][-1], signal.SIGKILL)
+    Path("gate").touch()
+    said = ended([run], processes)
+    assert "1 finished step is lost" in said and "holds a share" in said and "no checkpoint yet" in said
+    assert run.returncode == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ from turnwise.training.shards import whole_tensor
 from turnwise.training.torch_strategy import TorchStrategy
 
 RATE = 1e-3
+
+
+def _memory(name: str) -> int:
+    """A number of bytes that Linux tells of this process."""
+    text = Path("/proc/self/status").read_text().split(f"{name}:")[1]
+    return 1024 * int(text.split()[0])
 
 
 class Recorded(TorchStrategy):
@@ -58,6 +65,14 @@ class RecordedShards(Fsdp2Strategy):
         self.gradient = {
             name: whole_tensor(p.grad).clone().numpy() for name, p in named if p.grad is not None
         }
+
+    def memory_of_saving(self, folder: Path, max_file_bytes: int) -> tuple[int, int]:
+        """Bytes of resident memory before saving in every form, and the most while saving."""
+        self.max_file_bytes = max_file_bytes
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _memory("VmRSS")
+        self.save(folder, "training and model")
+        return before, _memory("VmHWM")
 
     def last_gradient(self) -> dict[str, np.ndarray]:
         return self.gradient

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rank_workers import Kind
 
-from turnwise.protocols import WHOLE_STEP, Loss, StepPart, Workers
+from turnwise.protocols import WHOLE_STEP, Loss, SavedForm, StepPart, Workers
 from turnwise.runtime.rank import RankContext
 from turnwise.types import Batch, Metric
 
@@ -71,8 +71,8 @@ class TwoRanks:
         for name, array in self._all("weights", self._number)[0].items():
             yield name, torch.from_numpy(array)
 
-    def save(self, folder: Path) -> None:
-        self._all("ask", self._number, "save", folder)
+    def save(self, folder: Path, form: SavedForm = "training") -> None:
+        self._all("ask", self._number, "save", folder, form)
 
     def load(self, folder: Path) -> None:
         self._all("ask", self._number, "load", folder)

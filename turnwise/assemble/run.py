@@ -79,7 +79,13 @@ def build_checkpoints(
     """The checkpoints of a run: where, when and what it saves."""
     path = checkpoints_folder(config, folder.path)
     return Checkpoints(
-        path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config)
+        path,
+        config.save_steps,
+        config.max_ckpt_to_keep,
+        num_steps,
+        contents,
+        dump_yaml(config),
+        config.checkpoint_config.save_hf_model,
     )
 
 
@@ -90,6 +96,8 @@ def begin(
     run's files."""
     with ExitStack() as on_error:
         on_error.callback(pipeline.log.close)
+        if len(pipeline.cluster.placement.machine.nodes) > 1:
+            pipeline.checkpoints.require_seen()
         if folder.resumed_from is not None:
             pipeline.checkpoints.restore(folder.resumed_from)
         folder.begin(pipeline.checkpoints.config_yaml)

@@ -22,7 +22,8 @@ def export(options: argparse.Namespace) -> int:
     """Writes the model and its tokenizer without the training state, and prints what was written."""
     out = free_folder(options.out)
     with ends_at_once():  # torch takes seconds to import
-        from turnwise.models.load import export_model, parse_dtype
+        from turnwise.models.export import export_model
+        from turnwise.models.load import parse_dtype
 
     base = base_of_adapter(options.model)
     model = export_model(options.model, out, parse_dtype(options.dtype))

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import CheckpointError, ModelError
-from turnwise.training.state import TRAINER_FILE, load_trainer_state
+from turnwise.model_files.share_index import SHARES, ShareFile, check_shares, has_shares, read_index
+from turnwise.training.state import (
+    SHARED_STATE_FILE,
+    TRAINER_FILE,
+    load_trainer_state,
+    read_shared_state,
+)
 
 CONFIG_FILE = "run.yaml"
 """The resolved config of the run that saved the checkpoint."""
@@ -43,13 +49,25 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Writes `MANIFEST_FILE`: size and hash of every file in the folder."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    manifest = {
-        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-        for file in files
-    }
+    """Writes `MANIFEST_FILE`: size and hash of every file in the folder. Shares were hashed by the ranks that
+    wrote them."""
+    shares = _hashed_shares(folder)
+    manifest: dict[str, dict[str, Any]] = {}
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        share = shares.get(file)
+        digest = _sha256(file) if share is None else share.sha256
+        manifest[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "sha256": digest}
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _hashed_shares(folder: Path) -> dict[Path, ShareFile]:
+    """The files of all shares in a checkpoint, which its roles wrote."""
+    hashed: dict[Path, ShareFile] = {}
+    for shares in folder.rglob(SHARES):
+        if has_shares(shares.parent):
+            files = read_index(shares.parent).files
+            hashed |= {shares / name: contents for name, contents in files.items()}
+    return hashed
 
 
 def verify(folder: Path) -> None:
@@ -65,6 +83,9 @@ def verify(folder: Path) -> None:
             is_same = file.stat().st_size == size and _sha256(file) == digest
             if is_same and file.name == TRAINER_FILE:
                 load_trainer_state(file, is_mapped=True)
+            if is_same and file.name == SHARED_STATE_FILE:
+                read_shared_state(file.parent)
+                check_shares(file.parent, read_index(file.parent))
         except (OSError, ValueError) as fault:
             raise CheckpointError(f"{folder}: {name!r} can't be read ({fault})") from fault
         except ModelError as fault:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.costs.model import bytes_text
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, counted
 from turnwise.lifecycle.checkpoint_files import (
     CONFIG_FILE,
     STATE_FILE,
@@ -26,19 +27,22 @@ from turnwise.lifecycle.checkpoint_files import (
 )
 from turnwise.lifecycle.interrupt import Interrupts
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
-from turnwise.protocols import Pending, Stateful, Workers
+from turnwise.protocols import Pending, SavedForm, Stateful, Workers
 from turnwise.runtime.replaceable import foreign_entries
-from turnwise.training.state import TRAINER_FILE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
+_SEEN_FILE = ".turnwise.seen"
+"""Written for a moment, to find out which nodes see it."""
+
 
 class TrainedRole(Protocol):
     """What checkpoints need of a role's model (`pipelines.model_role.ModelRole`)."""
 
+    name: str
     workers: Workers
     is_sharded: bool
     num_updates: int
@@ -81,6 +85,9 @@ class Checkpoints:
     num_steps: int
     contents: Contents
     config_yaml: str = ""
+    has_plain_model: bool = False
+    """Whether every checkpoint has a plain model folder, and not only the last one of the run. Roles that
+    aren't sharded write one in any case."""
     first_step: int = field(default=0, init=False)
     """Step that this run began with: 0, or the number of steps of the checkpoint that it was restored
     from."""
@@ -115,10 +122,49 @@ class Checkpoints:
 
     def has_whole_weights(self) -> bool:
         """Whether rank 0 of every role holds all weights, and still those of the last finished step."""
-        if any(role.is_sharded for role in self.contents.roles):
+        if self.is_sharded:
             return False
         infos = [role.workers.call("info", route="rank0").result() for role in self.contents.roles]
         return [info.num_updates for info in infos] == self._num_updates
+
+    def require_seen(self, wait_s: float = 10.0) -> None:
+        """Raises CheckpointError if the node of a rank that saves or loads doesn't see the folder of
+        checkpoints, or sees another one of this name."""
+        file = self.path / _SEEN_FILE
+        text = uuid.uuid4().hex
+        with self._advising(file):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        try:
+            for role in self.contents.roles:
+                ranks = [role.workers.at(rank) for rank in range(role.workers.size)]
+                answers = [rank.call("node_without", file, text, wait_s) for rank in ranks]
+                for rank, answer in enumerate(answers):
+                    node = answer.result()
+                    if node:
+                        raise CheckpointError(
+                            f"node {node}, where rank {rank} of {role.name} is, doesn't see {self.path}, so "
+                            "its part of a checkpoint would be elsewhere; point "
+                            "checkpoint_config.output_dir to a folder that all nodes share"
+                        )
+        finally:
+            file.unlink(missing_ok=True)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank of a role holds only a share of it."""
+        return any(role.is_sharded for role in self.contents.roles)
+
+    def lost_text(self) -> str:
+        """A sentence on what is lost if the finished steps can't be saved."""
+        newest = self.newest
+        num_saved = 0 if newest is None else number_of(newest)
+        num_lost = max(0, self.num_done - num_saved)
+        verb = "is" if num_lost == 1 else "are"
+        lost = f"{counted(num_lost, 'finished step')} {verb} lost"
+        if newest is None:
+            return f"{lost}, and there is no checkpoint yet"
+        return f"{lost}, since {newest}, from which the run can continue"
 
     @property
     def is_complete(self) -> bool:
@@ -176,17 +222,18 @@ class Checkpoints:
                     "%s holds %s, which no run wrote; it is kept as %s", folder, foreign[0], set_aside(folder)
                 )
             with written_whole(folder) as partial:
-                self.contents.model.call_full_model("save", partial).result()
-                (partial / TRAINER_FILE).unlink()
+                self.contents.model.call_full_model("save", partial, "model").result()
                 self.contents.tokenizer.save_pretrained(partial)
                 for name, text in notes.items():
                     (partial / name).write_text(text, encoding="utf-8")
 
     def _write(self, folder: Path) -> None:
         contents = self.contents
-        contents.model.call_full_model("save", folder).result()
+        has_model = self.has_plain_model or self.is_complete
+        form: SavedForm = "training and model" if has_model else "training"
+        contents.model.call_full_model("save", folder, form).result()
         for name, role in contents.subfolders.items():
-            role.call_full_model("save", folder / name).result()
+            role.call_full_model("save", folder / name, form).result()
         contents.tokenizer.save_pretrained(folder)
         (folder / CONFIG_FILE).write_text(self.config_yaml, encoding="utf-8")
         state = json.dumps({"step": self.num_done, **self._state})

@@ -74,21 +74,20 @@ def _save_unfinished(
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
-    newest = "there is no checkpoint yet"
-    if checkpoints.newest:
-        newest = f"the newest checkpoint is {checkpoints.newest}"
     pipeline.interrupts.hold("saving")
     try:
         if checkpoints.is_torn and not _keeps_whole_weights(pipeline):
-            steps = counted(checkpoints.num_done, "finished step")
-            say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {newest}")
+            say(f"stopped in the middle of a weight update; {checkpoints.lost_text()}")
             return
         steps = counted(checkpoints.num_done, "step")
         say(f"saved {steps}: {pipeline.do_checkpoint()}\ncontinue with {how_to_continue()}")
     except (CheckpointError, DeadlineError, WorkerError) as second:
-        say(f"the last steps could not be saved: {second}; {newest}")
+        why = ""
+        if checkpoints.is_sharded and not isinstance(second, CheckpointError):
+            why = " (each rank holds a share of the model, and those of ended ranks can't be saved)"
+        say(f"the last steps could not be saved: {second}{why}; {checkpoints.lost_text()}")
     except KeyboardInterrupt:
-        say(f"the last steps are not saved; {newest}")
+        say(f"the last steps are not saved; {checkpoints.lost_text()}")
     finally:
         pipeline.interrupts.restore()
 

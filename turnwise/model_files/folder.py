@@ -26,6 +26,12 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 NO_TOKENIZER = "has no tokenizer (tokenizer.json); copy it from the model that the weights belong to"
 _WEIGHTS = "model.safetensors"
+SHARES = "shares"
+"""Folder of the shares in a checkpoint (docs/design/checkpoints.md)."""
+NEEDS_EXPORT = (
+    "its weights are shares of several ranks; `turnwise export --model CHECKPOINT --out DIR` makes a plain "
+    "folder of them, and checkpoint_config.save_hf_model: true writes one into every checkpoint"
+)
 NO_WEIGHTS = f"has no weights ({_WEIGHTS}); copy or fetch them into this folder, or name another one"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -116,6 +122,17 @@ def has_tokenizer(folder: Path) -> bool:
 def has_weights(folder: Path) -> bool:
     """Whether a folder has weights, as safetensors or pickles."""
     return any((folder / name).is_file() for name in (_WEIGHTS, _INDEX, *_PICKLES))
+
+
+def needs_export(folder: str | Path) -> bool:
+    """Whether a folder is a checkpoint whose weights are shares only."""
+    return (Path(folder) / SHARES).is_dir() and not has_weights(Path(folder))
+
+
+def require_plain_folder(folder: str | Path) -> None:
+    """Raises ModelError if a folder is a checkpoint whose weights are shares only."""
+    if needs_export(folder):
+        raise ModelError(f"{folder}: {NEEDS_EXPORT}")
 
 
 def base_of_adapter(path: str | Path) -> str | None:

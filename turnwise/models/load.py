@@ -33,6 +33,7 @@ from turnwise.model_files.folder import (
     check_folder,
     has_tokenizer,
     read_object,
+    require_plain_folder,
 )
 from turnwise.model_files.sizes import require_rows, text_sizes
 from turnwise.models.adapter_merge import NOT_MERGED, is_value_adapter, merge_adapter
@@ -119,6 +120,7 @@ def load_pretrained(
     """A model of the transformers class `kind`, loaded as in `load_model`; the sorted names of its tensors
     that the weight files lack; and those of the files' tensors that it doesn't have. Raises ModelError if the
     folder doesn't fit the class, tensors don't hold real numbers, or the attention can't run here."""
+    require_plain_folder(path)
     implementation = resolved_attention(attn_implementation)
     kind_name = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
     has_tensors = any(Path(path).glob("*.safetensors"))
@@ -240,23 +242,13 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
             tokenizer.save_pretrained(partial, save_jinja_files=False)
 
 
-def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Writes a model, checkpoint or adapter as a plain Hugging Face folder with its tokenizer: an adapter is
-    merged in, and the state of training is left out. Returns the model. Raises ModelError if there is no
-    model at `path`."""
-    tokenizer = load_tokenizer(path)
-    model = load_model(path, dtype=dtype)
-    save_model(model, tokenizer, folder)
-    return model
-
-
 def write_weights(
     model: PreTrainedModel, folder: Path, parameters: Mapping[str, Tensor] | None = None
 ) -> None:
     """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as
     separate tensors. `parameters`, if given, are written instead of the model's own. Raises OSError if they
     can't be written."""
-    tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
+    tensors: dict[str, Tensor] = dict(model.named_parameters() if parameters is None else parameters)
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

@@ -54,6 +54,7 @@ from turnwise.protocols.training import (
     NeedsAdvantages as NeedsAdvantages,
     NeedsWholeStep as NeedsWholeStep,
     Output as Output,
+    SavedForm as SavedForm,
     Stateful as Stateful,
     StepPart as StepPart,
     StreamsStep as StreamsStep,

@@ -41,6 +41,10 @@ class StepPart(NamedTuple):
 
 WHOLE_STEP = StepPart()
 
+SavedForm = Literal["training", "model", "training and model"]
+"""What `TrainStrategy.save` writes: the state from which training continues, a plain Hugging Face folder, or
+both. A strategy whose training state has a plain folder anyway writes no second one."""
+
 
 class TrainStrategy(Protocol):
     """One role's model and optimiser on this rank. It doesn't know the algorithm."""
@@ -64,10 +68,10 @@ class TrainStrategy(Protocol):
         """`(Hugging Face name, tensor)` of every parameter, with adapters merged in and sharded parameters
         made whole."""
 
-    def save(self, folder: Path) -> None:
-        """Writes the whole state. If each rank holds the whole model, only the first rank is called, so that
-        it can save after another rank has died. If the model is sharded, all ranks are called, and the first
-        one writes."""
+    def save(self, folder: Path, form: SavedForm = "training") -> None:
+        """Writes the training state, a plain model folder, or both. If each rank holds the whole model, only
+        the first rank is called, so that it can save after another rank has died. If the model is sharded,
+        all ranks are called, and each writes its share."""
 
     def load(self, folder: Path) -> None: ...
 

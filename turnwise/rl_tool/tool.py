@@ -134,7 +134,8 @@ def _token_counter(model: str) -> Callable[[str], int]:
 
 
 def _export(action: Export) -> dict[str, Any]:
-    from turnwise.models.load import export_model, parse_dtype
+    from turnwise.models.export import export_model
+    from turnwise.models.load import parse_dtype
 
     out = Path(action.output_dir)
     require_new_folder(out, "output_dir")

@@ -296,7 +296,8 @@ def place_result(checkpoint: Path, out: Path) -> None:
     """Puts the model of a checkpoint and its tokenizer into the folder `out`: a LoRA adapter as it is, any
     other model as a plain Hugging Face folder. Replaces a model that `out` holds. Raises ConfigError if its
     files are of something else."""
-    from turnwise.models.load import export_model, load_tokenizer
+    from turnwise.models.export import export_model
+    from turnwise.models.load import load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 
     _require_replaceable_files(out)

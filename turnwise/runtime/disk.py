@@ -104,6 +104,21 @@ def existing_folder(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if place.is_dir())
 
 
+def free_bytes(path: Path) -> int:
+    """How much is free on the disk of `path`, which needn't exist."""
+    return shutil.disk_usage(existing_folder(path)).free
+
+
+def require_space(path: Path, num_bytes: int, free: int | None = None) -> None:
+    """Raises OSError if less than `num_bytes` are free on the disk of `path`. `free` is how much is free
+    there, if that was asked before."""
+    if free is None:
+        free = free_bytes(path)
+    if free < num_bytes:
+        reason = f"{os.strerror(errno.ENOSPC)} (it takes about {num_bytes / 1e6:,.1f} MB)"
+        raise OSError(errno.ENOSPC, reason, str(path))
+
+
 def free_text(path: Path) -> str:
     """How much is free on the disk of `path`, as a clause of a message; empty if the system doesn't say."""
     with suppress(OSError, ValueError):

@@ -19,7 +19,7 @@ _MODEL_FILES = re.compile(
     r"|vocab\.json|merges\.txt|vocab\.txt|tokenizer\.model|spiece\.model|sentencepiece\.bpe\.model"
 )
 """Names of the files that a written model, adapter or tokenizer has."""
-_STATE_FILES = ("trainer_state.pt", "pipeline.json", "manifest.json")
+_STATE_FILES = ("trainer_state.pt", "trainer_state.json", "pipeline.json", "manifest.json")
 """Files of a checkpoint which a run needs to continue."""
 _RUN_FILE = "run.lock"
 _MADE_BY_A_RUN = ("best", "base_model", "base_critic")

@@ -155,6 +155,8 @@ class StrategySpec:
     is_sharded: bool = False
     """Whether each rank holds only a share of what is trained, so that no server can read the weights in
     place, and all ranks take part in gathering them."""
+    writes_shares: bool = False
+    """Whether each rank writes its share of a checkpoint."""
     divides_layers: bool = False
     """Whether its tensor- and pipeline-parallel sizes say among how many ranks a model is divided."""
     needs_all_processes: bool = False
@@ -167,6 +169,8 @@ class StrategySpec:
     """Whether this server reads the weights of a trainer in its process without a copy."""
     packs_weights: bool = False
     """Whether this server copies small fp32 models into its kernels' memory layout on a CPU."""
+    instead: str = ""
+    """If it isn't available: the strategy that does the same, and how."""
     attaches_by: str = ""
     """The option that names a server which runs already, so that its library needn't be installed; empty =
     none."""

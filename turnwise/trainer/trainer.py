@@ -206,7 +206,7 @@ class Trainer:
         file, a folder with anything else than a model, a checkpoint, or a model that this Trainer starts
         from."""
         from turnwise.lifecycle.by_validation import read_best
-        from turnwise.models.load import export_model
+        from turnwise.models.export import export_model
 
         folder = as_path(folder, "save")
         best_model = self.best

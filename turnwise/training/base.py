@@ -2,9 +2,11 @@
 order of an optimiser step, and that of saving and loading. There is no model here."""
 
 import logging
+import platform
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -13,24 +15,28 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import ModelError, NotAvailableError
-from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
+from turnwise.models.shares import MAX_FILE_BYTES, Shares, open_shares
+from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, SavedForm, StepPart
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.spec import STRATEGIES
 from turnwise.training.model_source import ModelSource
+from turnwise.training.moments import NumberedMoments, SavedMoments, SharedMoments, Trained
 from turnwise.training.optimizer import LossScale, LRSchedule
 from turnwise.training.ranks import Ranks
 from turnwise.training.settings import StrategySettings
 from turnwise.training.state import (
+    read_shared_state,
     read_trainer_state,
     restore_trainer_state,
     trainer_state,
-    write_trainer_state,
 )
 from turnwise.types import Batch, Metric, ModelOutputs
 
 logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,9 @@ class BaseStrategy(ABC):
     engines.
 
     `rank` names the device and the other ranks."""
+
+    max_file_bytes = MAX_FILE_BYTES
+    """Maximum bytes of a file of shares."""
 
     def __init__(self, settings: StrategySettings, rank: RankContext | None = None) -> None:
         self._ranks = Ranks(rank)
@@ -128,28 +137,47 @@ class BaseStrategy(ABC):
         """`(Hugging Face name, tensor)` of every parameter, with adapters merged in. Tied parameters come
         once."""
 
-    def save(self, folder: Path) -> None:
-        """Writes the weights as a Hugging Face folder, or only the adapters as a peft folder, and beside them
-        the states of optimiser, loss scale and random generators. Raises OSError if the files can't be
-        written."""
+    def save(self, folder: Path, form: SavedForm = "training") -> None:
+        """Writes what `form` says: the training state, from which a run continues, or a plain Hugging Face
+        folder (of adapters, a peft folder), or both. Raises OSError if the files can't be written."""
+        if form == "model":
+            self._write_model(folder)
+            return
         state = trainer_state(self._loss_scale, self.device)
-        moments = self._gather_moments() if self.settings.is_trained else None
-        self._write_weights(folder)
-        if self._context.answers:
-            write_trainer_state(folder, state, moments)
+        self._write_training(folder, state, has_model=form == "training and model")
 
     def load(self, folder: Path) -> None:
-        """Continues from what `save` wrote, bit for bit. The live tensors stay where they are, since an
-        engine may share them. Raises ModelError if the folder holds no training state, or none of an
-        optimiser and this strategy trains; if tensors have other names or shapes; or if adapters belong to
-        another base model."""
-        saved = read_trainer_state(folder)
-        self._read_weights(folder)
+        """Continues from what `save` wrote, bit for bit, by whichever strategy. The live tensors stay where
+        they are, since an engine may share them. Raises ModelError if the folder holds no training state, or
+        none of an optimiser and this strategy trains; if tensors have other names or shapes; if a share is
+        missing or another checkpoint's; or if adapters belong to another base model."""
+        shares = open_shares(folder)
+        saved = read_trainer_state(folder) if shares is None else read_shared_state(folder)
+        if shares is not None and shares.weights:
+            self._set_weights(shares)
+        else:
+            self._read_weights(folder)
         if self.settings.is_trained:
             if saved["optimizer"] is None:
                 raise ModelError(f"{folder} was saved without an optimiser and can't continue training")
-            self._set_moments(saved["optimizer"]["state"])
+            trained = self._trained()
+            if shares is None:
+                self._set_moments(NumberedMoments(saved["optimizer"]["state"], trained))
+            else:
+                self._set_moments(SharedMoments(shares, saved["optimizer"]["steps"], trained))
         restore_trainer_state(saved, self._loss_scale, self.device)
+
+    def node_without(self, file: Path, text: str, wait_s: float = 10.0) -> str:
+        """The name of this rank's node if it doesn't have a file that the run has written, which contains
+        `text`; empty if it has. A folder on the network may take moments to show a new file."""
+        end = time.monotonic() + wait_s
+        while True:
+            with suppress(OSError, UnicodeDecodeError):
+                if file.read_text(encoding="utf-8") == text:
+                    return ""
+            if time.monotonic() >= end:
+                return self._context.node or platform.node()
+            time.sleep(_POLL_S)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
         """Moves these kinds of memory (`weights`, `optimizer`) to the host; does nothing on a CPU."""
@@ -227,21 +255,29 @@ class BaseStrategy(ABC):
     # Saving, loading, memory and description
 
     @abstractmethod
-    def _write_weights(self, folder: Path) -> None:
-        """Writes the weights into `folder`, which may not exist yet."""
+    def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
+        """Writes weights, moments and the `trainer_state` into `folder`, which may not exist yet. `has_model`
+        asks for a plain folder too."""
+
+    @abstractmethod
+    def _write_model(self, folder: Path) -> None:
+        """Writes the weights as a plain Hugging Face folder, or adapters as a peft folder."""
 
     @abstractmethod
     def _read_weights(self, folder: Path) -> None:
-        """Sets the live weights to those that `_write_weights` wrote."""
+        """Sets the live weights to those of a plain folder, or of a peft folder."""
 
     @abstractmethod
-    def _gather_moments(self) -> Mapping[str, Any] | None:
-        """AdamW's state of whole tensors on the first rank, None on ranks that don't write it."""
+    def _set_weights(self, shares: Shares) -> None:
+        """Sets the live weights to those of shares."""
 
     @abstractmethod
-    def _set_moments(self, moments: dict[int, Any]) -> None:
-        """Sets AdamW's moments, by the number of the parameter. Rates, betas and weight decay stay this
-        run's."""
+    def _trained(self) -> Trained:
+        """The trained parameters, in the order of the Hugging Face model."""
+
+    @abstractmethod
+    def _set_moments(self, saved: SavedMoments) -> None:
+        """Sets AdamW's moments. Rates, betas and weight decay stay this run's."""
 
     @abstractmethod
     def _offload(self, kinds: frozenset[MemoryKind]) -> None: ...

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError, NotAvailableError, counted, install_hint
 from turnwise.models.lora import Adapters
+from turnwise.models.shares import MOMENTS, Shares
 from turnwise.protocols import Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
@@ -25,8 +26,10 @@ from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.runtime.torch_group import require_group
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
-from turnwise.training.optimizer import build_optimizer, set_learning_rate
+from turnwise.training.moments import SavedMoments, Trained, trained_of
+from turnwise.training.optimizer import build_optimizer, moment_numbers, set_learning_rate
 from turnwise.training.settings import StrategySettings
+from turnwise.training.state import copy_shares, write_trainer_state
 from turnwise.training.transformers_model import TransformersModel
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -40,7 +43,6 @@ _PARTS: Mapping[MemoryKind, Sequence[str]] = {
 }
 """Kind of memory → DeepSpeed's names of its parts. DeepSpeed's fp32 copy of the weights and its gradients are
 `optimizer`."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
 class DeepSpeedStrategy(BaseStrategy):
@@ -75,6 +77,8 @@ class DeepSpeedStrategy(BaseStrategy):
         self.model = self._model.module
         self._ranks.copy_from_first(self.model.state_dict().values())
         self._adam = build_optimizer(self.model, settings.optimizer)
+        # before parameters are shared out
+        self._trained_parameters = trained_of(self.model.named_parameters())
         self._deepspeed = _import_deepspeed(self.device)
         _join(self.device, self._context)
         self._moments = _Moments(self._adam)
@@ -215,7 +219,14 @@ class DeepSpeedStrategy(BaseStrategy):
         )
         return gathered
 
-    def _write_weights(self, folder: Path) -> None:
+    def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
+        """The weights are a plain folder in any case."""
+        moments = self._moments.state_dict(is_kept=self._context.answers)
+        self._write_model(folder)
+        if self._context.answers:
+            write_trainer_state(folder, state, moments)
+
+    def _write_model(self, folder: Path) -> None:
         if self._model.adapters is not None:
             with self._whole(self._model.adapters.parameters):
                 if self._context.answers:
@@ -229,11 +240,16 @@ class DeepSpeedStrategy(BaseStrategy):
         self._model.read(folder, partial(self._whole, changing_rank=0))
         self.engine.optimizer.refresh_fp32_params()
 
-    def _gather_moments(self) -> Mapping[str, Any] | None:
-        return self._moments.state_dict(is_kept=self._context.answers)
+    def _set_weights(self, shares: Shares) -> None:
+        self._model.require_all_trained(shares.folder)
+        copy_shares(shares, self.model, partial(self._whole, changing_rank=0))
+        self.engine.optimizer.refresh_fp32_params()
 
-    def _set_moments(self, moments: dict[int, Any]) -> None:
-        self._moments.load(moments)
+    def _trained(self) -> Trained:
+        return self._trained_parameters
+
+    def _set_moments(self, saved: SavedMoments) -> None:
+        self._moments.load(saved, list(moment_numbers(self._trained_parameters)))
 
     def _offload(self, kinds: frozenset[MemoryKind]) -> None:
         include: list[str] = []
@@ -301,7 +317,7 @@ class _Moments:
             shares = optimizer.single_partition_of_fp32_groups
         for share in shares:
             step = torch.zeros((), device=share.device)
-            moments = {name: torch.zeros_like(share) for name in _MOMENTS}
+            moments = {name: torch.zeros_like(share) for name in MOMENTS}
             self._adam.state[share] = {"step": step, **moments}
         if stage < _SHARES_WEIGHTS:
             optimizer._lazy_init_hp_params_optimizer_state()
@@ -313,23 +329,25 @@ class _Moments:
         first = next(iter(self._adam.state.values()))
         step = first["step"].cpu()
         for number, parameter in enumerate(self._parameters):
-            whole = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in _MOMENTS}
+            whole = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in MOMENTS}
             if is_kept:
                 moments = {name: moment.cpu().clone() for name, moment in whole.items()}
                 state[number] = {"step": step.clone(), **moments}
         return {"state": state, "param_groups": self._groups}
 
-    def load(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Loads moments from `state_dict` or from plain AdamW, which has none for a parameter that never had
-        a gradient."""
-        steps = (moments["step"] for moments in state.values())
+    def load(self, saved: SavedMoments, names: Sequence[str]) -> None:
+        """Sets the moments of the parameters, whose `names` are in the order of plain AdamW's numbers. A
+        parameter that never had a gradient has none."""
+        steps = [step for name in names if (step := saved.step(name)) is not None]
         step = max(steps, default=torch.zeros(()))
         for entry in self._adam.state.values():
             entry["step"].copy_(step)
-        for number, (parameter, shape) in enumerate(zip(self._parameters, self._shapes, strict=True)):
-            for name in _MOMENTS:
-                value = state[number][name] if number in state else torch.zeros(shape)
-                self._set(parameter, value.to(parameter.device), name)
+        for name, parameter, shape in zip(names, self._parameters, self._shapes, strict=True):
+            for moment in MOMENTS:
+                value = torch.zeros(shape)
+                if saved.step(name) is not None:
+                    value = saved.whole(name, moment)
+                self._set(parameter, value.to(parameter.device), moment)
 
     def _set(self, parameter: Any, value: Tensor, name: str) -> None:
         if self._stage < _SHARES_WEIGHTS:

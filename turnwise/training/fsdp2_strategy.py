@@ -1,6 +1,7 @@
 """Training and forward passes of a model whose weights are shared out among the ranks by torch's own
 `fully_shard` (FSDP2)."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import counted
 from turnwise.models.lora import Adapters
+from turnwise.models.shares import MOMENTS, Shares, moment_key
 from turnwise.protocols import Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
@@ -23,18 +25,18 @@ from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.spec.fsdp2_options import Fsdp2Options
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
-from turnwise.training.optimizer import build_optimizer, set_learning_rate
+from turnwise.training.moments import SavedMoments, Trained, trained_of
+from turnwise.training.optimizer import build_optimizer, moment_numbers, set_learning_rate
 from turnwise.training.settings import FROZEN, StrategySettings
 from turnwise.training.shards import ShardedModel, fill_shares, share, whole_tensor
-from turnwise.training.state import load_moments
+from turnwise.training.shared_checkpoint import add_settings, add_weights, write_model, write_training
+from turnwise.training.state import load_moments, require_same_tensors, saved_tensors
 from turnwise.training.transformers_model import TransformersModel
 from turnwise.transfer.live import manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Batch, Metric, ModelOutputs
 
 logger = logging.getLogger(__name__)
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
 class Fsdp2Strategy(BaseStrategy):
@@ -43,8 +45,9 @@ class Fsdp2Strategy(BaseStrategy):
 
     All ranks compute the same number of micro-batches, even those of weight 0, since weights are gathered
     for each. Gradients are summed over the ranks after each micro-batch, or after the step's last one
-    (`sync_gradients`), and divided once. Checkpoints hold whole tensors, so a run can continue with another
-    number of ranks or `torch_train`. Raises ConfigError for options that torch doesn't know or refuses.
+    (`sync_gradients`), and divided once. Each rank writes its share of a checkpoint, and a run can continue
+    with another number of ranks or another strategy. Raises ConfigError for options that torch doesn't know
+    or refuses.
 
     `fill`, if given, writes this rank's share of the weights, which the `model` then doesn't have."""
 
@@ -246,18 +249,28 @@ class Fsdp2Strategy(BaseStrategy):
     ) -> AbstractContextManager[None]:
         return self._sharded.whole(parameters, is_changed)
 
-    def _write_weights(self, folder: Path) -> None:
+    def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
+        tensors = self._named_moments()
+        if self._model.adapters is None:
+            tensors = itertools.chain(saved_tensors(self.model), tensors)
+        size = self._model.describe().saved_bytes
+        blocks = self._sharded.blocks(tensors)
+        write_training(folder, self._ranks, blocks, state, self._steps(), size, self.max_file_bytes)
         if self._model.adapters is not None:
-            with self._gathered(self._model.adapters.parameters):
-                if self._context.answers:
-                    self._model.write(folder)
+            self._write_model(folder)
             return
-        weights: dict[str, Tensor] = {}
-        for name, tensor in self.weights():
+        add_settings(folder, self._ranks, self.model)
+        if has_model:
+            add_weights(folder, self._ranks, self.max_file_bytes)
+
+    def _write_model(self, folder: Path) -> None:
+        if self._model.adapters is None:
+            blocks = self._sharded.blocks(saved_tensors(self.model))
+            write_model(folder, self._ranks, blocks, self.model, self.max_file_bytes)
+            return
+        with self._gathered(self._model.adapters.parameters):
             if self._context.answers:
-                weights[name] = tensor.cpu().clone()
-        if self._context.answers:
-            self._model.write(folder, weights)
+                self._model.write(folder)
 
     def _read_weights(self, folder: Path) -> None:
         if self._model.adapters is None:
@@ -265,37 +278,52 @@ class Fsdp2Strategy(BaseStrategy):
         else:
             self._model.read(folder, partial(self._gathered, is_changed=True))
 
-    def _gather_moments(self) -> Mapping[str, Any] | None:
-        """AdamW's state as plain AdamW saves it: whole tensors on the CPU. Ranks that don't write keep
-        none."""
-        state: dict[int, dict[str, Tensor]] = {}
-        for number, parameter in enumerate(self._numbered()):
+    @torch.no_grad()
+    def _set_weights(self, shares: Shares) -> None:
+        self._model.require_all_trained(shares.folder)
+        tensors = dict(saved_tensors(self.model))
+        require_same_tensors(shares, tensors)
+        for name, tensor in tensors.items():
+            start, stop = self._sharded.held_rows(tensor)
+            share(tensor).copy_(shares.rows(name, tensor.shape, start, stop))
+
+    def _trained(self) -> Trained:
+        return trained_of(self.model.named_parameters())
+
+    def _named_moments(self) -> Iterator[tuple[str, Tensor]]:
+        if self._optimizer is None:
+            return
+        for name, parameter in self.model.named_parameters():
             saved = self._adam.state.get(parameter, {})
-            whole = {name: whole_tensor(tensor) for name, tensor in saved.items()}
-            if whole and self._context.answers:
-                state[number] = {name: tensor.cpu().clone() for name, tensor in whole.items()}
-        if not self._context.answers:
+            for moment in MOMENTS if saved else ():
+                yield moment_key(moment, name), saved[moment]
+
+    def _steps(self) -> dict[str, float] | None:
+        """How many steps AdamW has made of each parameter; None for a frozen model."""
+        if self._optimizer is None:
             return None
-        return {"state": state, "param_groups": self._adam.state_dict()["param_groups"]}
+        steps: dict[str, float] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter in self._adam.state:
+                steps[name] = float(whole_tensor(self._adam.state[parameter]["step"]))
+        return steps
 
-    def _set_moments(self, moments: dict[int, Any]) -> None:
-        shared: dict[int, dict[str, Tensor]] = {}
-        for number, parameter in enumerate(self._numbered()):
-            if number not in moments:
+    def _set_moments(self, saved: SavedMoments) -> None:
+        numbers = moment_numbers(self._trained())
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, parameter in self.model.named_parameters():
+            if name not in numbers:
                 continue
-            shared[number] = {"step": moments[number]["step"]}
-            for name in _MOMENTS:
-                moment = torch.zeros_like(parameter.detach())
-                self._sharded.set_whole(moment, moments[number][name])
-                shared[number][name] = moment
-        load_moments(self._adam, shared)
-
-    def _numbered(self) -> list[Tensor]:
-        """The trained parameters, in the order of the numbers that AdamW gives them."""
-        parameters: list[Tensor] = []
-        for group in self._adam.param_groups:
-            parameters += group["params"]
-        return parameters
+            step = saved.step(name)
+            if step is None:
+                continue
+            start, stop = self._sharded.rows_of(parameter)
+            moments: dict[str, Tensor] = {"step": step}
+            for moment in MOMENTS:
+                moments[moment] = torch.zeros_like(parameter.detach())
+                share(moments[moment]).copy_(saved.rows(name, moment, start, stop))
+            state[numbers[name]] = moments
+        load_moments(self._adam, state)
 
     def _offload(self, kinds: frozenset[MemoryKind]) -> None:
         self._move(kinds, torch.device("cpu"))

@@ -1,7 +1,7 @@
 """A model of transformers whose parameters are shared out among ranks by torch's `fully_shard` (FSDP2; Zhao
 et al. 2023, arXiv:2304.11277)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from turnwise.errors import ConfigError
 from turnwise.models.slices import SlicedModel
 from turnwise.runtime.torch_group import mesh_groups
 from turnwise.spec.fsdp2_options import Fsdp2Options
+from turnwise.training.share_writer import Block
 
 Result = TypeVar("Result")
 
@@ -100,12 +101,33 @@ class ShardedModel(nn.Module):
             values = values[start:stop]
         share(tensor).copy_(values)
 
+    def held_rows(self, tensor: Tensor) -> tuple[int, int]:
+        """`rows_of` a tensor; all rows of one that isn't sharded."""
+        if isinstance(tensor, DTensor):
+            return self.rows_of(tensor)
+        return 0, tensor.shape[0] if tensor.ndim else 1
+
     def rows_of(self, parameter: Tensor) -> tuple[int, int]:
         """The first row of this rank's share of a parameter, and the row behind its last."""
         num_rows = parameter.shape[0]
         size = -(-num_rows // self.num_shards)
         start = min(self._mesh.get_local_rank(self._shard_dim) * size, num_rows)
         return start, min(start + size, num_rows)
+
+    def blocks(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Block]:
+        """This rank's shares of tensors, to be saved. Copies of the model deal them out among themselves."""
+        copy = self._mesh.get_local_rank(0) if self.num_copies > 1 else 0
+        for number, (name, tensor) in enumerate(tensors):
+            values = share(tensor).detach()
+            is_written = number % self.num_copies == copy
+            if not isinstance(tensor, DTensor):  # every rank has all of it
+                is_written = is_written and self._mesh.get_local_rank(self._shard_dim) == 0
+            start, stop = self.held_rows(tensor)
+            if start == stop:
+                continue
+            offsets = [0] * tensor.ndim
+            offsets[:1] = [start] * min(tensor.ndim, 1)
+            yield Block(name, tuple(tensor.shape), tuple(offsets), values, is_written)
 
     @contextmanager
     def whole(self, parameters: Sequence[Tensor], is_changed: bool = False) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """Saves and loads a strategy's weights and training state, so that training continues bit for bit."""
 
+import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,15 +14,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from turnwise.errors import ModelError
+from turnwise.errors import ModelError, listed
 from turnwise.model_files.folder import ADAPTER_CONFIG
 from turnwise.models.file_tensors import require_weights
 from turnwise.models.load import load_model_config, load_pretrained, trusted_already
 from turnwise.models.lora import Gathered
+from turnwise.models.shares import Shares
 from turnwise.runtime.disk import writing
 from turnwise.training.optimizer import LossScale
 
 TRAINER_FILE = "trainer_state.pt"
+"""Written with whole tensors."""
+SHARED_STATE_FILE = "trainer_state.json"
+"""Written with shares, which have the moments."""
+_PARTS = {"optimizer", "random", "cuda_rng"}
 CPU = torch.device("cpu")
 
 
@@ -50,6 +56,35 @@ def write_trainer_state(folder: Path, state: Mapping[str, Any], optimizer: Mappi
             raise
         except RuntimeError as fault:
             raise OSError(f"{file}: {fault}") from fault
+
+
+def write_shared_state(folder: Path, state: Mapping[str, Any], steps: Mapping[str, float] | None) -> None:
+    """Writes a `trainer_state` beside shares, with the number of steps that AdamW has made of each parameter,
+    None for a frozen model. Raises OSError if it can't be written."""
+    generators = [generator.numpy().tobytes().hex() for generator in state["cuda_rng"]]
+    values = {**state, "cuda_rng": generators, "optimizer": None if steps is None else {"steps": steps}}
+    (folder / SHARED_STATE_FILE).write_text(json.dumps(values) + "\n", encoding="utf-8")
+
+
+def read_shared_state(folder: Path) -> dict[str, Any]:
+    """What `write_shared_state` wrote into a folder. Raises ModelError if it can't be read."""
+    file = folder / SHARED_STATE_FILE
+    try:
+        state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if not state.keys() >= _PARTS:
+            raise ValueError("it has other parts")
+        generators = [
+            torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for text in state["cuda_rng"]
+        ]
+        if state["optimizer"] is not None:
+            state["optimizer"]["steps"] = {
+                str(name): float(number) for name, number in state["optimizer"]["steps"].items()
+            }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"{file} isn't a training state that turnwise wrote ({error}); continue from another checkpoint"
+        ) from error
+    return {**state, "cuda_rng": generators}
 
 
 def restore_trainer_state(
@@ -85,7 +120,7 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
     wrote it."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
-        if not {"optimizer", "random", "cuda_rng"} <= state.keys():
+        if not state.keys() >= _PARTS:
             raise ValueError("it has other parts")
     except (
         OSError,
@@ -125,6 +160,37 @@ def read_model_weights(
     saved, missing, unexpected = load_pretrained(type(model), folder, config, dtype=model.dtype, trust=trust)
     require_weights(folder, missing, unexpected)
     copy_weights(saved, model, gathered, copy)
+
+
+@torch.no_grad()
+def copy_shares(shares: Shares, model: PreTrainedModel, gathered: Gathered = nullcontext) -> None:
+    """Copies the weights of shares into the live parameters of a model, inside `gathered(…)`, one
+    whole tensor at a time. Raises ModelError if the shares hold other tensors."""
+    shapes: dict[str, torch.Size] = {}
+    for name, tensor in saved_tensors(model):
+        with gathered([tensor]):
+            shapes[name] = tensor.shape
+            tensor.copy_(shares.whole(name, tensor.shape))
+    require_same_tensors(shares, shapes)
+
+
+def require_same_tensors(shares: Shares, names: Collection[str]) -> None:
+    """Raises ModelError if shares hold a weight that the model doesn't have."""
+    unknown = [name for name in shares.weights if name not in names]
+    if unknown:
+        raise ModelError(
+            f"{shares.folder}: the shares hold {listed(unknown)}, which this model doesn't have: it was "
+            "saved from another model; set pretrain as it was"
+        )
+
+
+def saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a model's folder holds: parameters, tied ones once, and persistent buffers."""
+    yield from model.named_parameters()
+    persistent = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            yield name, buffer
 
 
 @torch.no_grad()

@@ -14,15 +14,18 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters
+from turnwise.models.shares import Shares
 from turnwise.protocols import Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.disk import require_space
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.model_source import ModelSource
+from turnwise.training.moments import SavedMoments, Trained, trained_of, whole_moments
 from turnwise.training.optimizer import build_optimizer, clip_gradients, set_learning_rate
 from turnwise.training.settings import FROZEN, StrategySettings
-from turnwise.training.state import load_moments
+from turnwise.training.state import copy_shares, load_moments, write_trainer_state
 from turnwise.training.transformers_model import TransformersModel
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -138,18 +141,30 @@ class TorchStrategy(BaseStrategy):
         assert self._optimizer is not None, "a frozen model has no optimiser"
         return self._optimizer
 
-    def _write_weights(self, folder: Path) -> None:
+    def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
+        """The weights are a plain folder in any case."""
+        if self._context.answers:
+            require_space(folder, self._model.describe().saved_bytes)
+            self._model.write(folder)
+            moments = self._adam.state_dict() if self.settings.is_trained else None
+            write_trainer_state(folder, state, moments)
+
+    def _write_model(self, folder: Path) -> None:
         if self._context.answers:
             self._model.write(folder)
 
     def _read_weights(self, folder: Path) -> None:
         self._model.read(folder)
 
-    def _gather_moments(self) -> Mapping[str, Any] | None:
-        return self._adam.state_dict()
+    def _set_weights(self, shares: Shares) -> None:
+        self._model.require_all_trained(shares.folder)
+        copy_shares(shares, self.model)
 
-    def _set_moments(self, moments: dict[int, Any]) -> None:
-        load_moments(self._adam, moments)
+    def _trained(self) -> Trained:
+        return trained_of(self.model.named_parameters())
+
+    def _set_moments(self, saved: SavedMoments) -> None:
+        load_moments(self._adam, whole_moments(saved, self._trained()))
 
     def _offload(self, kinds: frozenset[MemoryKind]) -> None:
         self._move(kinds, torch.device("cpu"))

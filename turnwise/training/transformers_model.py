@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnwise.costs.model import checkpoint_bytes
-from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.errors import ConfigError, ModelError, NotAvailableError
 from turnwise.models.forward import PackedForward, make_forward
 from turnwise.models.load import write_weights
 from turnwise.models.loaded_model import dtype_name, loaded_model
@@ -142,6 +142,14 @@ class TransformersModel:
             return
         with gathered(self.adapters.parameters):
             self.adapters.load(folder)
+
+    def require_all_trained(self, folder: Path) -> None:
+        """Raises ModelError if the checkpoint `folder`, which has all weights, can't continue adapters."""
+        if self.adapters is not None:
+            raise ModelError(
+                f"{folder} holds all weights of a model, and this run trains LoRA adapters; remove lora_rank "
+                "to continue with it, or start a new run from its weights with pretrain"
+            )
 
     def describe(self) -> StrategyInfo:
         """The model and what is trained of it."""

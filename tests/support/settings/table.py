@@ -192,6 +192,12 @@ _FAILURES = (
 
 AGENTIC: tuple[Live, ...] = (
     *RUN,
+    Live(
+        "checkpoint_config.save_hf_model",
+        True,
+        "files",
+        _TWO | {"save_steps": 1, "actor_train.strategy_args.strategy_name": "fsdp2_train"},
+    ),
     Live("sequence_length", 24, "rollouts"),
     Live("prompt_length", 14, "rollouts", _LENGTHS),
     Live("response_length", 10, "rollouts", _LENGTHS),
@@ -433,6 +439,12 @@ _SFT_VALIDATED = {"eval_steps": 1, "val_files": "$demonstrations", "num_epochs":
 
 SFT: tuple[Live, ...] = (
     *RUN,
+    Live(
+        "checkpoint_config.save_hf_model",
+        True,
+        "files",
+        _TWO | {"save_steps": 1, "strategy_args.strategy_name": "fsdp2_train"},
+    ),
     Live("device_mapping", [99], "error"),
     Live("num_gpus_per_node", 1, "error", {"device_mapping": [0, 1]}),
     Live("sequence_length", 8, "error"),

@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, value="w"):
         self.value = value
 
-    def save(self, folder):
+    def save(self, folder, form="training"):
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text('{"model_type": "qwen2"}')
         (folder / "weights").write_text(self.value)
@@ -33,9 +33,20 @@ class Worker:
     def load(self, folder):
         self.value = (folder / "weights").read_text()
 
+    def node_without(self, file, text, wait_s):
+        return "" if self.sees(file, text) else "node7"
+
+    def sees(self, file, text):
+        return file.read_text() == text
+
+
+class Blind(Worker):
+    def sees(self, file, text):
+        return False
+
 
 class FullDisk:
-    def save(self, folder):
+    def save(self, folder, form="training"):
         (folder / "weights").write_text("half of it")
         raise OSError(28, "No space left on device")
 
@@ -94,6 +105,38 @@ def test_the_newest_checkpoints_stay(tmp_path):
     assert names(tmp_path / "c") == ["checkpoint-8", "checkpoint-10"]
     assert saver.newest == tmp_path / "c" / "checkpoint-10"
     assert {f.name for f in (tmp_path / "c").iterdir()} == {"checkpoint-8", "checkpoint-10"}
+
+
+def test_a_folder_that_a_node_does_not_see_is_refused(tmp_path):
+    checkpoints(tmp_path / "seen").require_seen()
+    with pytest.raises(CheckpointError, match=says("node7", "rank 0 of role", "output_dir")):
+        checkpoints(tmp_path / "unseen", subfolders={"critic": Blind()}).require_seen()
+    assert not [*(tmp_path / "seen").iterdir(), *(tmp_path / "unseen").iterdir()]
+
+
+def test_says_how_many_steps_are_lost(tmp_path):
+    saver = checkpoints(tmp_path)
+    saver.num_done = 1
+    assert "1 finished step is lost" in saver.lost_text() and "no checkpoint yet" in saver.lost_text()
+    save(saver, 2)
+    saver.num_done = 5
+    assert "3 finished steps are lost" in saver.lost_text() and "checkpoint-2" in saver.lost_text()
+
+
+def test_the_last_checkpoint_asks_for_a_plain_model(tmp_path):
+    class Forms(Worker):
+        def save(self, folder, form="training"):
+            super().save(folder)
+            forms.append(form)
+
+    forms = []
+    saver = checkpoints(tmp_path, Forms(), num_steps=3)
+    for num_done in (1, 3):
+        save(saver, num_done)
+    saver.has_plain_model = True
+    save(saver, 2)
+    saver.save_model(tmp_path / "best", {})
+    assert forms == ["training", "training and model", "training and model", "model"]
 
 
 def test_zero_keeps_all_and_saves_only_at_the_end(tmp_path):

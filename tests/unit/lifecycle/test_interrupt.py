@@ -50,7 +50,7 @@ class Worker:
     def info(self):
         return self
 
-    def save(self, folder):
+    def save(self, folder, form="training"):
         (folder / "config.json").write_text("{}")
 
 

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from turnwise.config import parse_config
 from turnwise.errors import ConfigError, ModelError
-from turnwise.models.load import export_model, load_model, save_model
+from turnwise.models.export import export_model
+from turnwise.models.load import load_model, save_model
 from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapters, LoRASettings
 from turnwise.models.value_head import load_value_model
 from turnwise.testing.fakes import byte_tokenizer

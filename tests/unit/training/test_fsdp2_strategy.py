@@ -56,15 +56,16 @@ def assert_like_torch(source: ModelSource, folder: Path) -> None:
     norms = [metric(strategy.train_step(batches, loss), "grad_norm") for strategy in (plain, sharded)]
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
     for name, strategy in (("plain", plain), ("sharded", sharded)):
-        strategy.save(folder / name)
+        strategy.save(folder / name, "model")
+        strategy.save(folder / f"{name}_state")
     files = [sorted(path.name for path in (folder / name).iterdir()) for name in ("plain", "sharded")]
     assert files[0] == files[1]
     for file in files[0]:
         if file.endswith((".json", ".txt")):
             assert (folder / "plain" / file).read_bytes() == (folder / "sharded" / file).read_bytes()
     again = Fsdp2Strategy.for_role(source, RankContext(), {}, SETTINGS)
-    again.load(folder / "plain")
-    plain.load(folder / "plain")
+    again.load(folder / "plain_state")
+    plain.load(folder / "sharded_state")
     for strategy in (plain, again):
         strategy.train_step(batches, loss, position=1.0)
     for name, tensor in weights_of(plain).items():

@@ -15,12 +15,14 @@ from turnwise.config.schema.model_args import Role
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.errors import ModelError, NotAvailableError, install_hint
 from turnwise.model_files.folder import (
+    NEEDS_EXPORT,
     NO_TOKENIZER,
     NO_WEIGHTS,
     base_of_adapter,
     folder_here,
     has_tokenizer,
     has_weights,
+    needs_export,
 )
 from turnwise.model_files.hub import check_hub_name
 from turnwise.runtime.machine import Machine, ray_sign
@@ -77,7 +79,8 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     if not spec.is_available:
         same_kind = {key: strategy for key, strategy in STRATEGIES.items() if strategy.kind == spec.kind}
         available = [key for key, strategy in same_kind.items() if strategy.is_available]
-        yield f"{path}: {name} isn't supported yet; available: {', '.join(available)}."
+        instead = f"; {spec.instead}" if spec.instead else ""
+        yield f"{path}: {name} isn't supported yet{instead}; available: {', '.join(available)}."
     elif prefix == "reward." and spec.is_sharded:
         yield f"{path}: {name} isn't supported yet for reward, which has one device; use torch_infer."
     elif spec.extra and not is_attached and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
@@ -164,7 +167,9 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             # The other models read the token ids of the first, which is trained.
             if number == 0 and not has_tokenizer(folder):
                 yield f"{key}: {model.model_name_or_path}: {NO_TOKENIZER}."
-            if not has_weights(folder):
+            if needs_export(folder):
+                yield f"{key}: {model.model_name_or_path}: {NEEDS_EXPORT}."
+            elif not has_weights(folder):
                 yield f"{key}: {model.model_name_or_path}: {NO_WEIGHTS}."
 
 

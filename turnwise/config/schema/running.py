@@ -60,6 +60,10 @@ class CheckpointConfig(Section):
     """Kind of storage. A folder is the only kind."""
     output_dir: Name | None = None
     """Checkpoints go to exp_name/time in this folder [checkpoints in the run's folder]."""
+    save_hf_model: bool = False
+    """Write a plain Hugging Face model folder into every checkpoint of fsdp2_train and megatron_train, and
+    not only into the last one; `turnwise export` makes one of any checkpoint. Other strategies write one
+    anyway."""
 
 
 def _trace_backend(name: Any) -> Any:

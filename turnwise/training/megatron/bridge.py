@@ -17,6 +17,14 @@ VALUE_HEAD = "value_head"
 _BODY = "model."
 
 
+PlacedBlock = tuple[tuple[int, ...], Tensor]
+"""Offsets of a block in a tensor, and its values."""
+
+
+def _rows_at(start: int, rows: Tensor) -> PlacedBlock:
+    return (start, *(0 for _ in rows.shape[1:])), rows
+
+
 class Cut(Protocol):
     """How whole tensors become the part of one tensor-parallel rank, and back."""
 
@@ -28,6 +36,11 @@ class Cut(Protocol):
         """The whole tensors, of these shapes, given the parts of all ranks."""
         ...
 
+    def blocks(self, part: Tensor, shapes: Sequence[torch.Size], size: int, rank: int) -> list[PlacedBlock]:
+        """What the part of rank `rank` of `size` holds of each tensor, and where it begins there. No other
+        rank's part holds it."""
+        ...
+
 
 class Whole:
     """Every rank has all of the tensor."""
@@ -37,6 +50,11 @@ class Whole:
 
     def joined(self, parts: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
         return [parts[0]]
+
+    def blocks(self, part: Tensor, shapes: Sequence[torch.Size], size: int, rank: int) -> list[PlacedBlock]:
+        """The first rank's."""
+        is_first = rank == 0
+        return [_rows_at(0, part if is_first else part[:0])]
 
 
 class Rows:
@@ -56,6 +74,10 @@ class Rows:
     def joined(self, parts: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
         return [torch.cat([*parts])[: shapes[0][0]]]
 
+    def blocks(self, part: Tensor, shapes: Sequence[torch.Size], size: int, rank: int) -> list[PlacedBlock]:
+        start = min(rank * len(part), shapes[0][0])
+        return [_rows_at(start, part[: shapes[0][0] - start])]
+
 
 class Columns:
     """Each rank has as many consecutive columns."""
@@ -65,6 +87,9 @@ class Columns:
 
     def joined(self, parts: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
         return [torch.cat([*parts], 1)]
+
+    def blocks(self, part: Tensor, shapes: Sequence[torch.Size], size: int, rank: int) -> list[PlacedBlock]:
+        return [((0, rank * part.shape[1]), part)]
 
 
 class Stacked:
@@ -82,11 +107,23 @@ class Stacked:
         of_ranks = [part.chunk(len(shapes)) for part in parts]
         return [torch.cat([*of_tensor]) for of_tensor in zip(*of_ranks, strict=True)]
 
+    def blocks(self, part: Tensor, shapes: Sequence[torch.Size], size: int, rank: int) -> list[PlacedBlock]:
+        return [_rows_at(rank * len(rows), rows) for rows in part.chunk(len(shapes))]
+
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """Queries, keys and values: the rows of one key-value head and of the queries that read it lie together,
-    and each rank has as many of these groups."""
+    and each rank has as many of these groups.
+
+    >>> q, k = torch.tensor([[1], [2], [3], [4]]), torch.tensor([[5], [6]])
+    >>> cut = Grouped(num_groups=2)
+    >>> part = cut.part([q, k], 2, 1)
+    >>> part.flatten().tolist()
+    [3, 4, 6]
+    >>> [(offsets, rows.flatten().tolist()) for offsets, rows in cut.blocks(part, [q.shape, k.shape], 2, 1)]
+    [((2, 0), [3, 4]), ((1, 0), [6])]
+    """
 
     num_groups: int
 
@@ -98,6 +135,12 @@ class Grouped:
         groups = torch.cat([*parts]).unflatten(0, (self.num_groups, -1))
         sizes = [shape[0] // self.num_groups for shape in shapes]
         return [tensor.flatten(0, 1) for tensor in groups.split(sizes, 1)]
+
+    def blocks(self, part: Tensor, shapes: Sequence[torch.Size], size: int, rank: int) -> list[PlacedBlock]:
+        groups = part.unflatten(0, (self.num_groups // size, -1))
+        sizes = [shape[0] // self.num_groups for shape in shapes]
+        of_tensors = [tensor.flatten(0, 1) for tensor in groups.split(sizes, 1)]
+        return [_rows_at(rank * len(rows), rows) for rows in of_tensors]
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,12 @@ def on_all_stages(value: Any) -> list[Any]:
     return values
 
 
+def copy_rank() -> tuple[int, int]:
+    """`(size, rank)` among the ranks that hold the same part of the model."""
+    group = parallel_state.get_data_parallel_group()
+    return group.size(), group.rank()
+
+
 def sum_over_copies(tensor: Tensor) -> None:
     """Replaces a tensor by its sum over the ranks that hold the same part of the model."""
     group = parallel_state.get_data_parallel_group()

@@ -6,9 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.training.megatron.bridge import Place, Whole
-from turnwise.training.megatron.groups import on_all_stages, send_from_stage, tensor_parts, tensor_rank
+from turnwise.training.megatron.groups import (
+    copy_rank,
+    on_all_stages,
+    send_from_stage,
+    tensor_parts,
+    tensor_rank,
+)
 from turnwise.training.megatron.model import DecoderPart
 from turnwise.training.megatron.startup import Read
+from turnwise.training.share_writer import Block
 
 
 class HeldParameters:
@@ -71,6 +78,29 @@ class HeldParameters:
                 tensor = tensor.contiguous()
                 send_from_stage(tensor, self._stages[place.name])
                 yield name, tensor
+
+    def blocks(
+        self,
+        value_of: Callable[[nn.Parameter], Tensor],
+        key_of: Callable[[str], str] = str,
+        is_included: Callable[[Place], bool] = lambda _: True,
+    ) -> Iterator[Block]:
+        """What this rank holds of each tensor, as `value_of` its parameter, to be saved as `key_of` its name.
+        Copies of the model deal the parameters out among themselves."""
+        size, rank = tensor_rank()
+        num_copies, copy = copy_rank()
+        number = 0
+        for place, parameter in self._held():
+            if place.is_copy or not is_included(place):
+                continue
+            number += 1
+            value = value_of(parameter).detach()
+            shapes = [self._shapes[name] for name in place.tensors]
+            blocks = place.cut.blocks(value, shapes, size, rank)
+            for name, (offsets, values) in zip(place.tensors, blocks, strict=True):
+                if values.numel():
+                    shape = tuple(self._shapes[name])
+                    yield Block(key_of(name), shape, offsets, values, number % num_copies == copy)
 
     def _held(self) -> Iterator[tuple[Place, nn.Parameter]]:
         for place in self._places:

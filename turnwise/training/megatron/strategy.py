@@ -1,6 +1,7 @@
 """Training and forward passes of a model that Megatron divides among ranks: each layer among tensor-parallel
 ranks, layers among pipeline stages, samples among copies of the model."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,8 +16,8 @@ from transformers import PreTrainedModel
 
 from turnwise.costs.model import checkpoint_bytes
 from turnwise.errors import ModelError, NotAvailableError
-from turnwise.models.load import write_weights
 from turnwise.models.loaded_model import dtype_name, loaded_model
+from turnwise.models.shares import MOMENTS, Shares, moment_key
 from turnwise.models.value_head import value_head
 from turnwise.protocols import Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.info import StrategyInfo
@@ -26,13 +27,16 @@ from turnwise.spec.megatron_options import MegatronOptions
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.megatron import groups
 from turnwise.training.megatron.bridge import Place, places_of, trained_places
-from turnwise.training.megatron.optimizer import MOMENTS, MegatronAdam
+from turnwise.training.megatron.optimizer import MegatronAdam
 from turnwise.training.megatron.parts import HeldParameters
 from turnwise.training.megatron.schedule import run_pipeline
 from turnwise.training.megatron.startup import Read, build_parts, open_model, require_kernels
 from turnwise.training.model_source import ModelSource
-from turnwise.training.optimizer import build_optimizer, moment_numbers
+from turnwise.training.moments import SavedMoments, Trained
 from turnwise.training.settings import FROZEN, StrategySettings
+from turnwise.training.share_writer import Block
+from turnwise.training.shared_checkpoint import add_settings, add_weights, write_model, write_training
+from turnwise.training.state import require_same_tensors
 from turnwise.transfer.live import manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Batch, Metric, ModelOutputs
@@ -44,7 +48,8 @@ class MegatronStrategy(BaseStrategy):
 
     `model` is a Hugging Face model. If `read` gives its tensors by name, only its config, names and shapes
     are used. All ranks of a copy of the model get the same micro-batches, and compute those of
-    weight 0 too. Checkpoints hold whole tensors, so a run can continue with other sizes or strategies. Raises
+    weight 0 too. Each rank writes its share of a checkpoint, and a run can continue with other sizes or
+    strategies. Raises
     ConfigError for options that Megatron doesn't know, sizes that don't divide the model, and architectures
     without a bridge; NotAvailableError on a GPU without TransformerEngine."""
 
@@ -238,14 +243,17 @@ class MegatronStrategy(BaseStrategy):
 
     # Saving, loading, memory and description
 
-    def _write_weights(self, folder: Path) -> None:
-        weights: dict[str, Tensor] = {}
-        for name, tensor in self.weights():
-            if self._context.answers:
-                weights[name] = tensor.detach().cpu().clone()
-        if self._context.answers:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_weights(self.model, folder, weights)
+    def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
+        blocks = itertools.chain(self._held.blocks(lambda parameter: parameter), self._moment_blocks())
+        size = self._describe().saved_bytes
+        write_training(folder, self._ranks, blocks, state, self._steps(), size, self.max_file_bytes)
+        add_settings(folder, self._ranks, self.model)
+        if has_model:
+            add_weights(folder, self._ranks, self.max_file_bytes)
+
+    def _write_model(self, folder: Path) -> None:
+        blocks = self._held.blocks(lambda parameter: parameter)
+        write_model(folder, self._ranks, blocks, self.model, self.max_file_bytes)
 
     def _read_weights(self, folder: Path) -> None:
         source = ModelSource(str(folder), has_value_head=self._is_value_model)
@@ -257,57 +265,49 @@ class MegatronStrategy(BaseStrategy):
                     f"the saved model has no tensor {name} of shape {tuple(tensor.shape)}; it is another "
                     "architecture"
                 )
+        self._fill(read)
+
+    def _set_weights(self, shares: Shares) -> None:
+        require_same_tensors(shares, self._named)
+        self._fill(lambda name: shares.whole(name, self._named[name].shape))
+
+    def _fill(self, read: Read) -> None:
         self._held.fill(read)
         if self._optimizer is not None:
             self._optimizer.refresh()
 
-    def _gather_moments(self) -> Mapping[str, Any] | None:
-        """AdamW's state as plain AdamW saves it: whole tensors on the CPU, on the rank that writes."""
-        numbers = self._moment_numbers()
-        step = self._adam.num_steps
-        state: dict[int, dict[str, Tensor]] = {}
+    def _trained(self) -> Trained:
+        return [(name, self._named[name].shape) for name, flag in self._is_trained.items() if flag]
+
+    def _moment_blocks(self) -> Iterator[Block]:
+        if self._optimizer is None:
+            return
         for moment in MOMENTS:
             value_of = partial(self._adam.whole_moment, name=moment)
-            for name, tensor in self._held.whole(value_of, self._is_trained_place):
-                if self._context.answers:
-                    of_tensor = state.setdefault(numbers[name], {"step": step.clone()})
-                    of_tensor[moment] = tensor.cpu().clone()
-        if not self._context.answers:
-            return None
-        return {"state": state, "param_groups": self._plain_groups()}
+            yield from self._held.blocks(value_of, partial(moment_key, moment), self._is_trained_place)
 
-    def _set_moments(self, moments: dict[int, Any]) -> None:
-        numbers = self._moment_numbers()
+    def _steps(self) -> dict[str, float] | None:
+        """How many steps AdamW has made of each parameter; None for a frozen model."""
+        if self._optimizer is None:
+            return None
+        number = float(self._adam.num_steps)
+        return {name: number for name, _ in self._trained()}
+
+    def _set_moments(self, saved: SavedMoments) -> None:
         for moment in MOMENTS:
 
             def read(name: str, moment: str = moment) -> Tensor:
-                saved = moments.get(numbers[name])
-                if saved is None:  # plain AdamW has none of what never had a gradient
+                if saved.step(name) is None:  # plain AdamW has none of what never had a gradient
                     return torch.zeros(self._named[name].shape)
-                tensor: Tensor = saved[moment]
-                return tensor
+                return saved.whole(name, moment)
 
             for parameter, values in self._held.parts_of(read):
                 self._adam.set_moment(parameter, moment, values.to(self.device))
-        self._adam.set_num_steps(max((saved["step"] for saved in moments.values()), default=torch.zeros(())))
+        steps = [step for name, _ in self._trained() if (step := saved.step(name)) is not None]
+        self._adam.set_num_steps(max(steps, default=torch.zeros(())))
 
     def _is_trained_place(self, place: Place) -> bool:
         return all(self._is_trained[name] for name in place.tensors)
-
-    def _moment_numbers(self) -> Mapping[str, int]:
-        trained = [(name, self._named[name].shape) for name, flag in self._is_trained.items() if flag]
-        return moment_numbers(trained)
-
-    def _plain_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups that plain AdamW saves beside its state."""
-        assert self.settings.optimizer is not None, "only a trained model has moments"
-        stand_ins = torch.nn.ParameterList(
-            torch.zeros([1] * self._named[name].ndim) for name, flag in self._is_trained.items() if flag
-        )
-        groups: list[dict[str, Any]] = build_optimizer(stand_ins, self.settings.optimizer).state_dict()[
-            "param_groups"
-        ]
-        return groups
 
     def _offload(self, kinds: frozenset[MemoryKind]) -> None:
         raise NotAvailableError(

@@ -2,6 +2,8 @@
 
 from turnwise.config.checks.rules.rule import Requirement
 from turnwise.config.demand import AnyConfig, ray_reason
+from turnwise.config.schema.agentic import AgenticConfig
+from turnwise.config.schema.sft import SFTConfig
 from turnwise.runtime.machine import ray_sign
 
 WITHOUT_RAY = "the run doesn't use Ray (cluster.name: ray, or cluster.address)"
@@ -14,11 +16,24 @@ def may_use_ray(config: AnyConfig) -> bool:
     return bool(ray_reason(config))
 
 
+def _writes_shares(config: AnyConfig) -> bool:
+    """Whether a trained role writes checkpoints by shares."""
+    sections = [config.strategy_args] if isinstance(config, SFTConfig) else []
+    if isinstance(config, AgenticConfig):
+        sections = [role.strategy_args for role in config.active_roles.values()]
+    return any(section.spec.writes_shares for section in sections)
+
+
 OF_CLUSTER: tuple[Requirement[AnyConfig], ...] = (
     Requirement(
         ("cluster.address",),
         needs=lambda c: c.cluster.name in ("auto", "ray"),
         reason="cluster.name chooses other processes than those of Ray",
+    ),
+    Requirement(
+        ("checkpoint_config.save_hf_model",),
+        needs=_writes_shares,
+        reason="checkpoints of this strategy have a plain Hugging Face folder anyway",
     ),
     Requirement(("cluster.interface", "cluster.runtime_env"), needs=may_use_ray, reason=WITHOUT_RAY),
 )
