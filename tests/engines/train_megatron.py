@@ -280,6 +280,25 @@ def test_log_probs_over_kept_ids_are_those_of_plain_torch():
     assert abs(divided[0]["logprobs"] - divided[0]["full_logprobs"]).max() > 0.1
 
 
+@pytest.mark.parametrize("options", [{}, {"use_distributed_optimizer": False}], ids=["distributed", "plain"])
+def test_memory_that_was_in_host_memory_is_as_before(options):
+    """A server may have the device between two parts of a step, and between steps."""
+    strategies = [recorded(toy_model(), SETTINGS, options, RankContext("actor_train")) for _ in range(2)]
+    moved, still = strategies
+    for number in range(2):
+        batches = toy_batches(toy_samples(4, seed=number))
+        for part in (StepPart(0, None), StepPart(1, 2.0)):
+            moved._offload(frozenset({"weights", "optimizer"}))
+            held = [*moved._weight_tensors(), *moved._adam.tensors()]
+            assert not sum(tensor.untyped_storage().nbytes() for tensor in held)
+            moved._onload(frozenset({"weights"}))
+            moved._onload(frozenset({"optimizer"}))
+            for strategy in strategies:
+                strategy.train_step(batches, WeightedLoss(), float(number), part)
+        np.testing.assert_equal(moved.last_gradient(), still.last_gradient())
+    np.testing.assert_equal(moved.parameters(), still.parameters())
+
+
 class TestOneRank(StrategyContract):
     options: dict[str, Any] = {}  # noqa: RUF012
 

@@ -24,6 +24,7 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.spec.megatron_options import MegatronOptions
 from turnwise.training.base import BaseStrategy, Update
+from turnwise.training.host_copies import HostCopies
 from turnwise.training.megatron import groups
 from turnwise.training.megatron.bridge import Place, places_of, trained_places
 from turnwise.training.megatron.optimizer import MOMENTS, MegatronAdam
@@ -86,6 +87,7 @@ class MegatronStrategy(BaseStrategy):
             self._parts = self._optimizer.parts
         self._is_finite = True  # whether all losses of the current optimiser step so far are finite
         self._counts = TokenCounts()
+        self._host = HostCopies()
 
     @classmethod
     def for_role(
@@ -310,13 +312,20 @@ class MegatronStrategy(BaseStrategy):
         return groups
 
     def _offload(self, kinds: frozenset[MemoryKind]) -> None:
-        raise NotAvailableError(
-            "megatron_train and megatron_infer can't move their memory off a device in this version, so a "
-            "server can't share it; give actor_infer other devices, or use fsdp2_train"
-        )
+        if "weights" in kinds:
+            self._host.offload("weights", self._weight_tensors())
+        if "optimizer" in kinds and self._optimizer is not None:
+            self._host.offload("optimizer", self._optimizer.tensors())
+        torch.cuda.empty_cache()  # so that a server in another process can use the memory
 
     def _onload(self, kinds: frozenset[MemoryKind]) -> None:
-        """Nothing is off the device."""
+        for kind in sorted(kinds):
+            self._host.onload(kind)
+
+    def _weight_tensors(self) -> Iterator[Tensor]:
+        for part in self._parts:
+            yield from part.parameters()
+            yield from part.buffers()
 
     def _describe(self) -> StrategyInfo:
         described = loaded_model(self.model)
