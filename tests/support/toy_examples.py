@@ -26,17 +26,21 @@ def toy_policy(folder: Path) -> Path:
 
 
 def toy_sizes(config: AgenticConfig, model: Path, output_dir: Path, num_devices: int) -> list[str]:
-    """One step of two groups a device, with one update of all of them."""
+    """Two steps of a group a device, each with one update of all of them. The loss has the entropy in it, since
+    equal rewards would leave no gradient."""
     num_groups = num_devices
     num_tags = len(config.train_env_manager.tags)
     partition = ",".join([str(num_groups // num_tags)] * num_tags)
     of_run = {
         "pretrain": model,
         "output_dir": output_dir,
-        "max_steps": 1,
+        "max_steps": 2,
         "eval_steps": 0,
         "save_steps": 0,
         "sequence_length": 1024,
+        "entropy_loss_coef": 0.01,
+        "actor_train.training_args.learning_rate": 1e-3,
+        "actor_train.training_args.warmup_steps": 0,
         "rollout_batch_size": num_groups * GROUP_SIZE,
         "train_env_manager.num_env_groups": num_groups,
         "train_env_manager.group_size": GROUP_SIZE,

@@ -165,10 +165,11 @@ class MegatronStrategy(BaseStrategy):
 
     def _whole_rounds(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, and as many of weight 0 as an interleaved schedule needs: its stages take turns in
-        rounds of as many batches as there are stages."""
+        rounds of as many batches as there are stages, or as the options say."""
         if self._options.vp is None or not batches:
             return list(batches)
-        num_missing = -len(batches) % self._options.pp
+        round_size = self._options.passed.get("microbatch_group_size_per_vp_stage", self._options.pp)
+        num_missing = -len(batches) % round_size
         last = batches[-1]
         return [*batches, *[replace(last, weights=0 * last.weights)] * num_missing]
 

@@ -34,7 +34,7 @@ LENDING_RULES: tuple[Rule[AgenticConfig], ...] = (
         "actor_train.device_mapping",
         when=lambda c: not c.plays_ahead and trains_on_a_part(c),
         says=lambda c: (
-            "is a part of actor_infer's devices. Replicas lend their devices to training only in an "
+            "is a part of actor_infer's devices. Replicas lend devices to training only in an "
             "asynchronous run, where the others go on sampling; here all of them would wait. Set "
             "async_generation_ratio to at least 1, or give both roles the same devices, or different ones"
         ),
@@ -43,8 +43,8 @@ LENDING_RULES: tuple[Rule[AgenticConfig], ...] = (
         "actor_train.device_mapping",
         when=lambda c: c.plays_ahead and shared_devices(c) and not has_other_devices(c),
         says=lambda c: (
-            "holds all of actor_infer's devices, so that no replica could sample while training computes, and "
-            "async_generation_ratio is above 0. Leave some of actor_infer's devices out, or set "
+            "holds all of actor_infer's devices, so that no replica could sample while training computes, "
+            "and async_generation_ratio is above 0. Leave some of actor_infer's devices out, or set "
             "async_generation_ratio to 0"
         ),
     ),
@@ -54,9 +54,9 @@ LENDING_RULES: tuple[Rule[AgenticConfig], ...] = (
             c.plays_ahead and has_other_devices(c) and _lends(c) and c.actor_infer.data_parallel_size < 2
         ),
         says=lambda c: (
-            f"its {len(c.actor_infer.device_mapping or ())} devices are one replica, which can't lend devices "
-            "to actor_train and sample too; use a smaller tensor-parallel size or more devices, so that there "
-            "are at least 2 replicas, or devices that actor_train doesn't have"
+            f"its {len(c.actor_infer.device_mapping or ())} devices are one replica, which can't lend some "
+            "to actor_train and sample too; use a smaller tensor-parallel size or more devices, so that "
+            "there are at least 2 replicas, or devices that actor_train doesn't have"
         ),
     ),
     Rule(
