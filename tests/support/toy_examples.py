@@ -26,8 +26,8 @@ def toy_policy(folder: Path) -> Path:
 
 
 def toy_sizes(config: AgenticConfig, model: Path, output_dir: Path, num_devices: int) -> list[str]:
-    """Two steps of a group a device, each with one update of all of them. The loss has the entropy in it, since
-    equal rewards would leave no gradient."""
+    """Two steps of a group a device, each with one update. The loss has the entropy in it, since equal
+    rewards would leave no gradient."""
     num_groups = num_devices
     num_tags = len(config.train_env_manager.tags)
     partition = ",".join([str(num_groups // num_tags)] * num_tags)
