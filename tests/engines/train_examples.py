@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ if sys.argv[1:2] == ["megatron"]:
 
     prepare_processes(["turnwise.assemble.strategies", "turnwise.training.megatron.strategy"])
 
+from network_nodes import ADDRESSES, NoNamespacesError, start, two_nodes  # noqa: E402
 from toy_examples import on_cpus, toy_policy, toy_sizes  # noqa: E402
 
 from turnwise.cli.main import main  # noqa: E402
@@ -91,6 +93,35 @@ def test_a_published_file_trains(name: str, parts: str, model: Path, tmp_path: P
         roles.append("reference")
     changes = [f"{role}.strategy_args.strategy_config.{size}" for role in roles for size in PARTS[parts]]
     train(path, model, tmp_path, 2, changes)
+
+
+def test_two_machines_train_what_two_processes_train(model: Path, tmp_path: Path) -> None:
+    """torchrun with a process on each of two machines, which are two network namespaces here."""
+    path = EXAMPLES / f"{of_engine(OURS)[0]}.yaml"
+    config, _ = load_config(path, [])
+    shared = [*toy_sizes(config, model, tmp_path, 2), *on_cpus(2), "actor_infer.device_mapping=null"]
+    command = ["-m", "turnwise.cli.main", "train", str(path), "--quiet", *shared]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("GLOO_SOCKET_IFNAME", None)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    launcher += ["--master_addr", ADDRESSES[0], "--master_port", "29500"]
+    try:
+        with two_nodes() as nodes:
+            processes = []
+            for rank, node in enumerate(nodes):
+                launched = [*launcher, "--node_rank", str(rank), *command, f"output_dir={tmp_path / 'two'}"]
+                processes.append(start(node, launched, environment, tmp_path))
+            outputs = [process.communicate(timeout=900)[0] for process in processes]
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    one = [sys.executable, *command, f"output_dir={tmp_path / 'one'}"]
+    subprocess.run(one, check=True, cwd=tmp_path, env=environment)
+    norms = []
+    for name in ("one", "two"):
+        [metrics] = (tmp_path / name).glob("**/metrics.jsonl")
+        norms.append([step["actor_train/grad_norm"] for step in read_metrics(metrics)])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5) and min(norms[0]) > 0
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ def train(engine: str, scratch: Path) -> None:
     assert all(step["actor_train/grad_norm"] > 0 for step in steps)
     # Each step is sampled with the weights of the update before it.
     differences = [step["parity/logprob_diff_max"] for step in steps]
-    print(f"vllm: {engine} on 2 ranks, tensor-parallel 2: at most", *(f"{value:.1e}" for value in differences))
+    print(
+        f"vllm: {engine} on 2 ranks, tensor-parallel 2: at most", *(f"{value:.1e}" for value in differences)
+    )
     assert max(differences) <= 1e-5, differences
 
 

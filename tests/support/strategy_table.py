@@ -56,7 +56,9 @@ SAME_RUN = f"{SHARD_RUNS}::test_a_run_with_shards_is_one_with_whole_models"
 MEGATRON_RUN = f"{MEGATRON}::test_a_run_with_megatron_is_one_with_plain_torch"
 MEGATRON_STEPS = f"{MEGATRON}::test_ranks_make_the_steps_of_plain_torch"
 OUR_EXAMPLE = f"{EXAMPLES}::test_an_example_trains_on_fewer_devices"
-NODES = "tests/extras/test_two_machines.py::test_a_run_on_two_machines_makes_the_steps_of_two_processes_of_one"
+NODES = (
+    "tests/extras/test_two_machines.py::test_a_run_on_two_machines_makes_the_steps_of_two_processes_of_one"
+)
 ENGINE_NODES = f"{EXAMPLES}::test_two_machines_train_what_two_processes_train"
 TRAINED = "actor_train.strategy_args.strategy_name"
 
@@ -239,7 +241,7 @@ FEATURES = (
         is_sampled=True,
     ),
 )
-"""Servers of SGLang get the tensors that vLLM gets, by the same calls; only a stand-in for it has been fed."""
+"""Servers of SGLang get the tensors that vLLM gets, by the same calls; only a stand-in has been fed."""
 
 
 def table() -> list[str]:

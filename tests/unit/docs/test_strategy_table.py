@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "ranks.md"
 MARKED = re.compile(r"(<!-- table of strategies -->\n).*?(<!-- end -->)", re.DOTALL)
 CELLS = [
-    pytest.param(feature, engine, id=f"{feature.title}-{engine}") for feature in FEATURES for engine in ENGINES
+    pytest.param(feature, engine, id=f"{feature.title}-{engine}")
+    for feature in FEATURES
+    for engine in ENGINES
 ]
 
 
@@ -40,7 +42,7 @@ def keys_of(feature: Feature, engine: str) -> Mapping[str, Any]:
         for key, value in feature.asks.items()
     }
     base = {
-        "rollout_batch_size": 64,
+        "rollout_batch_size": 16,
         "num_gpus_per_node": 4,
         "actor_train.device_mapping": [0, 1],
         "actor_train.strategy_args.strategy_name": f"{engine}_train",
