@@ -1,6 +1,6 @@
 """Sharded policies feed vLLM: two ranks of FSDP2 train, vLLM samples with the model on two tensor-parallel
-ranks, and sampler and trainer agree after each of four updates. With `megatron` and a folder of its
-packages on the command line, two tensor-parallel ranks of Megatron train."""
+ranks, and sampler and trainer agree after each of four updates. With `megatron` or `deepspeed` and a folder
+of its packages on the command line, two ranks of that engine train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 if sys.argv[1:2] == ["megatron"]:
     site = ROOT / "tests" / "support" / "megatron_site"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-    sys.path.append(sys.argv[2])
+sys.path += sys.argv[2:3]
 
 from toy_examples import toy_policy  # noqa: E402
 
@@ -22,8 +22,9 @@ from turnwise.tracking.jsonl import read_metrics  # noqa: E402
 
 CONFIG = ROOT / "examples" / "frozen_lake" / "agentic.yaml"
 NUM_UPDATES = 4
-STRATEGIES = {
+STRATEGIES: dict[str, dict[str, object]] = {
     "fsdp2": {},
+    "deepspeed": {"++actor_train.strategy_args.strategy_config.zero_optimization.stage": 2},
     "megatron": {"++actor_train.strategy_args.strategy_config.tensor_model_parallel_size": 2},
 }
 
