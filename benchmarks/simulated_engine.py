@@ -97,6 +97,11 @@ class SimulatedEngine:
         runs = (VersionRun(version, len(self._answer)),)
         return Completion(self._answer, self._logprobs, "stop", runs)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests run or wait."""
+        return bool(self._ends or self._waiting)
+
     async def abort(self, request_id: str) -> None: ...
 
     async def release(self, request_id: str) -> None:
