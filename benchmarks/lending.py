@@ -2,10 +2,11 @@
 
     python benchmarks/lending.py [--speeds TOKENS_A_SECOND …] [--conversations N]
 
-Scheduler, buffer, agents, conversations, router and `LentReplicas` are those of a run; engines and the trainer
-are simulated, in virtual time. There are four devices. *Disjoint*: two train, two sample. *Lent*: two train,
-and all four sample; the two replicas on training's devices let their responses end, move their memory away
-while training computes, and come back with the new weights. Both train on the same batches.
+Scheduler, buffer, agents, conversations, router and `LentReplicas` are those of a run; engines and the
+trainer are simulated, in virtual time. There are four devices. *Disjoint*: two train, two sample. *Lent*: two
+train, and all four sample; the two replicas on training's devices let their responses end (`finish`) or hand
+them to the others (`abort_continue`), move their memory away while training computes, and come back with the
+new weights.
 
 For each speed of the trainer (tokens a second on one device): seconds of a step, tokens trained a second, and
 the share of the time in which each device neither trains nor decodes a token (`idle`).
@@ -35,6 +36,7 @@ from turnwise.chat.contexts import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.pipelines.lent_replicas import LentReplicas
+from turnwise.protocols import OnWeightUpdate
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks
@@ -43,22 +45,28 @@ from turnwise.types import SamplingParams
 
 NUM_DEVICES = 4
 TRAINED_ON = (0, 1)
-SPEEDS = (3_000.0, 6_000.0, 12_000.0, 24_000.0)
-CONVERSATIONS = 512
+SPEEDS = (4_000.0, 8_000.0, 16_000.0)
+CONVERSATIONS = 1024
 GROUP_SIZE = 8
-NUM_STEPS = 8
+NUM_STEPS = 5
 MOVE_S = 1.0
 """Seconds in which a device's memory changes hands, in each direction."""
 TIMES = EngineTimes()
-LAYOUTS = {"disjoint": (2, 3), "lent": (0, 1, 2, 3)}
-"""The devices that sample, each with a replica."""
+LAYOUTS: dict[str, tuple[tuple[int, ...], OnWeightUpdate]] = {
+    "disjoint": ((2, 3), "finish"),
+    "lent, finish": ((0, 1, 2, 3), "finish"),
+    "lent, abort_continue": ((0, 1, 2, 3), "abort_continue"),
+}
+"""The devices that sample, each with a replica, and what becomes of the responses of replicas that leave."""
 
 
 class LendableEngine(SimulatedEngine):
     """A simulated engine that can be suspended and sleep."""
 
     async def suspend(self, suspension: str = "finish") -> None:
-        """Ends when its requests have ended; the router sends no more."""
+        """Ends when its requests have ended; the router sends no more. `abort` ends them at once."""
+        if suspension == "abort":
+            self.interrupt()
         while self.is_busy:
             await asyncio.sleep(TIMES.step_s)
 
@@ -70,7 +78,7 @@ class LendableEngine(SimulatedEngine):
 
 @dataclass
 class Run:
-    """A run in one of the layouts."""
+    """A run in one of the `LAYOUTS`."""
 
     layout: str
     trained_tokens_s: float
@@ -81,11 +89,13 @@ class Run:
         self.loop = VirtualTimeLoop()
         template = ChatTemplate(byte_tokenizer())
         answer = template.respond("<answer>Right</answer>")
-        self.engines = {device: LendableEngine(answer, TIMES) for device in LAYOUTS[self.layout]}
+        devices, on_weight_update = LAYOUTS[self.layout]
+        interrupted: dict[int | None, float] = {}
+        self.engines = {device: LendableEngine(answer, TIMES, interrupted) for device in devices}
         lent: list[Any] = [self.engines[device] for device in TRAINED_ON if device in self.engines]
         servers: list[Any] = list(self.engines.values())
         self.servers = LLMServerManager(servers)
-        self.lent = LentReplicas(self.servers, lambda server: server in lent, "finish", self.admit)
+        self.lent = LentReplicas(self.servers, lambda server: server in lent, on_weight_update, self.admit)
         self.has_lent = bool(lent)
         settings = EnvAgentSettings("Lake", max_tokens_per_step=64, calls=CallSettings(timeout_s=None))
         agent = EnvAgent(lambda _: LakeEnv(), settings)
@@ -157,7 +167,7 @@ def main() -> None:
         of_speed = {layout: Run(layout, speed, options.conversations).measure() for layout in LAYOUTS}
         rows[f"{speed:g}"] = of_speed
         for layout, row in of_speed.items():
-            print(f"{speed:7.0f} tokens/s  {layout:8}", json.dumps(row), flush=True)
+            print(f"{speed:7.0f} tokens/s  {layout:20}", json.dumps(row), flush=True)
     result = {
         "by_trained_tokens_a_second": rows,
         "conversations": options.conversations,

@@ -15,9 +15,9 @@ if sys.argv[1:2] == ["megatron"]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
 sys.path += sys.argv[2:3]
 
-from toy_examples import toy_policy  # noqa: E402
-
 from turnwise.cli.main import exit_status, main as turnwise  # noqa: E402
+from turnwise.models.make import make_model  # noqa: E402
+from turnwise.play.tokenizer_text import environment_text  # noqa: E402
 from turnwise.tracking.jsonl import read_metrics  # noqa: E402
 
 CONFIG = ROOT / "examples" / "frozen_lake" / "agentic.yaml"
@@ -30,8 +30,9 @@ STRATEGIES: dict[str, dict[str, object]] = {
 
 
 def train(engine: str, scratch: Path) -> None:
+    made = make_model("tiny", scratch / "model", environment_text(), seed=0)
     few = {
-        "pretrain": toy_policy(scratch / "model"),
+        "pretrain": made.folder,
         "output_dir": scratch / "runs",
         "max_steps": NUM_UPDATES + 1,
         "eval_steps": 0,
