@@ -77,7 +77,8 @@ class MegatronStrategy(BaseStrategy):
         for name, parameter in self._held.by_name.items():
             parameter.requires_grad_(name in trained)
         self.model = model.to("meta")
-        self._parts: Sequence[Any] = modules
+        self._modules = modules
+        self._parts: Sequence[Any] = modules  # or Megatron's wrappers around them, which have other `buffers`
         self._optimizer: MegatronAdam | None = None
         self._held.fill(read or tensors.__getitem__)
         if settings.optimizer is not None:
@@ -324,7 +325,7 @@ class MegatronStrategy(BaseStrategy):
             self._host.onload(kind)
 
     def _weight_tensors(self) -> Iterator[Tensor]:
-        for part in self._parts:
+        for part in self._modules:
             yield from part.parameters()
             yield from part.buffers()
 
