@@ -82,7 +82,7 @@ class Run:
 
     layout: str
     trained_tokens_s: float
-    """Of one device."""
+    """The speed of one training device."""
     conversations: int
 
     def __post_init__(self) -> None:

@@ -72,7 +72,7 @@ def test_each_engine_that_shards_is_shown() -> None:
 
 @pytest.mark.parametrize("name", sorted(SHARDED))
 def test_published_files_of_sharded_models_have_a_place(name: str, tmp_path: Path) -> None:
-    """Those that this version can use, with the devices and the `num_gpus_per_node` that they name."""
+    """Files that can be used have a place on the devices and nodes that they name."""
     path = tmp_path / "published.yaml"
     path.write_text(json.dumps(PUBLISHED[name]).replace("${", "\\\\${"), encoding="utf-8")
     try:
