@@ -45,13 +45,22 @@ class EngineTimes:
 class _Running:
     answer: asyncio.Future[None]
     num_steps: float
+    num_left: float = 0.0
+    """The steps that were left when it was interrupted."""
 
 
 class SimulatedEngine:
     """Answers each request with `answer`, after the time that a response of a random length takes here beside
     all others. A length depends on the request's seed alone."""
 
-    def __init__(self, answer: Sequence[int], times: EngineTimes) -> None:
+    def __init__(
+        self,
+        answer: Sequence[int],
+        times: EngineTimes,
+        interrupted: dict[int | None, float] | None = None,
+    ) -> None:
+        self._interrupted: dict[int | None, float] = {} if interrupted is None else interrupted
+        """By the seed of a request: the tokens that an interrupted response has left."""
         self._answer = np.array(answer, np.int64)
         self._logprobs = np.zeros(len(answer), np.float32)
         self._times = times
@@ -76,9 +85,7 @@ class SimulatedEngine:
         media: Sequence[Media] = (),
     ) -> Completion:
         times = self._times
-        draw = random.Random(sampling.seed)
-        mean = np.log(times.mean_tokens) - times.sigma**2 / 2
-        num_tokens = max(1.0, round(draw.lognormvariate(float(mean), times.sigma)))
+        num_tokens = self._interrupted.pop(sampling.seed, 0.0) or self._length_of(sampling.seed)
         num_new = len(prompt_ids) - self._seen.get(request_id, 0)
         self._seen[request_id] = len(prompt_ids)
         running = _Running(
@@ -94,8 +101,36 @@ class SimulatedEngine:
         self._schedule()
         version = self.version
         await running.answer
+        if running.num_left:
+            self._interrupted[sampling.seed] = running.num_left
+            self.num_tokens -= running.num_left
+            return Completion(self._answer[:0], self._logprobs[:0], "aborted", ())
         runs = (VersionRun(version, len(self._answer)),)
         return Completion(self._answer, self._logprobs, "stop", runs)
+
+    def interrupt(self) -> None:
+        """Ends all requests as `aborted`. Whoever shares `interrupted` continues them where they stood."""
+        self._advance()
+        for end, _, running in self._ends:
+            running.num_left = max(end - self._steps, 1.0)
+            running.answer.set_result(None)
+        for running in self._waiting:
+            running.num_left = running.num_steps
+            running.answer.set_result(None)
+        self._ends.clear()
+        self._waiting.clear()
+        self._schedule()
+
+    def _length_of(self, seed: int | None) -> float:
+        """Number of tokens of a response."""
+        draw = random.Random(seed)
+        mean = np.log(self._times.mean_tokens) - self._times.sigma**2 / 2
+        return max(1.0, round(draw.lognormvariate(float(mean), self._times.sigma)))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests run or wait."""
+        return bool(self._ends or self._waiting)
 
     async def abort(self, request_id: str) -> None: ...
 

@@ -33,11 +33,20 @@ if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("vllm", "contract_vllm.py")]
     SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]
     SCRIPTS += [("vllm", "train_ray_vllm.py"), ("ray", "nodes_ray.py")]
+    SCRIPTS += [
+        ("deepspeed", "train_examples.py", "deepspeed"),
+        ("megatron", "train_examples.py", "megatron"),
+    ]
+    SCRIPTS += [("vllm", "train_vllm_sharded.py", "fsdp2")]
+    FED_BY = ["deepspeed", "megatron"]
 else:
     SCRIPTS += [
         ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher"),
         ("megatron", "train_megatron.py", "-k", "(steps and tp2_pp2) or (a_run_with and pp2_critic)"),
+        ("deepspeed", "train_examples.py", "deepspeed", "-k", "fewer_devices and 2"),
+        ("megatron", "train_examples.py", "megatron", "-k", "(fewer and lake-2) or (fewer and sokoban-4)"),
     ]
+    FED_BY = []
 
 
 @pytest.mark.parametrize(
@@ -54,6 +63,27 @@ def test_agrees_with_plain_torch(engine, script, words):
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert f"{engine}" in run.stdout
     print(run.stdout)
+
+
+@pytest.mark.parametrize("trainer", FED_BY)
+def test_vllm_is_fed_by_other_engines(trainer):
+    """In the environment of vLLM, with the packages of the engine that trains behind its own."""
+    try:
+        python = engine_python("vllm")
+        packages = packages_of(engine_python(trainer))
+    except LackingError as error:
+        pytest.skip(str(error))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
+    command = [python, ENGINES / "train_vllm_sharded.py", trainer, packages]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+    print(run.stdout)
+
+
+def packages_of(python: str | Path) -> str:
+    """The folder of the packages of an environment."""
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(("system", "script"), FOREIGN_SCRIPTS)

@@ -200,14 +200,15 @@ def test_a_checkpoint_of_plain_torch_goes_on(make_role, tmp_path):  # noqa: F811
     assert distance(*moved) <= 1e-3
 
 
-def test_computes_in_half_precision():
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_computes_in_half_precision(half):
     batches, losses = toy_batches(toy_samples(4)), {}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, half):
         strategy = DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS, dtype=dtype), **options(3))
         metrics = strategy.train_step(batches, WeightedLoss())
         losses[dtype] = sum(float(metric.value) for metric in metrics if metric.name == "loss")
         assert all(tensor.dtype == torch.float32 for _, tensor in strategy.weights())
-    assert losses[torch.float32] != losses[torch.bfloat16]
+    assert losses[torch.float32] != losses[half]
     np.testing.assert_allclose(*losses.values(), rtol=0.02)
 
 

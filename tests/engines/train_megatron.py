@@ -20,7 +20,7 @@ from rank_workers import InfiniteOnce, Kind, distance
 from ranked_roles import STEPS, make_role, make_roles, runner, steps  # noqa: F401
 from small_runs import measured, played, run_small, small_config, training
 from strategy_contract import VALUES, StrategyContract, WeightedLoss
-from toy_model import TINY, toy_batches, toy_model, toy_samples, toy_value_model
+from toy_model import TINY, toy_batches, toy_model, toy_samples, toy_value_model, with_kept_ids
 
 from turnwise.batching.plan import denominators
 from turnwise.cluster.fork_server import prepare_processes
@@ -262,22 +262,46 @@ def test_a_run_with_megatron_is_one_with_plain_torch(tiny_model, tmp_path, sizes
 # From here on Megatron runs in this process, so that runs above wouldn't find its torch as it was.
 
 
+def test_computes_in_half_precision():
+    batches = toy_batches(toy_samples(4))
+    losses: dict[torch.dtype, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        settings = replace(SETTINGS, dtype=dtype)
+        strategy = recorded(toy_model(), settings, {}, RankContext("actor_train"))
+        metrics = strategy.train_step(batches, WeightedLoss())
+        losses[dtype] = sum(float(metric.value) for metric in metrics if metric.name == "loss")
+        assert all(tensor.dtype == torch.float32 for _, tensor in strategy.weights())
+    assert losses[torch.float32] != losses[torch.bfloat16]
+    np.testing.assert_allclose(*losses.values(), rtol=0.02)
+
+
 def test_log_probs_over_kept_ids_are_those_of_plain_torch():
-    samples = []
-    for sample in toy_samples(4):
-        counts = np.where(sample.response_mask, 3, 0)
-        ids = [
-            [token, (token + 1) % 97, (token + 40) % 97] for token in sample.token_ids[sample.response_mask]
-        ]
-        kept = np.array(ids, np.int32).ravel()
-        samples.append(replace(sample, kept_ids=kept, kept_offsets=np.concatenate([[0], counts.cumsum()])))
+    batches = toy_batches(with_kept_ids(toy_samples(4), 3))
     outputs = frozenset({"logprobs", "full_logprobs"})
-    batches = toy_batches(samples)
     divided = recorded(toy_model(), SETTINGS, {}, RankContext("actor_train")).forward(batches, outputs)
     plain = TorchStrategy(toy_model(), SETTINGS).forward(batches, outputs)
     for name in outputs:
         np.testing.assert_allclose(divided[0][name], plain[0][name], atol=1e-5)
     assert abs(divided[0]["logprobs"] - divided[0]["full_logprobs"]).max() > 0.1
+
+
+@pytest.mark.parametrize("options", [{}, {"use_distributed_optimizer": False}], ids=["distributed", "plain"])
+def test_memory_that_was_in_host_memory_is_as_before(options):
+    """A server may have the device between two parts of a step, and between steps."""
+    strategies = [recorded(toy_model(), SETTINGS, options, RankContext("actor_train")) for _ in range(2)]
+    moved, still = strategies
+    for number in range(2):
+        batches = toy_batches(toy_samples(4, seed=number))
+        for part in (StepPart(0, None), StepPart(1, 2.0)):
+            moved._offload(frozenset({"weights", "optimizer"}))
+            held = [*moved._weight_tensors(), *moved._adam.tensors()]
+            assert not sum(tensor.untyped_storage().nbytes() for tensor in held)
+            moved._onload(frozenset({"weights"}))
+            moved._onload(frozenset({"optimizer"}))
+            for strategy in strategies:
+                strategy.train_step(batches, WeightedLoss(), float(number), part)
+        np.testing.assert_equal(moved.last_gradient(), still.last_gradient())
+    np.testing.assert_equal(moved.parameters(), still.parameters())
 
 
 class TestOneRank(StrategyContract):

@@ -45,6 +45,7 @@ ARGUMENTS = {
     "process_arrays": "",
     "quickstart": "--sft-model MODEL --work WORK",
     "ranks": "",
+    "lending": "",
     "reach": "",
     "revisions": "ROOT MODEL",
     "rollout": "",

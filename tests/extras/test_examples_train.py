@@ -10,11 +10,13 @@ from typing import get_args
 
 import pytest
 import yaml
+from toy_examples import on_cpus, toy_policy, toy_sizes
 
 from turnwise.cli.main import main
 from turnwise.config import load_config
 from turnwise.models.make import make_model
 from turnwise.play.tokenizer_text import environment_text
+from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Split
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +131,11 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
         changes += [f"{manager}.num_groups_partition=[{','.join('1' * num_tags)}]"]
         batch = "val_batch_size" if split == "val" else "rollout_batch_size"
         changes += [f"{batch}={num_tags * group_size}"]
-    if "qwen" in str(path):  # eight GPUs, as its first lines say
+    if "one_gpu" in path.name:
+        changes += ["actor_infer.strategy_args=null", "actor_infer.model_args.dtype=fp32"]
+        changes += ["actor_train.model_args.dtype=fp32", "actor_train.model_args.attn_implementation=sdpa"]
+        changes += ["sequence_length=1024", "actor_train.training_args.gradient_accumulation_steps=1"]
+    elif "qwen" in str(path):  # eight GPUs, as its first lines say
         roles = {"actor_train": LAPTOP, "actor_infer": LAPTOP, "reference": LAPTOP[1:]}
         changes += [f"{role}.{key}=null" for role, keys in roles.items() for key in keys]
         changes += ["sequence_length=2048", "actor_train.training_args.gradient_accumulation_steps=1"]
@@ -138,6 +144,24 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
     changes += ["eval_steps=0", f"actor_train.training_args.per_device_train_batch_size={size}"]
     changes += [f"critic.training_args.per_device_train_batch_size={size}"] if has_critic else []
     assert main(["train", str(path), *changes, "--quiet"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_the_example_of_fsdp2_trains_on_fewer_devices(num_devices: int, tmp_path: Path) -> None:
+    """The others for eight GPUs are trained by `tests/engines/train_examples.py`."""
+    path = ROOT / "examples" / "qwen2.5-0.5B-agentic" / "agent_val_frozen_lake_fsdp2.yaml"
+    config, _ = load_config(path, [])
+    changes = toy_sizes(config, toy_policy(tmp_path / "model"), tmp_path / "runs", num_devices)
+    changes += on_cpus(num_devices)
+    for role in ("actor_train", "reference"):
+        options = f"{role}.strategy_args.strategy_config"
+        changes += [f"{options}.fsdp_size=2", f"{options}.param_dtype=fp32"]
+    assert main(["config", str(path), *changes]) == 0
+    assert main(["train", str(path), *changes, "--quiet"]) == 0
+    [metrics] = (tmp_path / "runs").glob("**/metrics.jsonl")
+    steps = read_metrics(metrics)
+    assert all(step["actor_train/grad_norm"] > 0 for step in steps)
+    assert max(step["parity/logprob_diff_max"] for step in steps) <= 1e-4
 
 
 def test_the_sums_train_from_python(

@@ -69,9 +69,11 @@ def test_the_contract_of_clusters_holds_between_two_machines(nodes, tmp_path):
     assert "passed" in first
 
 
-def test_a_run_on_two_machines_makes_the_steps_of_two_processes_of_one(nodes, tmp_path):
+@pytest.mark.parametrize("strategy", ["torch_train", "fsdp2_train"])
+def test_a_run_on_two_machines_makes_the_steps_of_two_processes_of_one(strategy, nodes, tmp_path):
     model = make_model("tiny", tmp_path / "model", [TEXT], seed=0)
     keys = [f"{key}={value}" for key, value in {**KEYS, "pretrain": model.folder}.items()]
+    keys.append(f"actor_train.strategy_args.strategy_name={strategy}")
     train = ["-m", "turnwise.cli.main", "train", str(CONFIG), "--quiet", *keys]
     processes = launch(nodes, [*train, f"output_dir={tmp_path / 'two'}"], tmp_path)
     first, second = outputs(processes)

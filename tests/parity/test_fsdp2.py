@@ -96,6 +96,16 @@ def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):
 
 
 @pytest.mark.extra
+def test_roles_on_other_devices_sum_among_themselves(make_roles):
+    """Three processes: neither role's two ranks are the whole world."""
+    gradients = []
+    for role in make_roles(Kind(fsdp2={}, eps=EPS), {"actor_train": [0, 1], "critic": [1, 2]}):
+        role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
+        gradients.append(ask(role, "last_gradient"))
+    assert distance(*gradients) <= 1e-6
+
+
+@pytest.mark.extra
 def test_one_sample_for_two_ranks(make_role):
     """The other rank passes over a batch that counts nothing."""
     one, two = pair(make_role, Kind())

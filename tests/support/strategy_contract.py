@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from toy_model import toy_batches, toy_samples
+from toy_model import VOCAB_SIZE, toy_batches, toy_samples, with_kept_ids
 
 from turnwise.protocols import Output, StepPart, TrainStrategy
 from turnwise.types import Batch, Metric, ModelOutputs
@@ -70,6 +70,25 @@ class StrategyContract(ABC):
                 assert array.dtype == np.float32 and array.shape == batch.token_ids.shape
                 assert not array[~batch.response_mask].any()
                 assert array[batch.response_mask].all()
+
+    def test_log_probs_over_kept_ids(self) -> None:
+        """Over all ids they are those of the whole vocabulary; over few they are larger; over the token alone
+        they are 0."""
+        if "logprobs" not in self.outputs:
+            return
+        strategy, samples = self.make_strategy(), toy_samples(4)
+        outputs: frozenset[Output] = frozenset({"logprobs", "full_logprobs"})
+        whole = strategy.forward(toy_batches(samples), frozenset({"logprobs"}))[0]["logprobs"]
+        for number in (1, 3, VOCAB_SIZE):
+            [batch] = toy_batches(with_kept_ids(samples, number))
+            results = strategy.forward([batch], outputs)[0]
+            np.testing.assert_allclose(results["full_logprobs"], whole, atol=1e-5)
+            trained = batch.response_mask
+            bounds = {1: np.zeros_like(whole), VOCAB_SIZE: whole}
+            if number in bounds:
+                np.testing.assert_allclose(results["logprobs"], bounds[number], atol=1e-5)
+            else:
+                assert (results["logprobs"][trained] > whole[trained]).all()
 
     def test_a_step_lowers_the_loss_and_reports_itself(self) -> None:
         strategy = self.make_strategy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,19 @@ def toy_samples(num_samples: int, seed: int = 0, max_length: int = 40) -> list[S
             )
         )
     return samples
+
+
+def with_kept_ids(samples: Sequence[Sample], number: int) -> list[Sample]:
+    """The samples as if sampling had kept `number` ids at each of their trained tokens, itself first."""
+    steps = np.arange(number)
+    kept: list[Sample] = []
+    for sample in samples:
+        counts = np.where(sample.response_mask, number, 0)
+        tokens = sample.token_ids[sample.response_mask]
+        ids = (tokens[:, None] + steps) % VOCAB_SIZE
+        offsets = np.concatenate([[0], counts.cumsum()])
+        kept.append(replace(sample, kept_ids=ids.astype(np.int32).ravel(), kept_offsets=offsets))
+    return kept
 
 
 def toy_batches(samples: Sequence[Sample], parts: Sequence[Sequence[int]] | None = None) -> list[Batch]:

@@ -1,6 +1,7 @@
 """Says what a run lacks on this machine."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from turnwise.config import AgenticConfig, SFTConfig, not_here
 from turnwise.config.demand import ray_reason
@@ -9,6 +10,7 @@ from turnwise.errors import CheckpointError, ConfigError
 from turnwise.examine.files import absent_files
 from turnwise.runtime.machine import Machine, find_machine
 from turnwise.runtime.rank import launched
+from turnwise.spec.megatron_options import NO_KERNELS
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
@@ -21,6 +23,7 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         # What the nodes of a Ray have is known when the run joins it.
         if not ray_reason(config, machine):
             yield from lacking_devices(config, machine)
+            yield from lacking_kernels(config, machine)
     try:
         if config.resume_from_checkpoint is not False:
             from turnwise.lifecycle.resume import check_resume
@@ -39,6 +42,17 @@ def lacking_devices(config: AgenticConfig | SFTConfig, machine: Machine) -> Iter
         place(config, machine)
     except ConfigError as error:
         yield str(error)
+
+
+def lacking_kernels(config: AgenticConfig | SFTConfig, machine: Machine) -> Iterator[str]:
+    """Yields a sentence for each role whose strategy needs a library's kernels on this machine's GPUs, if
+    that isn't installed."""
+    roles = {"": config} if isinstance(config, SFTConfig) else config.active_roles
+    for name, role in roles.items():
+        library = role.strategy_args.spec.gpu_library
+        if machine.accelerator and library and find_spec(library) is None:
+            key = f"{name}.strategy_args.strategy_name".removeprefix(".")
+            yield f"{key}: {role.strategy_args.strategy_name}: {NO_KERNELS}."
 
 
 def _fits_everywhere(config: AgenticConfig | SFTConfig) -> bool:

@@ -159,6 +159,8 @@ class StrategySpec:
     """Whether each rank writes its share of a checkpoint."""
     divides_layers: bool = False
     """Whether its tensor- and pipeline-parallel sizes say among how many ranks a model is divided."""
+    gpu_library: str = ""
+    """The module of a library whose kernels it needs on a GPU, beside its extra; empty = none."""
     needs_all_processes: bool = False
     """Whether a role must be on all processes of the run."""
     always_packs: bool = False

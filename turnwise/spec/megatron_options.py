@@ -48,6 +48,11 @@ OPTIONS = (
 )
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """The `model_type`s whose weights have a bridge."""
+NO_KERNELS = (
+    "Megatron's packed attention on a GPU is that of TransformerEngine, which isn't installed; "
+    "install its package transformer-engine[pytorch] for your CUDA, or use fsdp2_train or "
+    "deepspeed_train"
+)
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "glm4_moe")
 _MIN_INTERLEAVED = 3
 _GRANULARITIES = (None, "full", "selective")
@@ -160,6 +165,15 @@ def _joint_problems(options: Mapping[str, Any], num_ranks: int | None) -> Iterat
             "Megatron would mix up what goes forward and what goes back. pipeline_model_parallel_size is "
             f"{pp}; remove it, or use more pipeline stages",
         )
+    round_size = options.get("microbatch_group_size_per_vp_stage")
+    if round_size is not None and (_virtual(options) is None or round_size < pp):
+        yield (
+            "microbatch_group_size_per_vp_stage",
+            f"got {round_size}; an interleaved schedule (virtual_pipeline_model_parallel_size above 1) takes "
+            f"micro-batches in rounds of this size, at least as many as there are pipeline stages ({pp}); "
+            "rounds are filled with micro-batches of weight 0. Remove it for rounds of "
+            f"{pp}, or use a larger one",
+        )
     if num_ranks is not None and num_ranks % (tp * pp * cp):
         yield (
             "tensor_model_parallel_size",
@@ -239,6 +253,8 @@ def _problem(name: str, value: Any) -> str:
         if value in _GRANULARITIES:
             return ""
         return f"got {value!r}; it is full or selective, or left out"
+    if name == "microbatch_group_size_per_vp_stage":
+        return "" if _is_count(value) else f"got {value!r}; it is a number of micro-batches, at least 1"
     if name == "max_grad_norm":
         return ""  # the run's own setting counts, which must be the same
     if name in PASSED:

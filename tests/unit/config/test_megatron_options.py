@@ -63,6 +63,8 @@ REFUSED = [
     ({"recompute_granularity": "half"}, "selective"),
     ({"expert_model_parallel_size": 2}, "experts"),
     ({"context_parallel_size": 2}, "isn't in this version"),
+    ({"microbatch_group_size_per_vp_stage": 0}, "at least 1"),
+    ({"microbatch_group_size_per_vp_stage": 2}, "interleaved"),
 ]
 
 

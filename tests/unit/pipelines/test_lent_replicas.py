@@ -157,8 +157,7 @@ FOUR = Machine((Node(4, "cuda"),))
         ([0, 1], [0, 1, 2, 3], AHEAD, [0, 1]),
         ([3], [0, 1, 2, 3], AHEAD, [3]),
         ([0, 1], [2, 3], AHEAD, []),
-        ([0, 1], [0, 1], AHEAD, []),
-        ([0, 1], [0, 1, 2, 3], {}, []),
+        ([0, 1, 2, 3], [2, 3, 1, 0], {}, []),
     ],
 )
 def test_which_replicas_make_room(trained, served, changes, lent) -> None:

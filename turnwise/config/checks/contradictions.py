@@ -15,6 +15,7 @@ from turnwise.config.checks.play_checks import (
 )
 from turnwise.config.checks.role_checks import cache_problems, placed_model_problems, role_problems
 from turnwise.config.checks.rules.algorithm import ALGORITHM_RULES, SIBLING_RULES
+from turnwise.config.checks.rules.lending import LENDING_RULES
 from turnwise.config.checks.rules.play import PLAY_RULES
 from turnwise.config.checks.rules.rule import Rule, refused
 from turnwise.config.checks.rules.run import RUN_RULES
@@ -29,7 +30,12 @@ from turnwise.errors import ModelError, nearest
 from turnwise.model_files.folder import check_model
 from turnwise.spec import PG_VARIANTS, TRACKERS
 
-AGENTIC_RULES: tuple[Rule[AgenticConfig], ...] = (*PLAY_RULES, *ALGORITHM_RULES, *RUN_RULES)
+AGENTIC_RULES: tuple[Rule[AgenticConfig], ...] = (
+    *PLAY_RULES,
+    *ALGORITHM_RULES,
+    *RUN_RULES,
+    *LENDING_RULES,
+)
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:

@@ -89,6 +89,16 @@ class MegatronAdam:
             group["lr"] = learning_rate
         self._chain.step_with_ready_grads()
 
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it keeps on the device: the gradient buffers, and AdamW's moments."""
+        for part in self.parts:
+            for parameter in part.parameters():
+                if parameter.requires_grad:
+                    yield parameter.main_grad
+        for optimizer in self._optimizers:
+            for state in optimizer.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
     def refresh(self) -> None:
         """Call this after weights were set from outside."""
         self._chain.reload_model_params()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from turnwise.errors import NotAvailableError
 from turnwise.models.value_head import value_head
 from turnwise.runtime.rank import RankContext
-from turnwise.spec.megatron_options import MegatronOptions
+from turnwise.spec.megatron_options import NO_KERNELS, MegatronOptions
 from turnwise.training.megatron import groups
 from turnwise.training.megatron.architecture import rotary_frequencies, transformer_config
 from turnwise.training.megatron.model import Decoder, DecoderPart
@@ -85,8 +85,4 @@ def build_parts(
 def require_kernels(device: torch.device) -> None:
     """Raises NotAvailableError if the device is a GPU and TransformerEngine is missing."""
     if device.type == "cuda" and find_spec("transformer_engine") is None:
-        raise NotAvailableError(
-            "Megatron's packed attention on a GPU is that of TransformerEngine, which isn't installed; "
-            "install its package transformer-engine[pytorch] for your CUDA, or use fsdp2_train or "
-            "deepspeed_train"
-        )
+        raise NotAvailableError(NO_KERNELS)

@@ -25,6 +25,7 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.spec.megatron_options import MegatronOptions
 from turnwise.training.base import BaseStrategy, Update
+from turnwise.training.host_copies import HostCopies
 from turnwise.training.megatron import groups
 from turnwise.training.megatron.bridge import Place, places_of, trained_places
 from turnwise.training.megatron.optimizer import MegatronAdam
@@ -81,7 +82,8 @@ class MegatronStrategy(BaseStrategy):
         for name, parameter in self._held.by_name.items():
             parameter.requires_grad_(name in trained)
         self.model = model.to("meta")
-        self._parts: Sequence[Any] = modules
+        self._modules = modules
+        self._parts: Sequence[Any] = modules  # or Megatron's wrappers around them, which have other `buffers`
         self._optimizer: MegatronAdam | None = None
         self._held.fill(read or tensors.__getitem__)
         if settings.optimizer is not None:
@@ -91,6 +93,7 @@ class MegatronStrategy(BaseStrategy):
             self._parts = self._optimizer.parts
         self._is_finite = True  # whether all losses of the current optimiser step so far are finite
         self._counts = TokenCounts()
+        self._host = HostCopies()
 
     @classmethod
     def for_role(
@@ -168,10 +171,11 @@ class MegatronStrategy(BaseStrategy):
 
     def _whole_rounds(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, and as many of weight 0 as an interleaved schedule needs: its stages take turns in
-        rounds of as many batches as there are stages."""
+        rounds of as many batches as there are stages, or as the options say."""
         if self._options.vp is None or not batches:
             return list(batches)
-        num_missing = -len(batches) % self._options.pp
+        round_size = self._options.passed.get("microbatch_group_size_per_vp_stage", self._options.pp)
+        num_missing = -len(batches) % round_size
         last = batches[-1]
         return [*batches, *[replace(last, weights=0 * last.weights)] * num_missing]
 
@@ -310,13 +314,20 @@ class MegatronStrategy(BaseStrategy):
         return all(self._is_trained[name] for name in place.tensors)
 
     def _offload(self, kinds: frozenset[MemoryKind]) -> None:
-        raise NotAvailableError(
-            "megatron_train and megatron_infer can't move their memory off a device in this version, so a "
-            "server can't share it; give actor_infer other devices, or use fsdp2_train"
-        )
+        if "weights" in kinds:
+            self._host.offload("weights", self._weight_tensors())
+        if "optimizer" in kinds and self._optimizer is not None:
+            self._host.offload("optimizer", self._optimizer.tensors())
+        torch.cuda.empty_cache()  # so that a server in another process can use the memory
 
     def _onload(self, kinds: frozenset[MemoryKind]) -> None:
-        """Nothing is off the device."""
+        for kind in sorted(kinds):
+            self._host.onload(kind)
+
+    def _weight_tensors(self) -> Iterator[Tensor]:
+        for part in self._modules:
+            yield from part.parameters()
+            yield from part.buffers()
 
     def _describe(self) -> StrategyInfo:
         described = loaded_model(self.model)
