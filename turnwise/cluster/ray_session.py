@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings
+from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings, require_addresses
 from turnwise.errors import NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 
@@ -27,6 +27,8 @@ _FOREIGN = ("SLURM_", "PMI_", "PMIX_")
 _NUM_STARTS = 3
 """How often a Ray of the run's own is started: on a busy machine it gives up after 30 s, which no setting
 changes."""
+_REASON_LENGTH = 400
+"""Characters of Ray's own reason in an error: that of two versions takes several lines."""
 _VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
 _OWN_VARIABLES = {"RAY_memory_monitor_refresh_ms": "0"}
 """Variables of a Ray that a run starts: without its monitor, which would kill actors because of what other
@@ -39,7 +41,9 @@ def join_ray(settings: RaySettings, num_slots: int = 1) -> Machine:
     Raises NotAvailableError if Ray can't be joined."""
     if not ray.is_initialized():
         _join(settings, num_slots)
-    return Machine(_nodes())
+    nodes = _nodes()
+    require_addresses(nodes)
+    return Machine(nodes)
 
 
 def leave_ray() -> None:
@@ -71,7 +75,7 @@ def _join(settings: RaySettings, num_slots: int) -> None:
                 ray.init(**options, log_to_driver=False, configure_logging=False)
             break
         except Exception as error:  # boundary: a start of Ray that takes too long raises an Exception
-            reason = str(error).strip().splitlines()[0]
+            reason = " ".join(str(error).split())[:_REASON_LENGTH]
             if attempt == num_attempts:
                 raise NotAvailableError(f"{_failure(settings)}: {reason}") from error
             logger.warning("ray: %s (start %d of %d)", reason, attempt, num_attempts)
