@@ -32,8 +32,8 @@ SERVERS = "turnwise.cluster.server_child"
 
 class ServerProcess:
     """A `protocols.InferenceServer` in another process, which runs `SERVERS`. Calls run concurrently there;
-    those of one tick of the event loop are sent together. `begin` makes the server. If the process ends, all callers that wait for it get a ConnectionError.
-    `start_process` starts a process in its place."""
+    those of one tick of the event loop are sent together. `begin` makes the server. If the process ends, all
+    callers that wait for it get a ConnectionError. `start_process` starts a process in its place."""
 
     def __init__(
         self,
