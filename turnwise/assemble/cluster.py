@@ -16,7 +16,7 @@ from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.messages import unsendable_part
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.errors import ConfigError, DataError, WorkerError
+from turnwise.errors import ConfigError, DataError, WorkerError, counted
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.cpu.build import load_kernels
 from turnwise.protocols import Algorithm, Cluster
@@ -79,10 +79,7 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
             if isinstance(error, WorkerError):
                 why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"
             else:
-                why = (
-                    f"that can't import it ({type(error).__name__}). Make its modules importable in every "
-                    "process"
-                )
+                why = "that can't import it. Make its modules importable in every process, on all nodes"
             raise ConfigError(
                 f"adv_estimator {config.adv_estimator}: its loss (pg_variant {config.pg_variant}) can't be "
                 f"sent to the trainer's process, which an asynchronous run and several devices need: {why}, "
@@ -149,11 +146,11 @@ def _obstacles_to_repeat(config: AgenticConfig, placement: Placement, is_asynchr
             "its group_size_redundancy or stale_groups: drop cancelled episodes by time, which a replay "
             "can't repeat"
         )
-    if placement.num_servers > 1:
-        yield (
-            f"its {placement.num_servers} inference replicas sampled in their own processes, which follow no "
-            "schedule"
-        )
+    if placement.serves_apart:
+        replicas = counted(placement.num_servers, "inference replica")
+        nodes = {placement.machine.node_of(device).name for device in placement.all_devices}
+        places = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+        yield f"it sampled with {replicas} in processes of their own{places}, which follow no schedule"
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler != "embedded":
         yield f"it sampled with {sampler}, and only the embedded server follows a schedule"

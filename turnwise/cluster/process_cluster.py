@@ -18,7 +18,7 @@ from turnwise.cluster.messages import Command, Network, Parcel, SetUp
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
 from turnwise.cluster.ranks import require_rank
-from turnwise.errors import WorkerError
+from turnwise.errors import TurnwiseError, WorkerError
 from turnwise.protocols import Route
 from turnwise.runtime.placement import CpuThreads, Placement, RolePlacement
 from turnwise.runtime.rank import Layout, RankContext
@@ -247,9 +247,16 @@ class ProcessCluster:
 
     def check_sendable(self, value: Any) -> None:
         """Sends a value to all processes, to find out early whether it arrives. Raises WorkerError if the
-        value can't be pickled, or the error that unpickling it raises in a process."""
+        value can't be pickled, or ImportError with the name of a process that can't unpickle it."""
         parcel = self._parcel(Command("check_sendable", (value,)), len(self._processes))
-        self._send("a trial", [parcel] * len(self._processes))
+        calls = [process.start("a trial", parcel) for process in self._processes]
+        for process, call in zip(self._processes, calls, strict=True):
+            try:
+                call.result()
+            except TurnwiseError:
+                raise
+            except Exception as error:  # boundary: a user's object may raise anything when it is unpickled
+                raise ImportError(f"{process.name}: {type(error).__name__}: {error}") from error
 
     def keep_first_ranks(self) -> bool:
         firsts = {placed.processes[0] for placed in self.placement.roles.values()} or {0}

@@ -112,9 +112,9 @@ def _time(config: AgenticConfig | SFTConfig, placement: Placement) -> str:
     shared = set(placement.devices) & set(placement.of("actor_infer").devices)
     if not shared:
         return "training and sampling have devices of their own, and hold this the whole time"
-    if not placement.accelerator or config.plays_ahead:
+    if config.plays_ahead:
         return "all of it is there at the same time"
     return (
-        "on shared devices training and sampling take turns: keys and values leave while training computes, "
-        "moments and gradients while rollouts are played"
+        "on shared GPUs training and sampling take turns: keys and values leave while training computes, "
+        "moments and gradients while rollouts are played (on a CPU all of it is there at the same time)"
     )
