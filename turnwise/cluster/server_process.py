@@ -46,6 +46,8 @@ class ServerProcess:
         self.process = process
         self.node = ""
         """The node that it runs on, as `RankContext.node`."""
+        self.replica = 0
+        """Its number among the servers, as `RankContext.rank`."""
         self._start_process = start_process
         self._run_async = run_async
         self._watchdog = watchdog
@@ -66,6 +68,7 @@ class ServerProcess:
     def begin(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
         """Begins to set up the process and to make the server in it."""
         self.node = rank.node
+        self.replica = rank.rank
         self._made_by = (set_up, factory, rank)
         self._setting_up = self._thread.start(self._set_up, set_up, factory, rank)
 

@@ -160,16 +160,29 @@ def _divided_heads(path: str, role: PlacedModel) -> Iterator[Problem]:
         )
 
 
+def _vllm_options(path: str, role: PlacedModel) -> Iterator[Problem]:
+    yield from _divided_heads(path, role)
+    transfer = role.strategy_args.strategy_config.get(OWN_TRANSFER)
+    if transfer not in (None, {"backend": "gloo"}):
+        yield Problem.at(
+            f"{path}.strategy_config.{OWN_TRANSFER}",
+            f"{transfer!r} isn't a transfer that the trainer can send to: vLLM's nccl and ipc aren't "
+            "supported yet; use {backend: gloo}, or remove it, and weights reach vLLM through memory of its node",
+        )
+
+
 _OPTION_CHECKS = {
     "fsdp2_train": _fsdp2_options,
     "fsdp2_infer": _fsdp2_options,
     "megatron_train": _megatron_options,
     "megatron_infer": _megatron_options,
-    "vllm": _divided_heads,
+    "vllm": _vllm_options,
     "sglang": _divided_heads,
 }
 """What checks the options of a strategy that lists none in its spec, or that depend on the model."""
 
+OWN_TRANSFER = "weight_transfer_config"
+"""vLLM's option that makes its own processes receive the weights."""
 _TENSOR_SIZES = ("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
 """Names of the option that says how many devices share a layer."""
 
