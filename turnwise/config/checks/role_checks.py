@@ -167,7 +167,8 @@ def _vllm_options(path: str, role: PlacedModel) -> Iterator[Problem]:
         yield Problem.at(
             f"{path}.strategy_config.{OWN_TRANSFER}",
             f"{transfer!r} isn't a transfer that the trainer can send to: vLLM's nccl and ipc aren't "
-            "supported yet; use {backend: gloo}, or remove it, and weights reach vLLM through memory of its node",
+            "supported yet; use {backend: gloo}, or remove it, and weights reach vLLM through memory of its "
+            "node",
         )
 
 
