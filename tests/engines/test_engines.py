@@ -24,6 +24,7 @@ SCRIPTS += [
     ("langgraph", "graphs_langgraph.py"),
     ("langgraph", "train_langgraph.py"),
 ]
+SCRIPTS += [("vllm", "transfer_vllm.py")]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
 FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py")]
 """Systems of others; each script gets a model that their environments can't make."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,20 +72,24 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
     if not isinstance(cluster, ProcessCluster):
         return
     for loss in (algorithm.loss, algorithm.value_loss):
-        try:
-            cluster.check_sendable(loss)
-        except (
-            Exception
-        ) as error:  # boundary: a user's object may raise anything when it is pickled or unpickled
-            if isinstance(error, WorkerError):
-                why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"
-            else:
-                why = "that can't import it. Make its modules importable in every process, on all nodes"
-            raise ConfigError(
-                f"adv_estimator {config.adv_estimator}: its loss (pg_variant {config.pg_variant}) can't be "
-                f"sent to the trainer's process, which an asynchronous run and several devices need: {why}, "
-                f"or train in this process (async_generation_ratio: 0, one device). ({error})"
-            ) from error
+        for process, trial in cluster.try_sending(loss).items():
+            try:
+                trial.result()
+            except (
+                Exception
+            ) as error:  # boundary: a user's object may raise anything when it is pickled or unpickled
+                raise _unsendable(config, loss, process, error) from error
+
+
+def _unsendable(config: AgenticConfig, loss: Any, process: str, error: Exception) -> ConfigError:
+    why = f"that can't import it ({type(error).__name__}). Make its modules importable in every process"
+    if isinstance(error, WorkerError):
+        why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"
+    return ConfigError(
+        f"adv_estimator {config.adv_estimator}: its loss (pg_variant {config.pg_variant}) can't be sent to "
+        f"{process}, which an asynchronous run and several devices need: {why}, on every node, or train in "
+        f"this process (async_generation_ratio: 0, one device). ({error})"
+    )
 
 
 def build_schedule_log(

@@ -18,7 +18,7 @@ from turnwise.cluster.messages import Command, Network, Parcel, SetUp
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess, RunAsync, Started
 from turnwise.cluster.ranks import require_rank
-from turnwise.errors import TurnwiseError, WorkerError
+from turnwise.errors import WorkerError
 from turnwise.protocols import Route
 from turnwise.runtime.placement import CpuThreads, Placement, RolePlacement
 from turnwise.runtime.rank import Layout, RankContext
@@ -245,18 +245,12 @@ class ProcessCluster:
         pairs = zip(processes or self._processes, parcels, strict=True)
         StartedAll([process.start(name, parcel) for process, parcel in pairs], itemgetter(0)).result()
 
-    def check_sendable(self, value: Any) -> None:
-        """Sends a value to all processes, to find out early whether it arrives. Raises WorkerError if the
-        value can't be pickled, or ImportError with the name of a process that can't unpickle it."""
+    def try_sending(self, value: Any) -> dict[str, Started]:
+        """Sends a value to all processes, to find out early whether it arrives. Returns a call for the name
+        of each process. It raises WorkerError if the value can't be pickled, or the error that unpickling it
+        raises there."""
         parcel = self._parcel(Command("check_sendable", (value,)), len(self._processes))
-        calls = [process.start("a trial", parcel) for process in self._processes]
-        for process, call in zip(self._processes, calls, strict=True):
-            try:
-                call.result()
-            except TurnwiseError:
-                raise
-            except Exception as error:  # boundary: a user's object may raise anything when it is unpickled
-                raise ImportError(f"{process.name}: {type(error).__name__}: {error}") from error
+        return {process.name: process.start("a trial", parcel) for process in self._processes}
 
     def keep_first_ranks(self) -> bool:
         firsts = {placed.processes[0] for placed in self.placement.roles.values()} or {0}

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings, require_addresses
+from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings, require_addresses, require_head
 from turnwise.errors import NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 
@@ -68,6 +68,9 @@ def _join(settings: RaySettings, num_slots: int) -> None:
         options["include_dashboard"] = False
     if settings.runtime_env:
         options["runtime_env"] = dict(settings.runtime_env)
+    head = os.environ.get("RAY_ADDRESS", "") if settings.address == "auto" else settings.address
+    if ":" in head:
+        require_head(head)
     num_attempts = 1 if settings.address else _NUM_STARTS
     for attempt in range(1, num_attempts + 1):
         try:

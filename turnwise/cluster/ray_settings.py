@@ -3,6 +3,7 @@
 import io
 import ipaddress
 import logging
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from turnwise.errors import NotAvailableError
 from turnwise.runtime.machine import Node
 
 logger = logging.getLogger(__name__)
+
+_CONNECT_S = 10.0  # seconds that Ray's head has to accept a connection
 
 
 @dataclass(frozen=True)
@@ -87,3 +90,16 @@ def require_addresses(nodes: Sequence[Node]) -> None:
                 "since its name stands for that address there; start its Ray with "
                 "`--node-ip-address=` and an address that all nodes reach"
             )
+
+
+def require_head(address: str) -> None:
+    """Raises NotAvailableError if nothing listens at the address of Ray's head, HOST:PORT. Ray itself tries
+    for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise NotAvailableError(
+            f"this run can't join the Ray at {address}: {error}; `ray start --head` prints the address "
+            "(cluster.address, or RAY_ADDRESS), and a firewall has to let this machine reach it"
+        ) from error

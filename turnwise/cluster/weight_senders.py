@@ -198,10 +198,11 @@ class SendingEngines:
         await self._end_sending()
         return await self._begin(await self.ranks.publish(), self.replicas.servers)
 
-    async def publish_again(self, server: NumberedReplica) -> WeightSource:
-        """The weights of the last `publish`, for `server` alone."""
+    async def publish_again(self, server: Any = None) -> WeightSource:
+        """The weights of the last `publish`, for `server` alone if it is given."""
         await self._end_sending()
-        return await self._begin(await self.ranks.publish_again(), [server])
+        servers = self.replicas.servers if server is None else [server]
+        return await self._begin(await self.ranks.publish_again(), servers)
 
     async def _begin(self, weights: WeightSource, servers: Sequence[NumberedReplica]) -> GroupWeights:
         """Begins to send weights to these servers, which have yet to receive them."""

@@ -233,12 +233,15 @@ class WeightReader:
 
     def read_weights(self, folder: str) -> None:
         """Loads the weights of all safetensors files in a folder."""
-        # At each update, vLLM warns about modules without weights. The server has checked that no weight is
-        # missing.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        silence_reload()
         runner = self.model_runner  # type: ignore[attr-defined]
         runner.reload_weights(weights_iterator=read_folder(Path(folder)))
         pack_output_layers(runner.get_model())
+
+
+def silence_reload() -> None:
+    """Hides what vLLM warns of at each update: modules without weights. The server has checked the names."""
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 def pack_output_layers(model: Any) -> None:

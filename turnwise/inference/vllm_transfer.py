@@ -13,7 +13,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from turnwise.inference.vllm_server import GLOO, WeightReader, pack_output_layers
+from turnwise.inference.vllm_server import GLOO, WeightReader, pack_output_layers, silence_reload
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer.group import WeightGroup
 from turnwise.transfer.manifest import TensorSpec, WeightManifest
@@ -65,6 +65,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         self._group = group
 
     def start_weight_update(self) -> None:
+        silence_reload()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

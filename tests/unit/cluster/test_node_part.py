@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from turnwise.cluster.beats import ProcessKey
 from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings, versions
 from turnwise.cluster.node_part import lacking_agent, require_paths, require_versions
-from turnwise.cluster.ray_settings import require_addresses
+from turnwise.cluster.ray_settings import require_addresses, require_head
 from turnwise.errors import NotAvailableError, WorkerError
 from turnwise.runtime.machine import Node
 
@@ -57,3 +59,12 @@ def test_a_loopback_address_is_refused_beside_other_machines(addresses, refused)
         return
     with pytest.raises(NotAvailableError, match=refused):
         require_addresses(nodes)
+
+
+def test_a_head_that_is_not_there_is_named_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        require_head(f"127.0.0.1:{port}")
+    for address in (f"127.0.0.1:{port}", "nobody.invalid:6379", "127.0.0.1:99999999"):
+        with pytest.raises(NotAvailableError, match=f"can't join the Ray at {address}: .*cluster.address"):
+            require_head(address)

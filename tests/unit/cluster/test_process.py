@@ -395,9 +395,11 @@ def test_what_can_be_sent_is_known_before_it_is_needed(cluster, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "OfAScript", OfAScript, raising=False)
     monkeypatch.setattr(OfAScript, "__module__", "__main__")
     for value in (Unpicklable, lambda: None, type("Local", (), {}), OfAScript):
-        cluster.check_sendable(value)
+        [trial] = cluster.try_sending(value).values()
+        trial.result()
+    [trial] = cluster.try_sending(threading.Lock()).values()
     with pytest.raises(WorkerError, match="a trial: its arguments can't be sent"):
-        cluster.check_sendable(threading.Lock())
+        trial.result()
 
 
 class OfAScript:
