@@ -98,7 +98,7 @@ def require_head(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise NotAvailableError(
             f"this run can't join the Ray at {address}: {error}; `ray start --head` prints the address "
             "(cluster.address, or RAY_ADDRESS), and a firewall has to let this machine reach it"
