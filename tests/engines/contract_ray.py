@@ -1,5 +1,6 @@
-"""Ray's cluster passes the contract of clusters, over one Ray with three nodes, which are given as values: all
-are its only raylet, and the head has no device. That shows where things are placed, not how machines talk."""
+"""Ray's cluster passes the contract of clusters, over one Ray with three nodes, which are given as values:
+all are its only raylet, and the head has no device. That shows where things are placed, not how machines
+talk."""
 
 from __future__ import annotations
 
