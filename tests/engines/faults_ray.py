@@ -43,6 +43,8 @@ START_S = 900.0
 END_S = 300.0
 """No clock is tested: these are what a wait may take where everything is slow."""
 NODE_S = 10
+NUM_ACTORS = 5
+"""Two ranks, a replica, and an agent on each node."""
 RATIO = 1
 """`async_generation_ratio`: the bound of staleness in versions."""
 SPREAD_S = 6.0
@@ -73,6 +75,7 @@ class Nodes:
         self.address = str(self._cluster.address)
         self._second: Any = None
         self.second_raylet = 0
+        self._known: set[int] = set()
 
     def repair(self) -> None:
         """Starts the second node if it isn't there."""
@@ -88,9 +91,10 @@ class Nodes:
         self._second = None
 
     def actors(self) -> set[int]:
-        """The processes of the run that these nodes have."""
+        """The processes of runs that these nodes have started and that live, whatever became of the node."""
+        self._known |= self._family()
         named = (b"ray::ActorHost", b"ray::NodeAgent")
-        return {number for number in self._family() if command(number).startswith(named)}
+        return {number for number in self._known if command(number).startswith(named)}
 
     def _family(self) -> set[int]:
         family: set[int] = set()
@@ -113,7 +117,7 @@ class Run:
             "actor_infer.device_mapping": "[1]",
             "num_gpus_per_node": 2,
             "max_steps": max_steps,
-            "save_steps": 2,
+            "save_steps": 1,
             "deadlines.node_s": NODE_S,
             "deadlines.start_s": START_S,
             "output_dir": f"{scratch}/runs",
@@ -141,8 +145,13 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_a_step(self) -> None:
-        wait_for(lambda: len(self.steps()) > self.num_before or self.has_ended, START_S)
+        """Waits for a step of this start, and for a checkpoint of any."""
+        wait_for(lambda: self._has_trained() or self.has_ended, START_S)
         assert not self.has_ended, self.text()
+
+    def _has_trained(self) -> bool:
+        has_checkpoint = any(self._runs.glob("run/*/checkpoints/checkpoint-*"))
+        return has_checkpoint and len(self.steps()) > self.num_before
 
     @property
     def has_ended(self) -> bool:
@@ -283,6 +292,7 @@ def meet(kinds: list[str], chance: random.Random, scratch: str, model: str) -> d
             try:
                 run.wait_for_a_step()
                 time.sleep(chance.uniform(0.0, SPREAD_S))
+                assert len(nodes.actors()) == NUM_ACTORS
                 started = time.monotonic()
                 FAULTS[kind](run, nodes)
             finally:
