@@ -1,5 +1,6 @@
-"""Ray's cluster passes the contract of clusters, over one Ray with two nodes, which are given as values: both
-are its only raylet. That shows where things are placed, not how machines talk."""
+"""Ray's cluster passes the contract of clusters, over one Ray with three nodes, which are given as values:
+all are its only raylet, and the head has no device. That shows where things are placed, not how machines
+talk."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def cluster() -> Iterator[Cluster]:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     [raylet] = join_ray(SETTINGS, num_slots=SIZE).nodes
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
-    nodes = [replace(raylet, num_devices=SIZE // 2, name=name) for name in ("first", "second")]
+    sizes = {"head": 0, "first": SIZE // 2, "second": SIZE // 2}
+    nodes = [replace(raylet, num_devices=size, name=name) for name, size in sizes.items()]
     with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
         placement = contract.placement_of("ray", SIZE, Machine(tuple(nodes)))
         stopwatch = Stopwatch()

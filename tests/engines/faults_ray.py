@@ -1,97 +1,212 @@
-"""An asynchronous run under Ray, with two ranks and two replicas in actors, meets one fault of each kind:
-SIGTERM (it is saved, and goes on without training anything twice), a dead rank, a dead driver (an empty
-machine), and a frozen node."""
+"""One asynchronous run under a Ray of two nodes that is kept up: a rank on each node, and a replica. It meets
+faults at random instants, and each start goes on with the run before. Nothing is trained twice, no step is
+missing, and no process is left.
+
+    python faults_ray.py [KIND …] [--times N] [--seed N]
+
+`--times` is how often each kind comes; without it once, with TURNWISE_FULL as `FULL_TIMES` says.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from ray.cluster_utils import Cluster
 from train_ray import CONFIG, TEXT, small
 
 from turnwise.lifecycle.checkpoint_files import all_checkpoints, verify
 from turnwise.models.make import make_model
 
-START_S = 300.0
-EMPTY_S = 10.0
+FULL_TIMES = {"rank": 20, "sigterm": 20, "raylet": 5, "freeze": 5, "driver": 5}
+ENVIRONMENT = {
+    "TURNWISE_KERNELS": "off",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+NUM_STARTS = 3
+START_S = 900.0
+END_S = 300.0
+"""No clock is tested: these are what a wait may take where everything is slow."""
 NODE_S = 10
-STEPS = 6
+NUM_ACTORS = 5
+"""Two ranks, a replica, and an agent on each node."""
 RATIO = 1
 """`async_generation_ratio`: the bound of staleness in versions."""
+SPREAD_S = 6.0
+"""A fault comes at most so long after a step's end."""
+
+
+class NoRayError(RuntimeError):
+    """Ray's processes don't start on this machine in time."""
+
+
+def started(start: Callable[[], Any]) -> Any:
+    """What `start` starts. A raylet gives up after 30 s, which no setting changes, so it is tried again."""
+    for number in range(NUM_STARTS):
+        try:
+            return start()
+        except Exception as error:
+            print(f"ray: start {number + 1} of {NUM_STARTS}: {error}", file=sys.stderr)
+    raise NoRayError(f"Ray has not started {NUM_STARTS} times")
+
+
+class Nodes:
+    """A Ray of two nodes on this machine. The second may be killed or frozen, and is replaced."""
+
+    def __init__(self) -> None:
+        self._before = raylets()
+        node = {"num_cpus": 2, "node_name": "first", "include_dashboard": False}
+        self._cluster = started(lambda: Cluster(initialize_head=True, head_node_args=node))
+        self.address = str(self._cluster.address)
+        self._second: Any = None
+        self.second_raylet = 0
+        self._known: set[int] = set()
+
+    def repair(self) -> None:
+        """Starts the second node if it isn't there."""
+        if self._second is not None:
+            return
+        before = raylets()
+        self._second = started(lambda: self._cluster.add_node(num_cpus=2, node_name="second"))
+        self.second_raylet = max(raylets() - before)
+
+    def lose(self) -> None:
+        """Forgets the second node, and ends what is left of it."""
+        self._cluster.remove_node(self._second, allow_graceful=False)
+        self._second = None
+
+    def actors(self) -> set[int]:
+        """The processes of runs that these nodes have started and that live, whatever became of the node."""
+        self._known |= self._family()
+        named = (b"ray::ActorHost", b"ray::NodeAgent")
+        return {number for number in self._known if command(number).startswith(named)}
+
+    def _family(self) -> set[int]:
+        family: set[int] = set()
+        for raylet in raylets() - self._before:
+            family |= tree(raylet)
+        return family
+
+    def end(self) -> None:
+        self._cluster.shutdown()
 
 
 class Run:
-    """A run of `turnwise train` in a process of its own, and its actors."""
+    """A start of `turnwise train`, which goes on with the start before."""
 
-    def __init__(self, scratch: str, model: str, *words: str) -> None:
+    def __init__(self, nodes: Nodes, scratch: str, model: str, max_steps: int) -> None:
         keys = small(scratch, model) | {
-            "cluster.name": "ray",
+            "cluster.address": nodes.address,
             "async_generation_ratio": RATIO,
-            "actor_train.device_mapping": "[0,1]",
-            "actor_infer.device_mapping": "[2,3]",
-            "num_gpus_per_node": 4,
-            "max_steps": STEPS,
-            "save_steps": 0,
+            "actor_train.device_mapping": "[0,2]",
+            "actor_infer.device_mapping": "[1]",
+            "num_gpus_per_node": 2,
+            "max_steps": max_steps,
+            "save_steps": 1,
+            "deadlines.node_s": NODE_S,
+            "deadlines.start_s": START_S,
             "output_dir": f"{scratch}/runs",
             "exp_name": "run",
+            "resume_from_checkpoint": "true",
         }
         texts = [f"{key}={value}" for key, value in keys.items()]
-        self._before = actors()
-        self.log = Path(scratch) / "output.txt"
+        self._runs = Path(scratch) / "runs"
+        self._nodes = nodes
+        self._output = Path(scratch) / f"output-{time.monotonic_ns()}.txt"
+        self.num_before = len(self.steps())
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "turnwise.cli.main", "train", str(CONFIG), "--quiet", *texts, *words],
-            stdout=self.log.open("a"),
+            [sys.executable, "-m", "turnwise.cli.main", "train", str(CONFIG), "--quiet", *texts],
+            stdout=self._output.open("w"),
             stderr=subprocess.STDOUT,
         )
-        self._runs = Path(scratch) / "runs"
 
     @property
     def folder(self) -> Path:
-        return max(self._runs.glob("*/*"))
+        [folder] = self._runs.glob("run/*")
+        return folder
 
     def steps(self) -> list[dict[str, float]]:
-        lines: list[str] = []
-        for file in self._runs.glob("*/*/metrics.jsonl"):
-            lines += file.read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        lines = [line for file in self._runs.glob("run/*/metrics.jsonl") for line in file.open()]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def wait_for_step(self, number: int) -> None:
-        wait_for(lambda: len(self.steps()) >= number or self.process.poll() is not None, START_S)
-        assert self.process.poll() is None, self.text()
+    def wait_for_a_step(self) -> None:
+        """Waits for a step of this start, and for a checkpoint of any."""
+        wait_for(lambda: self._has_trained() or self.has_ended, START_S)
+        assert not self.has_ended, self.text()
+
+    def _has_trained(self) -> bool:
+        has_checkpoint = any(self._runs.glob("run/*/checkpoints/checkpoint-*"))
+        return has_checkpoint and len(self.steps()) > self.num_before
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def text(self) -> str:
-        """What the run has written, to its output and its log."""
-        logs = [path.read_text() for path in self._runs.glob("*/*/*.log")]
-        return self.log.read_text() + "".join(logs)
+        """What this start has written."""
+        return self._output.read_text()
 
-    def actors(self) -> set[int]:
-        return actors() - self._before
+    def rank(self, number: int) -> int:
+        """The process of a rank, as the log names it."""
+        logs = "".join(path.read_text() for path in self._runs.glob("run/*/*.log"))
+        return int(re.findall(rf"of rank {number} on \S+ is process (\d+)", logs)[-1])
 
-    def ended(self, timeout_s: float = START_S) -> int:
+    def ended(self) -> int:
         """The exit status."""
-        return self.process.wait(timeout_s)
+        return self.process.wait(END_S)
+
+    def kill(self) -> None:
+        if not self.has_ended:
+            self.process.kill()
+            self.process.wait()
 
 
-def actors() -> set[int]:
-    """The processes of this machine that Ray has given the name of a class of ours."""
-    numbers: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+def raylets() -> set[int]:
+    return {number for number in processes() if command(number).split(b"\0")[0].endswith(b"/raylet")}
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def command(number: int) -> bytes:
+    try:
+        return Path(f"/proc/{number}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def tree(root: int) -> set[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for number in processes():
         try:
-            name = path.read_bytes()
+            fields = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
-        if name.startswith((b"ray::ActorHost", b"ray::NodeAgent")):
-            numbers.add(int(path.parent.name))
-    return numbers
+        children[int(fields[1])].append(number)
+    members: set[int] = set()
+    waiting = [root]
+    while waiting:
+        number = waiting.pop()
+        members.add(number)
+        waiting += children[number]
+    return members
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> float:
@@ -99,86 +214,129 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> float:
     started = time.monotonic()
     while not condition():
         assert time.monotonic() < started + timeout_s, "it doesn't happen"
-        time.sleep(0.05)
+        time.sleep(0.2)
     return time.monotonic() - started
 
 
-def ranks(log: str) -> list[int]:
-    """The processes of the trainer's ranks, as the log names them."""
-    return [int(number) for number in re.findall(r"of rank \d+ on \S+ is process (\d+)", log)]
+def end_rank(run: Run, nodes: Nodes) -> None:
+    os.kill(run.rank(1), signal.SIGKILL)
+    assert run.ended() not in (0, 130), run.text()
+    assert "the trainer's process of rank 1 on second" in run.text(), run.text()
 
 
-def saved_and_continued(scratch: str, model: str) -> str:
-    """SIGTERM: the whole steps are saved, the status is 130, and the next start trains nothing twice."""
-    run = Run(scratch, model)
-    run.wait_for_step(2)
-    assert len(run.actors()) == 5, "two ranks, two replicas and the node's agent"
+def send_sigterm(run: Run, nodes: Nodes) -> None:
     run.process.send_signal(signal.SIGTERM)
     assert run.ended() == 130, run.text()
-    seconds = wait_for(lambda: not run.actors(), EMPTY_S)
-    [checkpoint, *_] = reversed(all_checkpoints(run.folder / "checkpoints"))
+    assert len(run.steps()) == last_saved(run), "what SIGTERM leaves is saved"
+
+
+def end_raylet(run: Run, nodes: Nodes) -> None:
+    os.kill(nodes.second_raylet, signal.SIGKILL)
+    assert run.ended() not in (0, 130), run.text()
+    assert "second" in run.text(), run.text()
+    nodes.lose()
+
+
+def freeze_node(run: Run, nodes: Nodes) -> None:
+    """All processes of a node stop, as where its machine is frozen."""
+    frozen = tree(nodes.second_raylet)
+    for number in frozen:
+        os.kill(number, signal.SIGSTOP)
+    assert run.ended() not in (0, 130), run.text()
+    assert "deadlines.node_s" in run.text(), run.text()
+    for number in frozen:
+        os.kill(number, signal.SIGKILL)
+    nodes.lose()
+
+
+def end_driver(run: Run, nodes: Nodes) -> None:
+    run.process.kill()
+    run.ended()
+
+
+FAULTS: dict[str, Callable[[Run, Nodes], None]] = {
+    "rank": end_rank,
+    "sigterm": send_sigterm,
+    "raylet": end_raylet,
+    "freeze": freeze_node,
+    "driver": end_driver,
+}
+
+
+def last_saved(run: Run) -> int:
+    """The number of steps that the last checkpoint holds."""
+    checkpoint = all_checkpoints(run.folder / "checkpoints")[-1]
     verify(checkpoint)
-    num_saved = len(run.steps())
-    run = Run(scratch, model, f"resume_from_checkpoint={run.folder}")
-    assert run.ended() == 0, run.text()
+    return int(re.findall(r"\d+", checkpoint.name)[-1])
+
+
+def check_records(run: Run) -> None:
+    """Steps follow each other, no trajectory is trained twice, and staleness keeps its bound."""
     steps = run.steps()
-    assert len(steps) == STEPS, steps
+    numbers = [int(step["step"]) for step in steps]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), numbers
     assert max(step["actor/staleness_max"] for step in steps) <= RATIO
     lines = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
     trained = Counter((line["task"]["id"], line["sibling"]) for line in lines if not line["rejected"])
     assert max(trained.values()) == 1, trained.most_common(3)
-    return (
-        f"SIGTERM: saved after {num_saved} steps, machine empty {seconds:.1f} s later, continued to {STEPS}"
-    )
 
 
-def a_dead_rank(scratch: str, model: str) -> str:
-    run = Run(scratch, model, "max_steps=1000")
-    run.wait_for_step(1)
-    os.kill(ranks(run.text())[1], signal.SIGKILL)
-    started = time.monotonic()
-    assert run.ended() not in (0, 130)
-    text = run.text()
-    assert "the trainer's process of rank 1" in text and "has ended" in text, text
-    return f"a dead rank: the run ended {time.monotonic() - started:.1f} s later, with its name"
-
-
-def a_dead_driver(scratch: str, model: str) -> str:
-    run = Run(scratch, model, "max_steps=1000")
-    run.wait_for_step(1)
-    assert run.actors()
-    run.process.kill()
-    run.ended()
-    seconds = wait_for(lambda: not run.actors(), EMPTY_S)
-    return f"a dead driver: machine empty {seconds:.1f} s later"
-
-
-def a_frozen_node(scratch: str, model: str) -> str:
-    """All processes of a node stop, its agent too, as where its machine is frozen."""
-    run = Run(scratch, model, "max_steps=1000", f"deadlines.node_s={NODE_S}")
-    run.wait_for_step(1)
-    for number in run.actors():
-        os.kill(number, signal.SIGSTOP)
-    started = time.monotonic()
-    assert run.ended() not in (0, 130)
-    seconds = time.monotonic() - started
-    assert "deadlines.node_s" in run.text(), run.text()
-    wait_for(lambda: not run.actors(), EMPTY_S)
-    return f"a frozen node: the run ended {seconds:.1f} s later (deadlines.node_s: {NODE_S})"
-
-
-FAULTS = (saved_and_continued, a_dead_rank, a_dead_driver, a_frozen_node)
+def meet(kinds: list[str], chance: random.Random, scratch: str, model: str) -> dict[str, list[float]]:
+    """Seconds from each fault to the run's end and to the end of its last actor, by kind."""
+    seconds: dict[str, list[float]] = {}
+    nodes = Nodes()
+    try:
+        for kind in kinds:
+            nodes.repair()
+            run = Run(nodes, scratch, model, max_steps=1000)
+            try:
+                run.wait_for_a_step()
+                time.sleep(chance.uniform(0.0, SPREAD_S))
+                assert len(nodes.actors()) == NUM_ACTORS
+                started = time.monotonic()
+                FAULTS[kind](run, nodes)
+            finally:
+                run.kill()
+            ended = time.monotonic() - started
+            wait_for(lambda: not nodes.actors(), END_S)
+            empty = time.monotonic() - started
+            seconds.setdefault(f"{kind}: run ended", []).append(ended)
+            seconds.setdefault(f"{kind}: machine empty", []).append(empty)
+            print(f"ray: {kind}: ended after {ended:.1f} s, empty after {empty:.1f} s", flush=True)
+        nodes.repair()
+        run = Run(nodes, scratch, model, max_steps=len(run.steps()) + 2)
+        assert run.process.wait(START_S) == 0, run.text()
+        check_records(run)
+    finally:
+        nodes.end()
+    return seconds
 
 
 def main() -> None:
-    os.environ["TURNWISE_KERNELS"] = "off"
-    names = sys.argv[1:]
-    for fault in FAULTS:
-        if names and fault.__name__ not in names:
-            continue
-        with tempfile.TemporaryDirectory() as scratch:
-            made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
-            print(f"ray: {fault(scratch, str(made.folder))}", flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", choices=[*FAULTS, []])
+    parser.add_argument("--times", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    os.environ |= ENVIRONMENT
+    chance = random.Random(options.seed)
+    kinds: list[str] = []
+    for kind in options.kinds or FAULTS:
+        is_full = bool(os.environ.get("TURNWISE_FULL"))
+        kinds += [kind] * (options.times or (FULL_TIMES[kind] if is_full else 1))
+    chance.shuffle(kinds)
+    with tempfile.TemporaryDirectory() as scratch:
+        made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
+        try:
+            seconds = meet(kinds, chance, scratch, str(made.folder))
+        except NoRayError as error:
+            if os.environ.get("TURNWISE_FULL"):
+                raise
+            print(f"ray: faults were not tried: {error}")
+            return
+    for name, values in seconds.items():
+        middle = statistics.median(values)
+        print(f"ray: {name} after {middle:.1f} s (at most {max(values):.1f}, {len(values)} times)")
 
 
 if __name__ == "__main__":

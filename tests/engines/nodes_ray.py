@@ -1,16 +1,17 @@
 """Two raylets on two machines, which are two network namespaces with a /tmp, a /dev/shm, process numbers and
 a host name of their own: GRPO with a rank on each trains what two forked processes train, and the weights
-reach replicas on both."""
+reach replicas on both. So does a run whose head has no device. A model that a node doesn't see is refused."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from network_nodes import ADDRESSES, NoNamespacesError, start, two_nodes
@@ -24,7 +25,7 @@ START_S = 240.0
 SHELL = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 SHELL += ["bash", "-c"]
 OWN_FOLDERS = 'set -e; hostname "$1"; mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; shift; '
-RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus", "2", "--disable-usage-stats"]
+RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
 HEAD = [*RAY, "--head", "--port", str(PORT), "--include-dashboard", "false"]
 
 
@@ -41,38 +42,61 @@ def main() -> None:
         made = make_model("tiny", Path(scratch) / "model", [TEXT], seed=0)
         keys = small(scratch, str(made.folder))
         forked = trained(scratch, "process", {**keys, "cluster.name": "process"})
-        nodes_keys = {
-            **keys,
-            "num_gpus_per_node": 1,
-            "cluster.address": f"{ADDRESSES[0]}:{PORT}",
-            "actor_infer.device_mapping": "[0,1]",
-            "output_dir": f"{scratch}/nodes",
-        }
-        texts = [f"{key}={value}" for key, value in nodes_keys.items()]
-        train = [sys.executable, "-m", "turnwise.cli.main", "train", str(CONFIG), "--quiet", *texts]
+        keys |= {"cluster.address": f"{ADDRESSES[0]}:{PORT}", "actor_infer.device_mapping": "[0,1]"}
         try:
             with two_nodes() as nodes:
-                output = run_on(nodes, train, Path(scratch))
+                output, log = ran(nodes, scratch, "each", {**keys, "num_gpus_per_node": 1}, forked)
+                assert "over gloo to" in log, log
+                hidden = f"cp -r {made.folder} /tmp/model; {train({**keys, 'pretrain': '/tmp/model'})}; "
+                output, _ = ran(nodes, scratch, "head", keys, forked, num_cores=(0, 2), first=hidden)
+                assert "node-1 doesn't see what this machine has at pretrain (/tmp/model)" in output, output
         except NoNamespacesError as error:
             print(f"ray: two nodes were not tried: {error}")
             return
-        [folder] = Path(scratch).glob("nodes/*/*/")
-        assert len(measured(folder)) == STEPS, output
-        log = "".join(path.read_text() for path in folder.glob("*.log"))
-        assert "over gloo to" in log, log
-        assert not differences(forked, folder), differences(forked, folder)
     print(f"ray: {STEPS} steps of two ranks on two machines (network namespaces), as in two forked processes")
+    print("ray: the same with both ranks on the second machine, and a head without devices")
 
 
-def run_on(nodes: Sequence[str], train: Sequence[str], folder: Path) -> str:
-    """The output of a run whose driver is on the first of two nodes."""
+def train(keys: Mapping[str, object]) -> str:
+    """The command of a run."""
+    texts = [f"{key}={value}" for key, value in keys.items()]
+    return shlex.join([sys.executable, "-m", "turnwise.cli.main", "train", str(CONFIG), "--quiet", *texts])
+
+
+def ran(
+    nodes: Sequence[str],
+    scratch: str,
+    name: str,
+    keys: Mapping[str, object],
+    forked: Path,
+    num_cores: tuple[int, int] = (2, 2),
+    first: str = "",
+) -> tuple[str, str]:
+    """The output and the log of a run, which trains what `forked` did. The command `first` comes before
+    it."""
+    folder = Path(scratch) / name
+    folder.mkdir()
+    output = run_on(nodes, first + train({**keys, "output_dir": str(folder)}), folder, num_cores)
+    [run] = folder.glob("*/*/")
+    assert len(measured(run)) == STEPS, output
+    assert not differences(forked, run), differences(forked, run)
+    return output, "".join(path.read_text() for path in run.glob("*.log"))
+
+
+def run_on(nodes: Sequence[str], commands: str, folder: Path, num_cores: tuple[int, int]) -> str:
+    """The output of commands on the first of two nodes, which give Ray that many cores."""
     environment = {**os.environ, "TMPDIR": "/tmp"}
-    head = [*HEAD, "--node-ip-address", ADDRESSES[0]]
+    head = [*HEAD, "--node-ip-address", ADDRESSES[0], "--num-cpus", str(num_cores[0])]
     worker = [*RAY, "--address", f"{ADDRESSES[0]}:{PORT}", "--node-ip-address", ADDRESSES[1]]
-    waiting = ["bash", "-c", f"until [ -e {folder}/joined ]; do sleep 0.2; done; exec {' '.join(train)}"]
-    driver = start(nodes[0], node_command("node-0", head, waiting), environment, folder)
+    worker += ["--num-cpus", str(num_cores[1])]
+    listens = folder / "listens"
+    waiting = f"touch {listens}; until [ -e {folder}/joined ]; do sleep 0.2; done; "
+    driver = start(
+        nodes[0], node_command("node-0", head, ["bash", "-c", waiting + commands]), environment, folder
+    )
     joined = ["bash", "-c", f"touch {folder}/joined; sleep 3600"]
-    time.sleep(10)  # until the head listens
+    while driver.poll() is None and not listens.exists():
+        time.sleep(0.2)
     other = start(nodes[1], node_command("node-1", worker, joined), environment, folder)
     try:
         output = driver.communicate(timeout=START_S + 300)[0]

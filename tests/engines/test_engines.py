@@ -14,7 +14,7 @@ ENGINES = Path(__file__).parent
 sys.path.insert(0, str(ENGINES))
 from environment import EXTRAS, LackingError, engine_python  # noqa: E402
 
-TIMEOUT_S = 1200
+TIMEOUT_S = 3600 if os.environ.get("TURNWISE_FULL") else 1200
 PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
 SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine in ("ray", "deepspeed")] + [
     ("vllm", "train_vllm.py")
@@ -24,6 +24,7 @@ SCRIPTS += [
     ("langgraph", "graphs_langgraph.py"),
     ("langgraph", "train_langgraph.py"),
 ]
+SCRIPTS += [("vllm", "transfer_vllm.py")]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
 SCRIPTS += [("crewai", "crew_gateway.py")]
 FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py"), ("verifiers", "contract_verifiers.py")]
@@ -31,7 +32,8 @@ FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py"), ("verifiers", "contract_v
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("megatron", "train_megatron.py")]
     SCRIPTS += [("vllm", "contract_vllm.py")]
-    SCRIPTS += [("ray", "train_ray.py"), ("ray", "faults_ray.py"), ("ray", "rewards_ray.py")]
+    SCRIPTS += [("ray", "train_ray.py"), ("ray", "rewards_ray.py")]
+    SCRIPTS += [("ray", "faults_ray.py", kind) for kind in ("rank", "sigterm", "raylet", "freeze", "driver")]
     SCRIPTS += [("vllm", "train_ray_vllm.py"), ("ray", "nodes_ray.py")]
     SCRIPTS += [
         ("deepspeed", "train_examples.py", "deepspeed"),

@@ -99,7 +99,7 @@ def test_they_serve_a_trainer_in_another_process_ahead_of_it(make_config):
     ] * 3
     assert max(row.get("parity/logprob_diff_max", 0.0) for row in measured(folder)) < 1e-4
     with pytest.raises(
-        DataError, match="2 inference replicas sampled in their own processes, which follow no schedule"
+        DataError, match="2 inference replicas in processes of their own, which follow no schedule"
     ):
         run_small(make_config("again", actor_infer=TWO, async_generation_ratio=1), repeated_run=folder.path)
 

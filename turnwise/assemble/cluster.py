@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.messages import unsendable_part
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.errors import ConfigError, DataError, WorkerError
+from turnwise.errors import ConfigError, DataError, WorkerError, counted
 from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.cpu.build import load_kernels
 from turnwise.protocols import Algorithm, Cluster
@@ -71,23 +72,24 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
     if not isinstance(cluster, ProcessCluster):
         return
     for loss in (algorithm.loss, algorithm.value_loss):
-        try:
-            cluster.check_sendable(loss)
-        except (
-            Exception
-        ) as error:  # boundary: a user's object may raise anything when it is pickled or unpickled
-            if isinstance(error, WorkerError):
-                why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"
-            else:
-                why = (
-                    f"that can't import it ({type(error).__name__}). Make its modules importable in every "
-                    "process"
-                )
-            raise ConfigError(
-                f"adv_estimator {config.adv_estimator}: its loss (pg_variant {config.pg_variant}) can't be "
-                f"sent to the trainer's process, which an asynchronous run and several devices need: {why}, "
-                f"or train in this process (async_generation_ratio: 0, one device). ({error})"
-            ) from error
+        for process, trial in cluster.try_sending(loss).items():
+            try:
+                trial.result()
+            except (
+                Exception
+            ) as error:  # boundary: a user's object may raise anything when it is pickled or unpickled
+                raise _unsendable(config, loss, process, error) from error
+
+
+def _unsendable(config: AgenticConfig, loss: Any, process: str, error: Exception) -> ConfigError:
+    why = f"that can't import it ({type(error).__name__}). Make its modules importable in every process"
+    if isinstance(error, WorkerError):
+        why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"
+    return ConfigError(
+        f"adv_estimator {config.adv_estimator}: its loss (pg_variant {config.pg_variant}) can't be sent to "
+        f"{process}, which an asynchronous run and several devices need: {why}, on every node, or train in "
+        f"this process (async_generation_ratio: 0, one device). ({error})"
+    )
 
 
 def build_schedule_log(
@@ -149,11 +151,11 @@ def _obstacles_to_repeat(config: AgenticConfig, placement: Placement, is_asynchr
             "its group_size_redundancy or stale_groups: drop cancelled episodes by time, which a replay "
             "can't repeat"
         )
-    if placement.num_servers > 1:
-        yield (
-            f"its {placement.num_servers} inference replicas sampled in their own processes, which follow no "
-            "schedule"
-        )
+    if placement.serves_apart:
+        replicas = counted(placement.num_servers, "inference replica")
+        nodes = {placement.machine.node_of(device).name for device in placement.all_devices}
+        places = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+        yield f"it sampled with {replicas} in processes of their own{places}, which follow no schedule"
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler != "embedded":
         yield f"it sampled with {sampler}, and only the embedded server follows a schedule"

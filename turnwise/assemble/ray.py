@@ -1,13 +1,18 @@
 """Joins Ray for a run, and builds the cluster over it. The only file that loads the module which imports ray,
 and only for runs that use it."""
 
+import os
+from contextlib import ExitStack
 from dataclasses import replace
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from turnwise.cluster.hosts import ForkedHosts, Hosts
 from turnwise.cluster.ray_settings import RaySettings
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.config.checks.contradictions import named_models
 from turnwise.config.place import smallest_machine
+from turnwise.model_files.hub import local_path
 from turnwise.protocols import Cluster
 from turnwise.runtime.machine import Node, ray_sign
 from turnwise.runtime.placement import Placement
@@ -35,7 +40,26 @@ def open_hosts(
     from turnwise.cluster.ray_hosts import RayHosts
 
     watchdog.start()
-    return RayHosts(placement, _settings(config), watchdog, stopwatch)
+    with ExitStack() as mark:
+        paths = _model_files(config)
+        if placement.roles:
+            # Ranks write checkpoints there. A file made now shows whether all nodes see the same folder.
+            os.makedirs(config.output_dir, exist_ok=True)
+            file = mark.enter_context(NamedTemporaryFile(prefix=".turnwise-", dir=config.output_dir))
+            paths["output_dir"] = os.path.abspath(file.name)
+        settings = replace(_settings(config), paths=paths)
+        return RayHosts(placement, settings, watchdog, stopwatch)
+
+
+def _model_files(config: AgenticConfig | SFTConfig) -> dict[str, str]:
+    """Key of each model that is given as a folder → the path of its config.json, or of its adapter's."""
+    paths: dict[str, str] = {}
+    for key, model in named_models(config):
+        folder = local_path(model.model_name_or_path).absolute()
+        for name in ("config.json", "adapter_config.json"):
+            if (folder / name).is_file():
+                paths[key] = str(folder / name)
+    return paths
 
 
 def make_ray_cluster(*args: Any, **options: Any) -> Cluster:

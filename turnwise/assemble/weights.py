@@ -6,8 +6,10 @@ from typing import Any
 
 from turnwise.assemble.servers import start_again
 from turnwise.cluster.server_process import ServerProcess
-from turnwise.cluster.weight_senders import SendingGroup, SendingRanks, spawn_senders
+from turnwise.cluster.weight_senders import SendingEngines, SendingGroup, SendingRanks, spawn_senders
 from turnwise.config import AgenticConfig
+from turnwise.config.checks.role_checks import OWN_TRANSFER
+from turnwise.errors import ConfigError
 from turnwise.inference.restarts import Restarts
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import parse_dtype
@@ -51,9 +53,16 @@ def build_transfer(
     home = placement.machine.node_of(placement.of("actor_train").ranks[0][0])
     nodes = _nodes_beyond(home, servers)
     sender: SendsWeights = senders
-    if nodes:
-        replicas: Any = servers
-        host = home.address or _LOOPBACK
+    form = _form(senders, servers, home, nodes)
+    num_copies = len(nodes) + 1 if senders.is_shared else 0
+    replicas: Any = servers
+    host = home.address or _LOOPBACK
+    if OWN_TRANSFER in config.actor_infer.strategy_args.strategy_config:
+        num_processes = _require_sent_apart(config, placement)
+        sender = SendingEngines(senders, replicas, host, num_processes, timeout_s + _BEYOND_DEADLINE_S)
+        form = f"over gloo into vLLM's own processes, in {servers.info().model.dtype}"
+        num_copies = placement.num_servers * num_processes
+    elif nodes:
         sender = SendingGroup(senders, replicas, home.name, host, timeout_s + _BEYOND_DEADLINE_S)
     trained = set(placement.of("actor_train").devices)
     transfer = PolicyTransfer(
@@ -64,13 +73,24 @@ def build_transfer(
         watchdog=watchdog,
         timeout_s=timeout_s,
         suspends_first=not trained.isdisjoint(placement.of("actor_infer").devices),
-        form=_form(senders, servers, home, nodes),
-        num_copies=len(nodes) + 1 if senders.is_shared else 0,
+        form=form,
+        num_copies=num_copies,
     )
     if all(isinstance(server, ServerProcess) for server in servers.servers):
         start = partial(start_again, deadline_s=config.deadlines.start_s)
         servers.restarts = Restarts(start, transfer.join)
     return transfer
+
+
+def _require_sent_apart(config: AgenticConfig, placement: Placement) -> int:
+    """The number of processes of an engine that receives weights in them. Raises ConfigError if the trainer,
+    which sends meanwhile, is in the process that has to wait for the engines."""
+    if placement.trains_apart:
+        return config.actor_infer.model_parallel_size
+    raise ConfigError(
+        f"actor_infer.strategy_args.strategy_config.{OWN_TRANSFER} needs a trainer in a process of its own; "
+        "set cluster.name: process or ray, or remove it"
+    )
 
 
 def _nodes_beyond(home: Node, servers: LLMServerManager) -> list[str]:

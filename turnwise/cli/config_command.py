@@ -10,6 +10,7 @@ from turnwise.assemble.prepare import lacking_here
 from turnwise.config import describe
 from turnwise.config.place import place, smallest_machine
 from turnwise.config.problems import Problem
+from turnwise.config.show.device_memory import device_memory
 from turnwise.config.show.dump import dump_yaml, resolved_values
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import Examined, ExaminedSFT
@@ -52,10 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
             "warnings": table.warnings,
             "missing": table.missing,
             "placement": placement.table().splitlines(),
+            "device_memory": device_memory(config, placement).splitlines(),
         }
         print(json.dumps(content, indent=2, ensure_ascii=False))
         return 0
     print(dump_yaml(config))
     print("\n".join(["# what this applies", table.render(), *(f"note: {note}" for note in notes)]))
     print(f"\n# where the roles run\n{placement.table()}")
+    held = device_memory(config, placement)
+    if held:
+        print(f"\n# estimated memory of each device\n{held}")
     return 0

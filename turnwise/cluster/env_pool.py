@@ -103,11 +103,11 @@ class EnvPool:
         )
         with waiting:
             set_ups = [self._begin_worker(is_tried=number == 0) for number in range(self.num_workers)]
-            for set_up in set_ups:
-                self._require(set_up)
+            for worker, set_up in zip(self._workers, set_ups, strict=True):
+                self._require(worker, set_up)
         self._is_started = True
 
-    def _require(self, set_up: Future[str]) -> None:
+    def _require(self, worker: EnvWorker, set_up: Future[str]) -> None:
         """Waits for a worker's set-up. Raises ConfigError if it fails."""
         tag = self.settings.tag
         name = self.settings.class_name
@@ -117,9 +117,9 @@ class EnvPool:
             raise
         except Exception as error:  # boundary: what a user's module raises when it is imported
             raise ConfigError(
-                f"custom_envs.{tag}: a worker can't import {name}: {type(error).__name__}: "
-                f"{first_line(error)}; put its module into a folder of PYTHONPATH, or set "
-                "max_env_num_per_worker to 0"
+                f"custom_envs.{tag}: {worker.process.name} can't import {name}: {type(error).__name__}: "
+                f"{first_line(error)}; put its module into a folder of PYTHONPATH that every node has, or "
+                "set max_env_num_per_worker to 0"
             ) from error
         if problem:
             raise ConfigError(

@@ -2,10 +2,10 @@
 
 import os
 import platform
-import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -27,8 +27,6 @@ class NodeFacts(NamedTuple):
     devices: tuple[str, ...]
     """Ids of the accelerators that Ray has assigned to the run, in the order of its devices."""
     num_cores: int
-    shared_bytes: int
-    """Free space of /dev/shm; 0 where there is none."""
     versions: dict[str, str]
     """Versions that must be equal on all nodes, since functions are sent as code."""
     agent: ProcessKey
@@ -84,9 +82,12 @@ class NodeAgent:
     def facts(self) -> NodeFacts:
         # Ray sets this variable to the accelerators that it has assigned to an actor.
         devices = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        shared_bytes = shutil.disk_usage("/dev/shm").free if os.path.exists("/dev/shm") else 0
         num_cores = os.cpu_count() or 1
-        return NodeFacts(devices, num_cores, shared_bytes, versions(), ProcessKey.of_this())
+        return NodeFacts(devices, num_cores, versions(), ProcessKey.of_this())
+
+    def missing(self, paths: Mapping[str, str]) -> list[str]:
+        """The keys of the paths that don't exist on this node."""
+        return [key for key, path in paths.items() if not os.path.exists(path)]
 
     def stacks(self, process_id: int, path: str) -> str:
         """The stacks of a process of this node, which writes them into the file `path` on SIGUSR1."""

@@ -1,6 +1,7 @@
 """What a run has of a node of Ray: its devices, its agent, and the variables of its actors."""
 
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +49,29 @@ def actor_environment(part: NodePart) -> dict[str, str | None]:
 
 
 def require_versions(node: Node, facts: NodeFacts) -> None:
+    """Raises WorkerError if a version differs from that of the run's process."""
     for name, ours in versions().items():
         theirs = facts.versions.get(name)
         if theirs != ours:
             raise WorkerError(
                 f"node {node.name} has {name} {theirs}, and the run {ours}; install the same on all nodes"
             )
+
+
+def require_paths(node: Node, missing: Sequence[str], paths: Mapping[str, str]) -> None:
+    """Raises WorkerError if paths are missing on a node, which are given by their keys."""
+    if not missing:
+        return
+    folders = ", ".join(f"{key} ({os.path.dirname(paths[key])})" for key in missing)
+    raise WorkerError(
+        f"node {node.name} doesn't see what this machine has at {folders}; put it on a file system that all "
+        "nodes share, under the same path"
+    )
+
+
+def lacking_agent(node: Node, error: Exception) -> WorkerError:
+    """The error of a run whose agent couldn't start on a node."""
+    lines = str(error).strip().splitlines()
+    reason = lines[-1].strip() if lines else type(error).__name__
+    advice = "all nodes need the same installation of turnwise, and have to see the folder in which it starts"
+    return WorkerError(f"node {node.name} can't start a process of the run: {reason}; {advice}")

@@ -245,11 +245,12 @@ class ProcessCluster:
         pairs = zip(processes or self._processes, parcels, strict=True)
         StartedAll([process.start(name, parcel) for process, parcel in pairs], itemgetter(0)).result()
 
-    def check_sendable(self, value: Any) -> None:
-        """Sends a value to all processes, to find out early whether it arrives. Raises WorkerError if the
-        value can't be pickled, or the error that unpickling it raises in a process."""
+    def try_sending(self, value: Any) -> dict[str, Started]:
+        """Sends a value to all processes, to find out early whether it arrives. Returns a call for the name
+        of each process. It raises WorkerError if the value can't be pickled, or the error that unpickling it
+        raises there."""
         parcel = self._parcel(Command("check_sendable", (value,)), len(self._processes))
-        self._send("a trial", [parcel] * len(self._processes))
+        return {process.name: process.start("a trial", parcel) for process in self._processes}
 
     def keep_first_ranks(self) -> bool:
         firsts = {placed.processes[0] for placed in self.placement.roles.values()} or {0}

@@ -3,24 +3,31 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from turnwise.cluster.actor_host import ActorHost, HostFacts
 from turnwise.cluster.beats import Heartbeat, Looking, NodeMonitor, ProcessKey
 from turnwise.cluster.channel import Channel
-from turnwise.cluster.node_agent import NodeAgent, WatchSettings
-from turnwise.cluster.node_part import NodePart, actor_environment, require_versions
+from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings
+from turnwise.cluster.node_part import (
+    NodePart,
+    actor_environment,
+    lacking_agent,
+    require_paths,
+    require_versions,
+)
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.ray_actor import ActorLife, ActorWire
 from turnwise.cluster.ray_session import leave_ray
 from turnwise.cluster.ray_settings import RaySettings
-from turnwise.errors import WorkerError
+from turnwise.errors import DeadlineError, WorkerError
 from turnwise.runtime.machine import Node
 from turnwise.runtime.placement import Placement
 from turnwise.runtime.stopwatch import Stopwatch
@@ -157,12 +164,22 @@ class RayHosts:
         self._reserved = placement_group(resources, strategy="PACK", bundle_label_selector=selectors)
         self._wait_for_devices(nodes, resources)
         self._start_agents(nodes, resources)
-        facts = ray.get([agent.facts.remote() for agent in self._agents[: len(used)]])
-        pairs = zip(used.items(), self._agents, facts, strict=False)
-        for (index, numbers), agent, node_facts in pairs:
+        for (index, numbers), agent in zip(used.items(), self._agents, strict=False):
             node = self.placement.machine.nodes[index]
-            require_versions(node, node_facts)
-            self._parts[index] = NodePart(node, numbers, agent, node_facts)
+            facts = self._facts(node, agent)
+            self._parts[index] = NodePart(node, numbers, agent, facts)
+
+    def _facts(self, node: Node, agent: Any) -> NodeFacts:
+        """What a node is. Raises WorkerError if no process of the run can work there."""
+        paths = self.settings.paths
+        answers = [agent.facts.remote(), agent.missing.remote(paths)]
+        try:
+            facts, missing = ray.get(answers)
+        except RayError as error:
+            raise lacking_agent(node, error) from error
+        require_versions(node, facts)
+        require_paths(node, missing, paths)
+        return facts
 
     def _start_agents(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> None:
         """Starts an agent on each of these nodes, and one on this process's node if it isn't among them: the
@@ -186,7 +203,11 @@ class RayHosts:
         self._agents = [agents[number] for number in range(len(nodes))]
         if not homes:
             self._agents.append(home)
-        if ray.get(home.driver_state.remote()) == "ended":
+        try:
+            state = ray.get(home.driver_state.remote())
+        except RayError as error:
+            raise lacking_agent(Node(name="of this process"), error) from error
+        if state == "ended":
             raise WorkerError(
                 f"Ray's processes on this node don't see this one (number {driver.number}): run Ray and "
                 "turnwise in the same container"
@@ -205,9 +226,19 @@ class RayHosts:
         return {index: tuple(numbers) for index, numbers in sorted(used.items())}
 
     def _wait_for_devices(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> None:
-        """Waits until Ray has reserved the devices. Says every few seconds what is awaited."""
+        """Waits until Ray has reserved the devices. Says every few seconds what is awaited. Raises
+        DeadlineError if others keep them."""
+        start_s = self.settings.start_s or float("inf")
+        # Just before the watchdog, which knows no nodes.
+        end = time.monotonic() + start_s - 2 * _LOOK_S
         report = time.monotonic() + _REPORT_S
         while not self._reserved.wait(_LOOK_S):
+            if time.monotonic() >= end:
+                lacking = "; ".join(self._lacking(nodes, resources))
+                raise DeadlineError(
+                    f"the run waited {start_s:g} s for devices that others hold: {lacking}; name devices of "
+                    "other nodes, wait until they end, or raise deadlines.start_s"
+                )
             if time.monotonic() < report:
                 continue
             report = time.monotonic() + _REPORT_S
@@ -215,6 +246,15 @@ class RayHosts:
                 f"{_amounts(bundle)} of {node.name}" for node, bundle in zip(nodes, resources, strict=True)
             )
             logger.info("waiting for Ray to reserve %s; free are %s", awaited, _amounts(_free_resources()))
+
+    def _lacking(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> Iterator[str]:
+        """Yields what each node doesn't have free."""
+        for node, bundle in zip(nodes, resources, strict=True):
+            selector = {"ray.io/node-id": node.key}
+            trial = placement_group([dict(bundle)], strategy="PACK", bundle_label_selector=[selector])
+            if not trial.wait(_LOOK_S):
+                yield f"{_amounts(bundle)} of {node.name}"
+            remove_placement_group(trial)
 
     def _remote(self, kind: Any, bundle: int, *args: Any, **options: Any) -> Any:
         """Starts an actor of a class on a node of the run."""

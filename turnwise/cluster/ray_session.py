@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings
+from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings, require_addresses, require_head
 from turnwise.errors import NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 
@@ -27,6 +27,8 @@ _FOREIGN = ("SLURM_", "PMI_", "PMIX_")
 _NUM_STARTS = 3
 """How often a Ray of the run's own is started: on a busy machine it gives up after 30 s, which no setting
 changes."""
+_REASON_LENGTH = 400
+"""Characters of Ray's own reason in an error: that of two versions takes several lines."""
 _VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
 _OWN_VARIABLES = {"RAY_memory_monitor_refresh_ms": "0"}
 """Variables of a Ray that a run starts: without its monitor, which would kill actors because of what other
@@ -39,7 +41,9 @@ def join_ray(settings: RaySettings, num_slots: int = 1) -> Machine:
     Raises NotAvailableError if Ray can't be joined."""
     if not ray.is_initialized():
         _join(settings, num_slots)
-    return Machine(_nodes())
+    nodes = _nodes()
+    require_addresses(nodes)
+    return Machine(nodes)
 
 
 def leave_ray() -> None:
@@ -64,6 +68,9 @@ def _join(settings: RaySettings, num_slots: int) -> None:
         options["include_dashboard"] = False
     if settings.runtime_env:
         options["runtime_env"] = dict(settings.runtime_env)
+    head = os.environ.get("RAY_ADDRESS", "") if settings.address == "auto" else settings.address
+    if ":" in head:
+        require_head(head)
     num_attempts = 1 if settings.address else _NUM_STARTS
     for attempt in range(1, num_attempts + 1):
         try:
@@ -71,7 +78,7 @@ def _join(settings: RaySettings, num_slots: int) -> None:
                 ray.init(**options, log_to_driver=False, configure_logging=False)
             break
         except Exception as error:  # boundary: a start of Ray that takes too long raises an Exception
-            reason = str(error).strip().splitlines()[0]
+            reason = " ".join(str(error).split())[:_REASON_LENGTH]
             if attempt == num_attempts:
                 raise NotAvailableError(f"{_failure(settings)}: {reason}") from error
             logger.warning("ray: %s (start %d of %d)", reason, attempt, num_attempts)

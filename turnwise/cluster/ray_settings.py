@@ -1,13 +1,20 @@
 """How a run joins Ray, and where Ray's own output goes. This module doesn't import ray."""
 
 import io
+import ipaddress
 import logging
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnwise.errors import NotAvailableError
+from turnwise.runtime.machine import Node
+
 logger = logging.getLogger(__name__)
+
+_CONNECT_S = 10.0  # seconds that Ray's head has to accept a connection
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,8 @@ class RaySettings:
     """Seconds that the start of actors may take; None = no limit."""
     node_s: float = 30.0
     """Seconds of silence after which a node counts as lost."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """What every node of the run has to see: the key of the config that names it → a path."""
     stopped_s: float | None = None
     """Seconds that the process of the run may stand still before its actors end; None = no limit."""
 
@@ -64,3 +73,33 @@ def fate_text(cause: str) -> str:
     _, _, detail = cause.rpartition("Worker exit detail: ")
     detail, _, _ = detail.partition(" Some common causes")
     return " ".join(detail.split()) or "it isn't known how"
+
+
+def require_addresses(nodes: Sequence[Node]) -> None:
+    """Raises NotAvailableError if Ray knows a node, one of several machines, by an address that reaches only
+    the machine itself.
+
+    >>> require_addresses([Node(address="10.0.0.1"), Node(address="10.0.0.2")])
+    """
+    if len({node.address for node in nodes}) < 2:
+        return
+    for node in nodes:
+        if ipaddress.ip_address(node.address).is_loopback:
+            raise NotAvailableError(
+                f"Ray knows the node {node.name} as {node.address}, where other nodes reach only themselves, "
+                "since its name stands for that address there; start its Ray with "
+                "`--node-ip-address=` and an address that all nodes reach"
+            )
+
+
+def require_head(address: str) -> None:
+    """Raises NotAvailableError if nothing listens at the address of Ray's head, HOST:PORT. Ray itself tries
+    for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise NotAvailableError(
+            f"this run can't join the Ray at {address}: {error}; `ray start --head` prints the address "
+            "(cluster.address, or RAY_ADDRESS), and a firewall has to let this machine reach it"
+        ) from error

@@ -4,10 +4,12 @@ import asyncio
 import inspect
 import os
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from turnwise.cluster.child import Child, begin, portable
-from turnwise.cluster.messages import Reply, pack, unpack
+from turnwise.cluster.messages import Reply, joined, pack, parted, unpack
 from turnwise.cluster.wire import Message, Wire
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.transfer.group import NodeReceiver
@@ -53,6 +55,8 @@ class _Calls:
         self._receiver = NodeReceiver()
         self._stopwatch = child.stopwatch
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._answered: list[Message] = []
+        """Replies of this tick."""
 
     async def answer_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -61,12 +65,17 @@ class _Calls:
         def read() -> None:
             try:
                 while True:
-                    loop.call_soon_threadsafe(self._begin, unpack(self._wire.receive()))
+                    calls = [unpack(message) for message in parted(self._wire.receive())]
+                    loop.call_soon_threadsafe(self._begin_all, calls)
             except (EOFError, OSError):
                 loop.call_soon_threadsafe(is_over.set)
 
         threading.Thread(target=read, name="reader", daemon=True).start()
         await is_over.wait()
+
+    def _begin_all(self, calls: Sequence[ServerCall]) -> None:
+        for call in calls:
+            self._begin(call)
 
     def _begin(self, call: ServerCall) -> None:
         if call.method:
@@ -86,7 +95,15 @@ class _Calls:
             packed = self._packed(call, Reply(error=portable(error)))
         finally:
             del self._running[call.number]
-        self._wire.send(packed)
+        self._answered.append(packed)
+        if len(self._answered) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Sends the replies of this tick together."""
+        with suppress(OSError):  # the thread that reads ends this process
+            self._wire.send(joined(self._answered))
+        self._answered = []
 
     def _begun(self, call: ServerCall) -> Any:
         """The value of a call, or an awaitable of it."""

@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from turnwise.cluster.messages import Command, Parcel, Reply, SetUp, pack
+from turnwise.cluster.messages import Command, Parcel, Reply, SetUp, joined, pack, parted, unpack
 from turnwise.cluster.process import WorkerProcess, add_stacks
 from turnwise.cluster.rank_process import RunAsync
 from turnwise.cluster.server_child import ServerCall
+from turnwise.cluster.wire import Message
 from turnwise.errors import ServerError, TurnwiseError
 from turnwise.protocols import MemoryKind, Suspension, WeightSource
 from turnwise.runtime.info import ServerInfo
@@ -30,9 +31,9 @@ SERVERS = "turnwise.cluster.server_child"
 
 
 class ServerProcess:
-    """A `protocols.InferenceServer` in another process, which runs `SERVERS`. Calls run concurrently there.
-    `begin` makes the server. If the process ends, all callers that wait for it get a ConnectionError.
-    `start_process` starts a process in its place."""
+    """A `protocols.InferenceServer` in another process, which runs `SERVERS`. Calls run concurrently there;
+    those of one tick of the event loop are sent together. `begin` makes the server. If the process ends, all
+    callers that wait for it get a ConnectionError. `start_process` starts a process in its place."""
 
     def __init__(
         self,
@@ -45,12 +46,16 @@ class ServerProcess:
         self.process = process
         self.node = ""
         """The node that it runs on, as `RankContext.node`."""
+        self.replica = 0
+        """Its number among the servers, as `RankContext.rank`."""
         self._start_process = start_process
         self._run_async = run_async
         self._watchdog = watchdog
         self._thread = DaemonThread(self.name)
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._due: list[tuple[int, Message]] = []
+        """Number and message of each call of this tick."""
         self._info: ServerInfo | None = None
         self._setting_up: Future[None] | None = None
         self._has_ended = False
@@ -63,6 +68,7 @@ class ServerProcess:
     def begin(self, set_up: SetUp, factory: Callable[[RankContext], Any], rank: RankContext) -> None:
         """Begins to set up the process and to make the server in it."""
         self.node = rank.node
+        self.replica = rank.rank
         self._made_by = (set_up, factory, rank)
         self._setting_up = self._thread.start(self._set_up, set_up, factory, rank)
 
@@ -194,8 +200,7 @@ class ServerProcess:
             return await answer
         except asyncio.CancelledError:
             self._abandon()
-            with suppress(ConnectionError):  # a process that has ended needs no cancelling
-                self._send(ServerCall(number))
+            self._send(ServerCall(number))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -208,11 +213,23 @@ class ServerProcess:
             add_stacks(wait, self.name, self.process.life.stacks())
 
     def _send(self, call: ServerCall) -> None:
-        message = pack(call)
+        self._due.append((call.number, pack(call)))
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Sends the calls that are due."""
+        due = self._due
+        self._due = []
+        is_sent = True
         try:
-            self.process.channel.send(message)
-        except OSError as error:
-            raise self._error_of_end() from error
+            self.process.channel.send(joined([message for _, message in due]))
+        except OSError:
+            is_sent = False
+        # The thread that reads may have ended before these calls waited.
+        if not is_sent or self.is_gone:
+            for number, _ in due:
+                self._resolve(number, Reply(error=self._error_of_end()))
 
     def _error_of_end(self) -> ConnectionError:
         return ConnectionError(f"{self.name} has ended: {self.process.life.fate()}")
@@ -221,8 +238,9 @@ class ServerProcess:
         """Runs in the thread: passes replies to the event loops that wait for them."""
         try:
             while True:
-                number, reply = self.process.channel.receive()
-                self._resolve(number, reply)
+                for message in parted(self.process.channel.receive_packed()):
+                    number, reply = unpack(message)
+                    self._resolve(number, reply)
         except (
             EOFError,
             OSError,

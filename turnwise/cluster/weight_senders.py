@@ -1,17 +1,21 @@
 """The senders of weights on all ranks of a role, as one: to servers of one node, or of several."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from turnwise.errors import WorkerError
 from turnwise.protocols import Cluster, Pending, Route, WeightSource, Workers
 from turnwise.runtime.torch_group import Meeting
-from turnwise.transfer.group import NodeWeights
+from turnwise.transfer.group import GroupWeights, NodeWeights
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import make_sender
 from turnwise.transfer.shared_memory import SharedWeights
+
+logger = logging.getLogger(__name__)
 
 SENDER = "weight_sender"
 """The role of the workers that send weights."""
@@ -160,6 +164,66 @@ class SendingGroup:
         copies = await _all_of(members, partial(self.ranks.workers.at(0).call, "send"), collecting)
         self._members = members
         return copies
+
+
+class NumberedReplica(Protocol):
+    """A server whose engine receives weights in its own processes."""
+
+    replica: int
+
+
+class NumberedReplicas(Protocol):
+    @property
+    def servers(self) -> Sequence[NumberedReplica]:
+        """The servers that are alive."""
+
+
+@dataclass
+class SendingEngines:
+    """A `protocols.SendsWeights` to engines whose own processes receive what the first rank sends, without a
+    copy between them. Each engine has `num_processes`. Each version has a group of its own, whose members
+    reach the first rank at the address `host`; a wait inside it may take `timeout_s` seconds."""
+
+    ranks: SendingRanks
+    replicas: NumberedReplicas
+    host: str
+    num_processes: int
+    timeout_s: float
+    _sending: Pending | None = None
+
+    def manifest(self) -> Pending:
+        return self.ranks.manifest()
+
+    async def publish(self) -> WeightSource:
+        await self._end_sending()
+        return await self._begin(await self.ranks.publish(), self.replicas.servers)
+
+    async def publish_again(self, server: Any = None) -> WeightSource:
+        """The weights of the last `publish`, for `server` alone if it is given."""
+        await self._end_sending()
+        servers = self.replicas.servers if server is None else [server]
+        return await self._begin(await self.ranks.publish_again(), servers)
+
+    async def _begin(self, weights: WeightSource, servers: Sequence[NumberedReplica]) -> GroupWeights:
+        """Begins to send weights to these servers, which have yet to receive them."""
+        numbers = sorted(server.replica for server in servers)
+        first_ranks = {number: 1 + index * self.num_processes for index, number in enumerate(numbers)}
+        size = 1 + len(numbers) * self.num_processes
+        first = self.ranks.workers.at(0)
+        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s)
+        self._sending = first.call("send_to_group", size)
+        return GroupWeights(weights.manifest, meeting, first_ranks, size, self.timeout_s)
+
+    async def _end_sending(self) -> None:
+        """Waits until the version before is sent. If it wasn't, its receivers have failed and said why."""
+        sending = self._sending
+        self._sending = None
+        if sending is None:
+            return
+        try:
+            await sending
+        except WorkerError as error:
+            logger.warning("%s", error)
 
 
 class _ReceiversEnded(Exception):

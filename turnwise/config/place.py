@@ -38,9 +38,11 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
             f"{reason} can't hold this run: a launcher started this process, one of several; start the run "
             "without a launcher, or remove cluster.name (auto uses launched)"
         )
-    machine = machine.with_slots(config.num_gpus_per_node)
     if reason:
+        # Ray reserves a slot of a CPU as well, so no node has more of them than it knows.
         machine = machine.numbered_by_node(config.num_gpus_per_node)
+    else:
+        machine = machine.with_slots(config.num_gpus_per_node)
     demand = Demand.of(config)
     is_ahead = config.plays_ahead and plays
     devices = demand.devices(machine.num_launched)
@@ -165,7 +167,7 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
     missing device."""
     last = max(devices)
     num_devices = machine.num_devices
-    if machine.num_per_node is not None or len(machine.nodes) > 1:
+    if machine.num_per_node is not None or len(machine.nodes) > 1 or machine.is_of_ray:
         _require_nodes(role, devices, machine)
         return
     if last < num_devices:

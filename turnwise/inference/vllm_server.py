@@ -3,7 +3,8 @@
 import gc
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -13,11 +14,12 @@ from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, eng
 from turnwise.inference.request import Request
 from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
-from turnwise.protocols import MemoryKind
+from turnwise.protocols import MemoryKind, WeightSource
 from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.spec import KV_CACHE_BYTES
 from turnwise.transfer.files import read_folder
+from turnwise.transfer.group import GroupWeights
 from turnwise.types import derive_seed
 
 VERSION = "0.32"
@@ -31,6 +33,8 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Environment variables of vLLM, set unless the user has set them."""
+GLOO = "gloo"
+"""The backend of vLLM's own transfer of weights that `vllm_transfer` adds to vLLM."""
 _STEP_TOKENS = 8192  # tokens per forward pass on a CPU
 _HAS_ENDED = "vLLM's engine has ended; what it wrote above says why"
 _SHUTDOWN_S = 60.0  # seconds that vLLM's processes have to end
@@ -46,6 +50,7 @@ class VLLMServer(EngineServer):
     def __init__(self, rank: RankContext, policy: PolicyInfo, engine: Any) -> None:
         super().__init__(rank, policy)
         self._engine = engine
+        self.replica = rank.rank
         self._vllm = load_vllm()
         self._errors = self._vllm.v1.engine.exceptions
         config = engine.vllm_config
@@ -71,7 +76,7 @@ class VLLMServer(EngineServer):
             "dtype": str(parse_dtype(policy.dtype)).removeprefix("torch."),
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
+            "worker_extension_cls": _worker_extension(options),
             "disable_log_stats": True,
         }
         length = options.get("max_model_len", policy.max_context)
@@ -174,9 +179,38 @@ class VLLMServer(EngineServer):
     async def _thaw(self) -> None:
         await self._engine.resume_generation()
 
+    async def receive(self, weights: WeightSource) -> int:
+        if not isinstance(weights, GroupWeights):
+            return await super().receive(weights)
+        tensors = weights.manifest.tensors
+        update = {
+            "names": list(tensors),
+            "dtypes": [spec.dtype for spec in tensors.values()],
+            "shapes": [list(spec.shape) for spec in tensors.values()],
+        }
+        joining = {
+            "host": weights.meeting.host,
+            "port": weights.meeting.port,
+            "first_rank": weights.first_ranks[self.replica],
+            "size": weights.size,
+            "timeout_s": weights.timeout_s,
+        }
+        with self._loading():
+            await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": joining})
+            await self._engine.start_weight_update()
+            await self._engine.collective_rpc("update_weights", kwargs={"update_info": update})
+            await self._engine.finish_weight_update()
+        self._num_updates += 1
+        return weights.manifest.num_bytes
+
     async def _load(self, folder: Path) -> None:
-        try:
+        with self._loading():
             await self._engine.collective_rpc("read_weights", args=(str(folder),))
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        try:
+            yield
         except self._errors.EngineDeadError as error:
             raise ConnectionError(_HAS_ENDED) from error
         except Exception as error:  # boundary: the engine's model may raise anything if weights don't fit
@@ -199,18 +233,32 @@ class WeightReader:
 
     def read_weights(self, folder: str) -> None:
         """Loads the weights of all safetensors files in a folder."""
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-        # At each update, vLLM warns about modules without weights. The server has checked that no weight is
-        # missing.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        silence_reload()
         runner = self.model_runner  # type: ignore[attr-defined]
         runner.reload_weights(weights_iterator=read_folder(Path(folder)))
-        for module in runner.get_model().modules():
-            # On a CPU the output layer computes with a packed copy. `reload_weights` doesn't renew a tied
-            # layer's copy (0.32).
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
+        pack_output_layers(runner.get_model())
+
+
+def silence_reload() -> None:
+    """Hides what vLLM warns of at each update: modules without weights. The server has checked the names."""
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+
+def pack_output_layers(model: Any) -> None:
+    """On a CPU vLLM's output layer computes with a packed copy. Loading weights doesn't renew a tied layer's
+    copy (0.32)."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _worker_extension(options: Mapping[str, Any]) -> str:
+    """The qualified name of the mixin of vLLM's worker class. Its module is imported in vLLM's processes."""
+    if options.get("weight_transfer_config"):
+        return "turnwise.inference.vllm_transfer.GlooWorker"
+    return f"{WeightReader.__module__}.{WeightReader.__qualname__}"
 
 
 def load_vllm() -> ModuleType:

@@ -58,6 +58,11 @@ class Machine:
     def accelerator(self) -> str:
         return next((node.accelerator for node in self.nodes if node.accelerator), "")
 
+    @property
+    def is_of_ray(self) -> bool:
+        """Whether Ray knows its nodes."""
+        return any(node.key for node in self.nodes)
+
     def with_slots(self, num_per_node: int | None) -> "Machine":
         """The machine, with that many slots on each node if it has no accelerators; None leaves one slot for
         each core."""

@@ -39,6 +39,26 @@ class NodeWeights:
         raise WorkerError("weights of several nodes are read from the copy of one; `on` gives it")
 
 
+@dataclass(frozen=True)
+class GroupWeights:
+    """Weights that the first rank of a group sends while they are received, to an engine whose own processes
+    are the group's members."""
+
+    manifest: WeightManifest
+    meeting: Meeting
+    first_ranks: Mapping[int, int]
+    """Number of an inference replica → the rank of its first process in the group."""
+    size: int
+    """Number of members, with the sender."""
+    timeout_s: float
+
+    def on(self, node: str) -> "GroupWeights":
+        return self
+
+    def __iter__(self) -> NoReturn:
+        raise WorkerError("weights of a group are received by its members, and can't be read elsewhere")
+
+
 class WeightGroup:
     """A gloo group of its own, beside torch's default group. The sender opens it and is its rank 0; the
     others reach it at `meeting`. Errors of gloo are raised as WorkerError."""

@@ -72,6 +72,11 @@ class WeightSender:
         """Waits for the receivers: with this rank, the group has `size` members."""
         self._opened_group.join(0, size)
 
+    def send_to_group(self, size: int) -> None:
+        """Waits for the receivers, then sends the weights of the last `publish`."""
+        self.join_group(size)
+        self.send()
+
     def send(self) -> None:
         """Sends the weights of the last `publish` to the members of the group."""
         if self._memory is None:

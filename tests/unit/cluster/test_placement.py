@@ -381,6 +381,18 @@ def test_devices_of_ray_are_numbered_through_or_by_node():
     assert [by_node.machine.locate(device) for device in (0, 3, 4)] == [(0, 0), (2, 1), (3, 0)]
 
 
+def test_slots_of_ray_are_those_that_it_knows():
+    """A head that gives Ray no core has no device, whatever num_gpus_per_node says."""
+    keys = {"cluster.name": "ray", "num_gpus_per_node": 2}
+    head, large, small = Node(0, name="head", key="h"), Node(8, name="large", key="l"), Node(1, key="s")
+    placement = place(config_of(**keys, **{ACTOR: [0, 1, 2]}), Machine((head, large, small)))
+    assert [placement.machine.locate(device) for device in (0, 1, 2)] == [(1, 0), (1, 1), (2, 0)]
+    with pytest.raises(ConfigError, match="device 3, device 1 of node 1 "):
+        place(config_of(**keys, **{ACTOR: [0, 3]}), Machine((head, large, small)))
+    with pytest.raises(ConfigError, match="add nodes"):
+        place(config_of(**{"cluster.name": "ray", ACTOR: [2]}), Machine((replace(small, num_devices=2),)))
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

@@ -25,7 +25,7 @@ import torch
 from turnwise.assemble.placement import set_torch_threads
 from turnwise.cluster.child import BufferedStopwatch
 from turnwise.cluster.fork_server import ForkServer, drop_processes, prepare_processes
-from turnwise.cluster.messages import SetUp, dumps, loads, pack, unpack
+from turnwise.cluster.messages import SetUp, dumps, loads, pack, parted, unpack
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_cluster import ProcessCluster, _share
 from turnwise.cluster.server_child import ServerCall, _Calls
@@ -327,10 +327,11 @@ def test_a_result_of_a_server_that_cannot_be_sent_is_the_error_of_its_call():
         )
         calls._begin(ServerCall(7, "generate"))
         await asyncio.gather(*calls._running.values())
+        await asyncio.sleep(0)  # what is answered in a tick is sent at its end
 
     sent = []
     asyncio.run(main())
-    [(number, reply)] = map(unpack, sent)
+    [(number, reply)] = map(unpack, parted(*sent))
     assert number == 7 and "cannot pickle" in str(reply.error)
 
 
@@ -394,9 +395,11 @@ def test_what_can_be_sent_is_known_before_it_is_needed(cluster, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "OfAScript", OfAScript, raising=False)
     monkeypatch.setattr(OfAScript, "__module__", "__main__")
     for value in (Unpicklable, lambda: None, type("Local", (), {}), OfAScript):
-        cluster.check_sendable(value)
+        [trial] = cluster.try_sending(value).values()
+        trial.result()
+    [trial] = cluster.try_sending(threading.Lock()).values()
     with pytest.raises(WorkerError, match="a trial: its arguments can't be sent"):
-        cluster.check_sendable(threading.Lock())
+        trial.result()
 
 
 class OfAScript:

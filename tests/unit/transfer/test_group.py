@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from turnwise.cluster.weight_senders import SendingGroup, SendingRanks
+from turnwise.cluster.weight_senders import SendingEngines, SendingGroup, SendingRanks
 from turnwise.errors import WorkerError
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer import group
-from turnwise.transfer.group import NodeReceiver, NodeWeights
+from turnwise.transfer.group import GroupWeights, NodeReceiver, NodeWeights, WeightGroup
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import WeightSender
-from turnwise.transfer.shared_memory import SharedWeights
+from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
 
 TIMEOUT_S = 60.0
 
@@ -62,8 +62,8 @@ class Server:
 
 
 class Replicas:
-    def __init__(self, *servers: Server) -> None:
-        self.servers = list(servers)
+    def __init__(self, *servers: Any) -> None:
+        self.servers: list[Any] = list(servers)
         self.buried: list[Server] = []
 
     def bury(self, server: Server, error: Exception) -> None:
@@ -156,6 +156,58 @@ async def test_narrow_servers_get_narrow_weights() -> None:
     weights = await sending.publish()
     assert dict(weights.on("x"))["a"].dtype is torch.bfloat16
     assert weights.manifest.num_bytes == 5 * 8 + 2 * (2100 + 3)
+
+
+class Engine:
+    """A server whose engine has two processes, each a member of the group."""
+
+    def __init__(self, replica: int) -> None:
+        self.replica = replica
+
+    async def receive(self, weights: GroupWeights) -> list[dict[str, torch.Tensor]]:
+        first_rank = weights.first_ranks[self.replica]
+        members = (first_rank, first_rank + 1)
+        return await asyncio.gather(*(asyncio.to_thread(self._received, weights, rank) for rank in members))
+
+    def _received(self, weights: GroupWeights, rank: int) -> dict[str, torch.Tensor]:
+        member = WeightGroup.find(weights.meeting, weights.timeout_s)
+        member.join(rank, weights.size)
+        memory = SharedMemory(weights.manifest)
+        member.receive(memory)
+        return {name: tensor.clone() for name, tensor in memory.weights}
+
+
+async def test_processes_of_engines_are_members_of_a_group_for_each_version() -> None:
+    engines = [Engine(0), Engine(3)]
+    trained, replicas = Trained(), Replicas(*engines)
+    ranks = Ranks(WeightSender(trained.read, is_shared=True))
+    sending = SendingEngines(SendingRanks(ranks, dtype="bfloat16"), replicas, "127.0.0.1", 2, TIMEOUT_S)
+    for version in (1.0, 2.0):
+        trained.value = version
+        weights = await sending.publish()
+        assert weights.first_ranks == {0: 1, 3: 3} and weights.size == 5
+        received = await asyncio.gather(*(engine.receive(weights.on("x")) for engine in engines))
+        for tensors in [*received[0], *received[1]]:
+            assert tensors["a"].unique().tolist() == [version] and tensors["a"].dtype is torch.bfloat16
+    trained.value = 3.0  # the trainer has moved on since
+    joining = Engine(1)
+    weights = await sending.publish_again(joining)
+    assert weights.first_ranks == {1: 1} and weights.size == 3
+    assert (await joining.receive(weights))[1]["a"].unique().tolist() == [2.0]
+    with pytest.raises(WorkerError, match="received by its members"):
+        iter(weights)
+
+
+async def test_a_version_that_nobody_receives_does_not_stop_the_next_one() -> None:
+    engine = Engine(0)
+    trained, replicas = Trained(), Replicas(engine)
+    ranks = Ranks(WeightSender(trained.read, is_shared=True))
+    sending = SendingEngines(SendingRanks(ranks), replicas, "127.0.0.1", 2, timeout_s=2.0)
+    await sending.publish()
+    trained.value = 2.0
+    sending.timeout_s = TIMEOUT_S
+    received = await engine.receive(await sending.publish())
+    assert received[0]["a"].unique().tolist() == [2.0]
 
 
 def test_a_group_that_is_not_there_is_named() -> None:

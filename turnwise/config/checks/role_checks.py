@@ -142,13 +142,50 @@ def _megatron_options(path: str, role: PlacedModel) -> Iterator[Problem]:
         yield Problem.at(key, sentence)
 
 
+def _divided_heads(path: str, role: PlacedModel) -> Iterator[Problem]:
+    """An engine gives each device of a replica as many heads of attention as the others."""
+    size = role.tensor_parallel_size
+    shape = read_model_shape(role.model_args.model_name_or_path)
+    if shape is None:
+        return
+    is_even = shape.num_kv_heads % size == 0 or size % shape.num_kv_heads == 0
+    if shape.num_heads % size or not is_even:
+        name = next((name for name in _TENSOR_SIZES if name in role.strategy_args.strategy_config), "tp_size")
+        fitting = [str(number) for number in range(1, shape.num_heads + 1) if shape.num_heads % number == 0]
+        yield Problem.at(
+            f"{path}.strategy_config.{name}",
+            f"{size} devices can't share {shape.num_heads} heads and {shape.num_kv_heads} key-value heads "
+            f"of {role.model_args.model_name_or_path}; use a number that divides them "
+            f"({', '.join(fitting)} divide the heads)",
+        )
+
+
+def _vllm_options(path: str, role: PlacedModel) -> Iterator[Problem]:
+    yield from _divided_heads(path, role)
+    transfer = role.strategy_args.strategy_config.get(OWN_TRANSFER)
+    if transfer not in (None, {"backend": "gloo"}):
+        yield Problem.at(
+            f"{path}.strategy_config.{OWN_TRANSFER}",
+            f"{transfer!r} isn't a transfer that the trainer can send to: vLLM's nccl and ipc aren't "
+            "supported yet; use {backend: gloo}, or remove it, and weights reach vLLM through memory of its "
+            "node",
+        )
+
+
 _OPTION_CHECKS = {
     "fsdp2_train": _fsdp2_options,
     "fsdp2_infer": _fsdp2_options,
     "megatron_train": _megatron_options,
     "megatron_infer": _megatron_options,
+    "vllm": _vllm_options,
+    "sglang": _divided_heads,
 }
-"""What checks the options of a strategy that lists none in its spec."""
+"""What checks the options of a strategy that lists none in its spec, or that depend on the model."""
+
+OWN_TRANSFER = "weight_transfer_config"
+"""vLLM's option that makes its own processes receive the weights."""
+_TENSOR_SIZES = ("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
+"""Names of the option that says how many devices share a layer."""
 
 
 def _other_norms(config: AgenticConfig) -> Iterator[Problem]:

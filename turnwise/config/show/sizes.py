@@ -1,7 +1,7 @@
 """Estimates a run's memory and the size of its checkpoints, and finds settings that make its steps faster."""
 
 from turnwise.config.schema.agentic import AgenticConfig
-from turnwise.config.schema.model_args import ModelArgs
+from turnwise.config.schema.model_args import ModelArgs, PlacedModel
 from turnwise.config.schema.model_shape import ModelShape
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.costs.model import BYTES, WEIGHT_BYTES, Sampler, TrainedModel, bytes_text, disk_bytes
@@ -48,12 +48,12 @@ def _smaller(config: AgenticConfig) -> list[str]:
     return changes
 
 
-def _critic_shape(config: AgenticConfig, policy: ModelShape) -> ModelShape:
+def critic_shape(config: AgenticConfig, policy: ModelShape) -> ModelShape:
     """The critic's sizes, or the policy's if the critic's aren't known."""
     return config.critic.model_args.shape or policy
 
 
-def _trained(arguments: ModelArgs, shape: ModelShape, num_parameters: int) -> TrainedModel:
+def trained_model(arguments: ModelArgs, shape: ModelShape, num_parameters: int) -> TrainedModel:
     """A trained model of `num_parameters`, with the number of its adapter's parameters if it has one."""
     if not arguments.has_adapter:
         return TrainedModel(num_parameters)
@@ -65,10 +65,10 @@ def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
     """A text: the size of one checkpoint, and the space on the disk that all kept checkpoints and a new one
     need together. Counts fp32 weights and Adam's two moments, of each trained model or, if it has an adapter,
     of the adapter only."""
-    size = _trained(config.actor_train.model_args, shape, shape.num_parameters).checkpoint_bytes
+    size = trained_model(config.actor_train.model_args, shape, shape.num_parameters).checkpoint_bytes
     if config.needs_critic:
-        critic = _critic_shape(config, shape)
-        size += _trained(config.critic.model_args, critic, critic.num_parameters).checkpoint_bytes
+        sizes = critic_shape(config, shape)
+        size += trained_model(config.critic.model_args, sizes, sizes.num_parameters).checkpoint_bytes
     limit = config.max_ckpt_to_keep
     total = ", all kept"
     if limit:
@@ -84,21 +84,29 @@ def episodes_at_once(config: AgenticConfig) -> int:
     return manager.num_env_groups * num_siblings
 
 
+def keeps_weights(config: AgenticConfig, placement: Placement) -> bool:
+    """Whether a server has weights of its own. It reads the trainer's instead if it is in the trainer's
+    process, can do so in fp32, gets every update, and the policy has no adapter."""
+    is_beside = "actor_train" in placement.neighbours("actor_infer")
+    is_fp32 = config.actor_infer.model_args.dtype == "fp32"
+    reads_trainer = config.actor_infer.strategy_args.spec.reads_trainer and is_fp32 and is_beside
+    has_adapter = config.actor_train.model_args.has_adapter
+    return not reads_trainer or has_adapter or config.actor_train.model_update_frequency > 1
+
+
 def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> str:
-    """A run's estimated memory as a text, without activations. A server reads the trainer's weights instead
-    of keeping a copy if it is in the trainer's process, can do so in fp32, gets every update, and the policy
-    has no adapter."""
+    """A run's estimated memory as a text, without activations."""
     num_servers = placement.num_servers
     are_apart = "actor_train" not in placement.neighbours("actor_infer")
     copy = bytes_text(WEIGHT_BYTES * shape.num_parameters)
     policy = config.actor_train.model_args
     parts = [trained_memory(policy, shape) + _ranks(config, placement, "actor_train")]
     if config.actor_train.strategy_args.strategy_config.get("sync_gradients") == "last":
-        gradient = _trained(policy, shape, shape.num_parameters).gradient_bytes
+        gradient = trained_model(policy, shape, shape.num_parameters).gradient_bytes
         parts.append(f"{bytes_text(gradient)} whole gradient on each rank (sync_gradients)")
     if config.needs_critic:
-        critic_shape = _critic_shape(config, shape)
-        critic = _trained(config.critic.model_args, critic_shape, critic_shape.num_value_parameters)
+        sizes = critic_shape(config, shape)
+        critic = trained_model(config.critic.model_args, sizes, sizes.num_value_parameters)
         parts.append(
             f"{bytes_text(critic.frozen_bytes + critic.trained_bytes)} "
             f"critic{_ranks(config, placement, 'critic')}"
@@ -108,8 +116,7 @@ def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> st
     dtype = config.actor_infer.model_args.dtype
     sampler = Sampler(shape.num_parameters, dtype, num_servers)
     strategy = config.actor_infer.strategy_args.spec
-    reads_trainer = strategy.reads_trainer and dtype == "fp32" and not are_apart and not policy.has_adapter
-    if not reads_trainer or config.actor_train.model_update_frequency > 1:
+    if keeps_weights(config, placement):
         names = "sampler"
         if num_servers != 1:
             names = f"in {num_servers} samplers"
@@ -123,17 +130,33 @@ def memory(config: AgenticConfig, shape: ModelShape, placement: Placement) -> st
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 
+def cache_bytes(config: AgenticConfig, shape: ModelShape, sampler: Sampler) -> int:
+    """Maximum memory of the keys and values of all servers."""
+    num_tokens = config.sequence_length * episodes_at_once(config)
+    is_limited = config.actor_infer.strategy_args.spec.limits_cache
+    limit = config.kv_cache_bytes if is_limited else None
+    return sampler.cache_bytes(shape.kv_bytes_per_token(sampler.dtype) * num_tokens, limit)
+
+
 def _cache(config: AgenticConfig, shape: ModelShape, sampler: Sampler) -> str:
     """A text: the memory of keys and values."""
     episodes = episodes_at_once(config)
     context_bytes = shape.kv_bytes_per_token(sampler.dtype) * config.sequence_length * episodes
-    is_limited = config.actor_infer.strategy_args.spec.limits_cache
-    limit = config.kv_cache_bytes if is_limited else None
-    num_bytes = sampler.cache_bytes(context_bytes, limit)
+    num_bytes = cache_bytes(config, shape, sampler)
     text = f"at most {bytes_text(num_bytes)} keys and values of {episodes} contexts"
     if num_bytes < context_bytes:
         text += f" (kv_cache_bytes; all of them would be {bytes_text(context_bytes)})"
     return text
+
+
+def shards(role: PlacedModel, size: int) -> int:
+    """Among how many of the `size` ranks of a role its model is divided."""
+    strategy = role.strategy_args
+    if strategy.spec.divides_layers:
+        return role.model_parallel_size
+    if not strategy.is_sharded:
+        return 1
+    return strategy.strategy_config.get("fsdp_size") or size
 
 
 def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
@@ -143,9 +166,7 @@ def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
         return ""
     strategy = config.roles[role].strategy_args
     if strategy.is_sharded:
-        num_shards = strategy.strategy_config.get("fsdp_size") or size
-        if strategy.spec.divides_layers:
-            num_shards = config.roles[role].model_parallel_size
+        num_shards = shards(config.roles[role], size)
         copies = f", {size // num_shards} times" if num_shards < size else ""
         return f" divided among {num_shards} ranks{copies}"
     return f" on each of {size} ranks"
@@ -153,7 +174,7 @@ def _ranks(config: AgenticConfig, placement: Placement, role: str) -> str:
 
 def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
     """A text: the estimated memory of a trained language model, without activations."""
-    model = _trained(arguments, shape, shape.num_parameters)
+    model = trained_model(arguments, shape, shape.num_parameters)
     trained = bytes_text(model.trained_bytes)
     if arguments.has_adapter:
         return f"{bytes_text(model.frozen_bytes)} frozen weights, {trained} adapters to be trained"

@@ -1,0 +1,70 @@
+"""What the node of a run has to have: its address, versions, folders, and an agent that starts."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from turnwise.cluster.beats import ProcessKey
+from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings, versions
+from turnwise.cluster.node_part import lacking_agent, require_paths, require_versions
+from turnwise.cluster.ray_settings import require_addresses, require_head
+from turnwise.errors import NotAvailableError, WorkerError
+from turnwise.runtime.machine import Node
+
+NODE = Node(name="far")
+
+
+def test_another_version_is_named_with_its_node_and_both_versions():
+    this = ProcessKey.of_this()
+    require_versions(NODE, NodeFacts((), 1, versions(), this))
+    with pytest.raises(WorkerError, match=r"node far has torch 1\.0, and the run 2"):
+        require_versions(NODE, NodeFacts((), 1, versions() | {"torch": "1.0"}, this))
+
+
+def test_a_folder_that_a_node_does_not_see_is_named_with_its_key(tmp_path):
+    agent = NodeAgent(WatchSettings(ProcessKey.of_this(), 30.0, None))
+    (tmp_path / "config.json").touch()
+    paths = {"pretrain": str(tmp_path / "config.json"), "output_dir": str(tmp_path / "gone" / "mark")}
+    missing = agent.missing(paths)
+    assert missing == ["output_dir"]
+    with pytest.raises(WorkerError, match=r"node far doesn't see .* output_dir \(.*/gone\)"):
+        require_paths(NODE, missing, paths)
+    require_paths(NODE, [], paths)
+
+
+def test_an_agent_that_can_not_start_says_why_in_its_last_line():
+    error = lacking_agent(
+        NODE, RuntimeError("a trace\n  of lines\nModuleNotFoundError: No module named 'turnwise'")
+    )
+    assert "node far can't start a process of the run: ModuleNotFoundError" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "refused"),
+    [
+        (("10.0.0.1", "10.0.0.2"), ""),
+        (("127.0.0.1",), ""),
+        (("127.0.0.1", "127.0.0.1"), ""),
+        (("10.0.0.1", "127.0.1.1"), r"node 1 as 127\.0\.1\.1"),
+        (("127.0.0.1", "10.0.0.2"), r"node 0 as 127\.0\.0\.1"),
+        (("fe80::1", "::1"), "node 1 as ::1"),
+    ],
+)
+def test_a_loopback_address_is_refused_beside_other_machines(addresses, refused):
+    nodes = [Node(name=str(index), address=address) for index, address in enumerate(addresses)]
+    if not refused:
+        require_addresses(nodes)
+        return
+    with pytest.raises(NotAvailableError, match=refused):
+        require_addresses(nodes)
+
+
+def test_a_head_that_is_not_there_is_named_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        require_head(f"127.0.0.1:{port}")
+    for address in (f"127.0.0.1:{port}", "nobody.invalid:6379", "127.0.0.1:99999999"):
+        with pytest.raises(NotAvailableError, match=f"can't join the Ray at {address}: .*cluster.address"):
+            require_head(address)
