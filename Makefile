@@ -5,6 +5,8 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 # What nobody imports isn't compiled: that saves half a minute.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+# What is imported keeps its bytecode: else each of the processes that tests start compiles torch again, for ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-extras engines test-engines test-full gpu check format docs clean
 
@@ -18,7 +20,7 @@ test: $(VENV)/.installed-dev
 # What takes minutes: kills of a run, launchers and replicas, the README's example as printed, every example, every benchmark at toy
 # size, and the known mistakes (tests/mutants.txt).
 test-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m extra tests/extras tests/parity tests/contracts --durations=8
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m extra tests/extras tests/learning tests/parity tests/contracts --durations=8
 
 # The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: about 7 GB.
 engines: $(VENV)/.installed-dev
