@@ -104,8 +104,8 @@ _run = subprocess.run
 
 
 def run_forked(command: Sequence[str], check: bool = False, **options: Any) -> Any:
-    """Like `subprocess.run`, but scripts of this Python and commands of turnwise are forked off a process that
-    has imported torch."""
+    """Like `subprocess.run`, but scripts of this Python and commands of turnwise are forked off a process
+    that has imported torch."""
     python, *words = map(str, command)
     if python != sys.executable or words[0] == "-c":
         return _run(command, check=check, **options)
