@@ -165,5 +165,5 @@ def nothing_stays_stuck() -> Iterator[None]:
     yield
     odd_envs.LET_GO.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        thread.join(60)
     odd_envs.LET_GO.clear()

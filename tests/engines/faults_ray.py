@@ -22,7 +22,7 @@ from turnwise.lifecycle.checkpoint_files import all_checkpoints, verify
 from turnwise.models.make import make_model
 
 START_S = 300.0
-EMPTY_S = 10.0
+EMPTY_S = 60.0
 NODE_S = 10
 STEPS = 6
 RATIO = 1
