@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+EXTRAS := tests/extras tests/learning tests/parity tests/contracts tests/unit/pipelines
 BIN := $(VENV)/bin
 # What nobody imports isn't compiled: that saves half a minute.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+# What is imported keeps its bytecode: else each of the processes that tests start compiles torch again, for ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-extras engines test-engines test-full gpu check format docs clean
 
@@ -15,10 +18,10 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not extra' --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
 
-# What takes minutes: kills of a run, launchers and replicas, the README's example as printed, every example, every benchmark at toy
-# size, and the known mistakes (tests/mutants.txt).
+# What takes minutes: kills of a run, launchers and replicas, the README's commands, every example, every benchmark at toy size, and
+# the known mistakes (tests/mutants.txt).
 test-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m extra tests/extras tests/parity tests/contracts --durations=8
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m extra $(EXTRAS) --durations=8
 
 # The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: about 7 GB.
 engines: $(VENV)/.installed-dev

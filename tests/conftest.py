@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import odd_envs
 from toy_model import TINY
 
+from turnwise.cluster import fork_server
 from turnwise.models.make import make_model
 
 with suppress(ImportError):  # Machines that only run tests/gpu needn't have it.
@@ -81,6 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not f"{item.path.name}::{item.name}".startswith(PROCESS_GROUPS))
 
 
+def pytest_collection_finish() -> None:
+    """What there is now stays to the end: no garbage collection goes through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def process_groups_run_one_at_a_time(request, tmp_path_factory) -> Iterator[None]:
     """Two groups at once have more processes than cores: ranks would wait for each other past their
@@ -105,6 +113,23 @@ def signals_of_a_terminal() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+WARM = ("turnwise.assemble.strategies", "server_factories", "turnwise.cluster.child")
+"""What forked ranks and servers import; with torch that takes seconds."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forks_have_imported_torch() -> Iterator[None]:
+    """Whichever test starts the fork server, and whatever it needs itself: tests after it use the same."""
+    start = fork_server.ForkServer
+
+    def warm(modules: Sequence[str]) -> fork_server.ForkServer:
+        return start(tuple(dict.fromkeys((*modules, *WARM))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "ForkServer", warm)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -140,5 +165,5 @@ def nothing_stays_stuck() -> Iterator[None]:
     yield
     odd_envs.LET_GO.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        thread.join(60)
     odd_envs.LET_GO.clear()

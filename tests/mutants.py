@@ -371,6 +371,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="run nothing")
     parser.add_argument("--green", action="store_true", help="don't run the tests without any mutant first")
     parser.add_argument("--changed", metavar="REVISION", help="only what has changed since")
+    parser.add_argument("--most", metavar="NUMBER", type=int, help="so many of them, evenly spread")
     options = parser.parse_args(arguments)
     mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
     chosen = [
@@ -380,6 +381,9 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if options.changed:
         chosen = changed(chosen, options.changed)
+    if options.most and len(chosen) > options.most:
+        print(f"{options.most} of {len(chosen)} mutants are run here, all by make test-full")
+        chosen = [chosen[number * len(chosen) // options.most] for number in range(options.most)]
     problems = stale(mutants) or ([] if options.check or not chosen else run(chosen, options.green))
     print(
         "\n".join(problems)

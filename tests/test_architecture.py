@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from turnwise.spec import ESTIMATORS, PG_VARIANTS, STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -174,6 +176,13 @@ def texts() -> dict[str, str]:
 def sources() -> dict[str, list[ast.AST]]:
     """Path below the package → every node of its syntax tree."""
     return {path: list(ast.walk(ast.parse(text))) for path, text in texts().items()}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def trees_are_let_go() -> Iterator[None]:
+    """Each full garbage collection of later tests would go through some million nodes."""
+    yield
+    sources.cache_clear()
 
 
 def lines() -> Iterator[tuple[str, int, str]]:

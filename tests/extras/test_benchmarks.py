@@ -4,10 +4,13 @@ rot."""
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -90,12 +93,31 @@ def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     minutes."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(subprocess, "run", run_forked)
     num_threads, modules = torch.get_num_threads(), set(sys.modules)
     yield
     torch.set_num_threads(num_threads)
     for name in set(sys.modules) - modules:
         if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+_run = subprocess.run
+
+
+def run_forked(command: Sequence[str], check: bool = False, **options: Any) -> Any:
+    """Like `subprocess.run`, but scripts of this Python and commands of turnwise are forked off a process
+    that has imported torch."""
+    python, *words = map(str, command)
+    if python != sys.executable or words[0] == "-c":
+        return _run(command, check=check, **options)
+    is_command = words[:2] == ["-m", "turnwise.cli.main"]
+    module = "turnwise.cli.main" if is_command else "script_file"
+    captures = options.pop("capture_output", False)
+    done = forked.run(words[2:] if is_command else words, capture_output=captures, module=module, **options)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def test_each_benchmark_is_here() -> None:

@@ -8,10 +8,10 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 import yaml
@@ -22,6 +22,8 @@ from turnwise.lifecycle.run_folder import RunFolder
 from turnwise.models.make import make_model
 
 NUM_KILLS = 20 if os.environ.get("TURNWISE_FULL") else 3
+NUM_STEPS = 150 if os.environ.get("TURNWISE_FULL") else 30
+"""A run lives through each kill for up to two entries of a phase; a validation comes every third step."""
 PHASES = ("rollout", "train", "checkpoint", "adv", "model_update", "val")
 SHAPE = {
     "num_hidden_layers": 2,
@@ -67,7 +69,7 @@ def job(tmp_path):
     config = {
         "exp_name": "kill",
         "pretrain": str(tmp_path / "model"),
-        "max_steps": 150,
+        "max_steps": NUM_STEPS,
         "save_steps": 1,
         "eval_steps": 3,
         "rollout_batch_size": 8,
@@ -91,9 +93,10 @@ def job(tmp_path):
 def start(job, output_dir, *overrides):
     sign = job / f"{output_dir}.phase"
     sign.write_text(" " * 40)
-    command = [sys.executable, "driver.py", "job.yaml", str(sign), f"output_dir={output_dir}", *overrides]
+    arguments = ["job.yaml", str(sign), f"output_dir={output_dir}", *overrides]
     with (job / f"{output_dir}.err").open("ab") as err:
-        return subprocess.Popen(command, cwd=job, stdout=subprocess.DEVNULL, stderr=err), sign
+        options = {"cwd": job, "stdout": subprocess.DEVNULL, "stderr": err}
+        return forked.Popen(arguments, module="driver", **options), sign
 
 
 def kill_in(phase, process, sign, rng):
@@ -133,6 +136,6 @@ def test_kills_change_no_bit(job: Path):
 
     rows, played, weights = result(job, "killed")
     expected_rows, expected_played, expected_weights = result(job, "whole")
-    assert len(rows) == 151 and rows == expected_rows
+    assert len(rows) == NUM_STEPS + 1 and rows == expected_rows
     assert played == expected_played
     assert all(torch.equal(weights[name], expected_weights[name]) for name in expected_weights)

@@ -3,11 +3,13 @@ old."""
 
 from __future__ import annotations
 
+import pytest
 from small_runs import LETTERS, folder_of_run, small_config, training
 
 from turnwise.tracking.jsonl import read_metrics
 
 
+@pytest.mark.extra
 def test_a_policy_learns_from_stale_samples(tiny_model, tmp_path):
     kinds = {"env_type": "toy_envs:KindsEnv", "env_config": {"num_turns": 2}}
     config = small_config(

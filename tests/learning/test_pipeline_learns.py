@@ -65,7 +65,7 @@ def wavering_model(tiny_model, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("flip", [False, pytest.param(True, marks=pytest.mark.extra)])
 def test_adapters_alone_find_it_too(wavering_model, tmp_path, flip):
     scores = train(wavering_model, tmp_path, flip, max_steps=10, lora_rank=4)
     assert 0.1 < scores[0] < 0.4

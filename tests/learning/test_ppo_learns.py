@@ -32,7 +32,7 @@ def train(tiny_model, tmp_path, flip):
     return read_metrics(run_small(config, **({"change": climb} if flip else {})).folder.metrics)
 
 
-@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("flip", [False, pytest.param(True, marks=pytest.mark.extra)])
 def test_ppo_learns_to_write_small_letters(tiny_model, tmp_path, flip):
     rows = train(tiny_model, tmp_path, flip)
     first, last = (rows[step]["rollout/score/mean"] for step in (0, -1))

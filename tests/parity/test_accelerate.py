@@ -1,5 +1,5 @@
 """`accelerate launch` with the shipped presets: two CPU processes make the steps of one, and what can't run
-is refused."""
+is refused. `make test` forks the processes itself, with the environment that accelerate gives them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import yaml
@@ -68,10 +69,36 @@ def script(*arguments: str) -> int:
     return int(runpy.run_path(str(SCRIPT), run_name="imported")["main"](arguments))
 
 
-def launched(preset: str, *arguments: str) -> None:
+def launcher_words(preset: str, *arguments: str) -> list[str]:
+    """What `accelerate launch` is given."""
     options = [word for name, value in CPU_OVERRIDES[preset].items() for word in (f"--{name}", value)]
     config = ["--config_file", str(EXAMPLES / "accelerate" / f"{preset}.yaml")]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *config, *options, str(SCRIPT), *arguments]
+    return [*config, *options, str(SCRIPT), *arguments]
+
+
+def forked_ranks(preset: str, *arguments: str) -> None:
+    """Two processes with the environment that accelerate gives to those of the preset."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    options, *_ = launch._validate_launch_command(
+        launch.launch_command_parser().parse_args(launcher_words(preset))
+    )
+    options.main_process_port = 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in prepare_multi_gpu_env(options).items():
+            patch.setenv(name, value)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        ranks = forked.launch([SCRIPT, *arguments], module="script_file", **pipes)
+    outputs = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert "on slots 0, 1 (the launcher's processes)" in outputs[0][1]
+    assert json.loads(outputs[0][0])["status"] == "success"
+
+
+def launched(preset: str, *arguments: str) -> None:
+    words = launcher_words(preset, *arguments)
+    command = [sys.executable, "-m", "accelerate.commands.launch", *words]
     process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert process.returncode == 0, process.stderr
     assert "on slots 0, 1 (the launcher's processes)" in process.stderr
@@ -92,19 +119,19 @@ def measured(folder: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "preset", "use_lora"),
+    ("start", "algorithm", "preset", "use_lora"),
     [
-        pytest.param("sft", "multi_node_main", False, marks=pytest.mark.extra),
-        ("grpo", "multi_gpu_ddp", True),
+        pytest.param(launched, "sft", "multi_node_main", False, marks=pytest.mark.extra),
+        (forked_ranks, "grpo", "multi_gpu_ddp", True),
         *(
-            pytest.param(algorithm, preset, use_lora, marks=ZERO)
+            pytest.param(launched, algorithm, preset, use_lora, marks=ZERO)
             for preset in ("deepspeed_zero2", "deepspeed_zero3")
             for algorithm in ("sft", "grpo")
             for use_lora in (False, True)
         ),
     ],
 )
-def test_two_processes_make_three_steps_of_one(rows, algorithm, preset, use_lora, tiny_model):
+def test_two_processes_make_three_steps_of_one(rows, start, algorithm, preset, use_lora, tiny_model):
     """The bounds of the project: losses 1e-6 in the mean, gradients 1e-5, displacement after three steps
     1e-3."""
     asked = {
@@ -116,7 +143,7 @@ def test_two_processes_make_three_steps_of_one(rows, algorithm, preset, use_lora
     asked |= {"use_lora": use_lora, "learning_rate": 0.01 if use_lora else 0.001}
     is_sharded = preset.startswith("deepspeed")
     assert script(*words(**asked, output_dir="one")) == 0
-    launched(preset, *words(**asked, output_dir="two"))
+    start(preset, *words(**asked, output_dir="two"))
     one, two = measured("one"), measured("two")
     names = {"sft": ("sft/loss", "sft/grad_norm"), "grpo": ("actor/total_loss", "actor_train/grad_norm")}[
         algorithm

@@ -73,7 +73,6 @@ def same_as_processes_of_their_own(verb: str, mapping: str) -> None:
         np.testing.assert_allclose(tensor, weights("processes")[name], atol=2e-5)
 
 
-@pytest.mark.extra
 def test_launched_processes_fine_tune_as_processes_of_their_own_do(folder):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     processes = forked.launch(["sft", "sft.yaml", "exp_name=launched"], **options)
@@ -83,6 +82,7 @@ def test_launched_processes_fine_tune_as_processes_of_their_own_do(folder):
     same_as_processes_of_their_own("sft", "device_mapping=[0,1]")
 
 
+@pytest.mark.extra
 def test_a_launched_script_trains_on_all_its_processes_and_goes_on_in_the_first(folder):
     """The others end with the run, so a second one is refused. The signal of a closed terminal, which a
     launcher passes on to every process, is left to the first."""

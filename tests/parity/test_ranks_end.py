@@ -113,7 +113,8 @@ def num_saved(said: str) -> int:
     return int(told[1])
 
 
-@pytest.mark.parametrize("how", ["processes", pytest.param("torchrun", marks=pytest.mark.extra)])
+@pytest.mark.extra
+@pytest.mark.parametrize("how", ["processes", "torchrun"])
 def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start, how):
     [run] = start(how)
     processes = below(run.pid)

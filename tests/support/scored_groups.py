@@ -41,7 +41,7 @@ def of(function, form="text", **arguments) -> FunctionReward:
     return FunctionReward(function.__name__, function, lambda t: t.turns[-1].text, "prompt", arguments, form)
 
 
-def scored(group: Group, *rewards: tuple[object, float], timeout_s: float = 5.0) -> list[Trajectory]:
+def scored(group: Group, *rewards: tuple[object, float], timeout_s: float = 60.0) -> list[Trajectory]:
     with Watchdog() as watchdog:
         manager = RewardManager(
             [WeightedReward(reward.name, weight, reward) for reward, weight in rewards], timeout_s, watchdog

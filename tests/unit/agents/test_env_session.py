@@ -221,7 +221,7 @@ class Crowd(BanditEnv):
 )
 def test_so_many_blocking_environments_are_called_at_once(calls: dict[str, Any], most: int) -> None:
     env = Crowd()
-    results = play(env, num_episodes=12, timeout_s=5.0, **calls)
+    results = play(env, num_episodes=12, timeout_s=60.0, **calls)
     assert all(isinstance(result, Trajectory) for result in results)
     assert env.most_running <= most and (most == 1 or env.most_running > 1)
 
@@ -233,7 +233,7 @@ def test_a_thread_that_is_stuck_is_left_behind_and_its_place_given_on() -> None:
     assert "thread Lake:" in str(results[-1]) or "threads, one of them Lake" in str(results[-1])
     assert env.num_closes == 0
     env.door.set()
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60.0
     while env.num_closes < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert env.num_closes == 4, "it closes when it comes back"

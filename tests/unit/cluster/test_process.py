@@ -555,7 +555,7 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
     started, process, fork_server, said = forked.run([], module="script", cwd=tmp_path).stdout.split()
     assert (started, said) == ("started", "said")
     for gone in (process, fork_server):
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while time.monotonic() < end and os.path.exists(f"/proc/{gone}"):
             time.sleep(0.05)
         with pytest.raises(ProcessLookupError):
@@ -571,7 +571,7 @@ def test_a_folder_of_ranks_does_not_outlive_a_process_that_was_killed(tmp_path):
         "server = ForkServer([]); server.remove_at_end(sys.argv[1]); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", script, str(folder)]).returncode == -9
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while time.monotonic() < end and folder.exists():
         time.sleep(0.05)
     assert not folder.exists()
@@ -592,7 +592,7 @@ def test_a_fork_server_that_does_not_answer_is_named(small_fork_server, monkeypa
         WorkerError, match=r"didn't answer within .* async_generation_ratio: 0 on one device needs no such"
     ):
         small_fork_server.fork("signal:pause", [])
-    small_fork_server._process.wait(timeout=30)
+    small_fork_server._process.wait(timeout=60)
 
 
 def test_a_fork_server_that_cannot_start_says_so_at_once(monkeypatch, capfd):
@@ -677,7 +677,7 @@ def test_a_fork_server_that_was_left_in_the_middle_is_followed_by_another(
     with pytest.raises(KeyboardInterrupt):
         make_cluster()
     monkeypatch.undo()
-    first._process.wait(timeout=30)
+    first._process.wait(timeout=60)
     assert own_workers.call("process").result(), "a process that was forked goes on without it"
     monkeypatch.setattr(sys, "path", [*sys.path, Path("anywhere")])
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)

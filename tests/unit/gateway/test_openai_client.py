@@ -68,11 +68,11 @@ def test_a_client_whose_time_is_up_sends_its_request_again_and_gets_the_same_ans
     async def play() -> Any:
         async with scripted_gateway(["left", "right"]) as scripted:
             scripted.server.gate.clear()
-            async with client_of(scripted, openai.AsyncOpenAI, timeout=0.3, max_retries=4) as client:
+            async with client_of(scripted, openai.AsyncOpenAI, timeout=1.0, max_retries=9) as client:
                 asking = asyncio.ensure_future(
                     client.chat.completions.create(model="policy", messages=[USER])
                 )
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(1.2)
                 scripted.server.gate.set()
                 answer = await asking
             return answer.choices[0].message.content, scripted.trained_turns()

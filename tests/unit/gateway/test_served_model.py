@@ -189,7 +189,7 @@ def test_what_ends_the_servers_ends_the_command() -> None:
         with pytest.raises(ReplicasDeadError):
             await bench.ask(*GO)
         with pytest.raises(ReplicasDeadError):
-            await asyncio.wait_for(bench.model.fault, 5)
+            await asyncio.wait_for(bench.model.fault, 60)
 
     played([], play)
 

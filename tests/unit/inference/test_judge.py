@@ -161,7 +161,7 @@ def test_no_more_requests_are_under_way_than_allowed(serve):
         with lock:
             under_way.add(id(content))
             most[0] = max(most[0], len(under_way))
-        all_there.wait(10.0)
+        all_there.wait(60.0)
         with lock:
             under_way.discard(id(content))
         return "Score: 5"
@@ -172,7 +172,7 @@ def test_no_more_requests_are_under_way_than_allowed(serve):
 
 def test_a_server_that_hangs_is_left(serve):
     ended = threading.Event()
-    server = serve(lambda content: str(ended.wait(10.0)))
+    server = serve(lambda content: str(ended.wait(60.0)))
     with pytest.raises(RewardFault, match="doesn't answer"):
         judged(server, ["a"], timeout_s=0.05, max_retries=0)
     ended.set()

@@ -142,7 +142,10 @@ def slow_engine(monkeypatch):
     monkeypatch.setattr(Engine, "step", slow_step)
 
 
-@pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart", "keep"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("finish", marks=pytest.mark.extra), "abort_continue", "abort_restart", "keep"],
+)
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
     envs = {"Letters": LETTERS | {"max_tokens_per_step": 60}}
     pipeline = run_small(make_config(on_weight_update=how, custom_envs=envs, entropy_loss_coef=0.001))
@@ -175,7 +178,12 @@ def without_times(pipeline):
 
 
 @pytest.mark.parametrize(
-    ("how", "ratio", "is_streamed"), [("finish", 1, True), ("abort_continue", 2, True), ("keep", 2, False)]
+    ("how", "ratio", "is_streamed"),
+    [
+        ("finish", 1, True),
+        pytest.param("abort_continue", 2, True, marks=pytest.mark.extra),
+        ("keep", 2, False),
+    ],
 )
 def test_steps_train_within_the_bound_and_are_repeated_bit_by_bit(
     make_config, slow_engine, how, ratio, is_streamed

@@ -213,7 +213,7 @@ def test_a_new_step_appears_and_the_place_stays(browser, tmp_path):
         browser.open("about:blank")
     finally:
         server.close()
-        thread.join(20)
+        thread.join(60)
     browser.errors.clear()
 
 

@@ -30,7 +30,7 @@ def server(run) -> Iterator[ViewServer]:
     thread.start()
     yield server
     server.close()
-    thread.join(20)
+    thread.join(60)
 
 
 def ask(server: ViewServer, path: str, **headers: str) -> http.client.HTTPResponse:

@@ -23,7 +23,7 @@ def test_the_threads_of_a_dropped_pool_end():
     assert len(threads) == 3
     del pool
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -48,4 +48,4 @@ def test_an_interrupt_while_a_result_is_handed_over_ends_no_thread(monkeypatch):
     thread = DaemonThread("test_threads")
     assert [thread.start(max, n, 2).result(timeout=10) for n in (1, 3)] == [2, 3]
     thread.end()
-    thread.join(10)
+    thread.join(60)

@@ -145,7 +145,7 @@ def _megatron_options(path: str, role: PlacedModel) -> Iterator[Problem]:
 def _divided_heads(path: str, role: PlacedModel) -> Iterator[Problem]:
     """An engine gives each device of a replica as many heads of attention as the others."""
     size = role.tensor_parallel_size
-    shape = read_model_shape(role.model_args.model_name_or_path)
+    shape = role.model_args.shape
     if shape is None:
         return
     is_even = shape.num_kv_heads % size == 0 or size % shape.num_kv_heads == 0
