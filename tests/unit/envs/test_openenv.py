@@ -257,7 +257,9 @@ def test_the_routes_of_a_served_environment() -> None:
                 assert (await (await client.get("/state")).json())["step_count"] == 1
                 assert (await client.post("/step", json={"action": {"action": "Up"}})).status == 500
                 assert (await client.post("/step", json={"action": {"move": "Up"}})).status == 422
-                assert (await client.post("/reset", data="{")).status == 422
+                as_json = {"Content-Type": "application/json"}
+                assert (await client.post("/reset", data="{", headers=as_json)).status == 422
+                assert (await client.post("/reset")).status == 200
                 codes = []
                 async with client.ws_connect("/ws") as socket:
                     for text in (
