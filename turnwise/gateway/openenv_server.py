@@ -326,7 +326,7 @@ async def _converse(socket: Any, frames: WebSocketFrames, session: _Session) -> 
 
 def _only_programs(host: str) -> Any:
     """Refuses what a page in a browser asks: any page could play here, as no key is asked for. While only
-    this machine is served, its names are known, so a name of somebody else that points here is refused too."""
+    this machine is served, its names are known, so a name of somebody else that points here is refused."""
     from aiohttp import web
 
     @web.middleware
