@@ -90,6 +90,20 @@ def test_a_new_step_changes_the_head(server, run):
     assert ask(server, "/data/0-train-2.js").status == 200
 
 
+def test_a_browser_that_goes_away_is_not_said_but_a_fault_is(server, capsys):
+    handler = server._server
+    for fault, is_said in (
+        (BrokenPipeError(), False),
+        (ConnectionResetError(), False),
+        (KeyError("x"), True),
+    ):
+        try:
+            raise fault
+        except Exception:
+            handler.handle_error(None, ("127.0.0.1", 9))
+        assert ("Traceback" in capsys.readouterr().err) == is_said
+
+
 def test_a_port_in_use_is_one_sentence(server):
     with pytest.raises(ConfigError, match=f"--port {server.port}"):
         ViewServer(server.port, LiveRuns([], lambda source: None))

@@ -2,10 +2,12 @@
 
 import errno
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.report.view.folder import SITE
@@ -131,6 +133,11 @@ class ViewServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     live: LiveRuns
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a browser that went away before it had its page."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
