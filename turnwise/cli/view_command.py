@@ -42,8 +42,8 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("failed", "trajectory", "no_color"):
         if vars(options)[name] and not options.text:
             raise ConfigError(f"--{name.replace('_', '-')} is for the terminal; add --text")
-    if options.port is not None and options.port > 65535:
-        raise ConfigError(f"--port is {options.port}; a port is at most 65535")
+    if options.port is not None and not 0 <= options.port <= 65535:
+        raise ConfigError(f"--port is {options.port}; a port is at most 65535, and 0 is a free one")
 
 
 def _steps(text: str | None) -> list[str] | None:

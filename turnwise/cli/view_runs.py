@@ -189,11 +189,17 @@ def _read_run(viewed: ViewedRun, path: Path) -> None:
     about["config"] = str((path / "config.yaml").resolve())
     about["pretrain"] = values.get("pretrain")
     checkpoints = [file for file in path.glob("checkpoints/checkpoint-*") if file.is_dir()]
-    checkpoints.sort(key=lambda file: int(file.name.rpartition("-")[2]) if file.name[-1].isdecimal() else 0)
+    checkpoints.sort(key=_checkpoint_number)
     about["checkpoints"] = [str(file.resolve()) for file in checkpoints]
     if (path / "best").is_dir():
         about["checkpoints"].append(str((path / "best").resolve()))
     refresh(viewed)
+
+
+def _checkpoint_number(folder: Path) -> int:
+    """The N of `checkpoint-N`; 0 for a copy under a name of its own."""
+    number = folder.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else 0
 
 
 def _settings(file: Path, viewed: ViewedRun) -> dict[str, Any]:

@@ -127,6 +127,8 @@ def _missing(viewed: ViewedRun, step: int, group: int, sibling: int) -> str:
     for episodes in viewed.source.episodes:
         if step in episodes.steps():
             indexes = episodes.read(step, None).summary["index"]
+            if not indexes:
+                return f"{name}, step {step} has no episode that can be read: all its lines are damaged"
             if group not in indexes:
                 return f"{name}, step {step} has no group {group}; it has {min(indexes)} to {max(indexes)}"
             return f"{name}, step {step}, group {group} has no sibling {sibling} that can be read"

@@ -19,6 +19,7 @@ STATUS_OF_CODE = {
     "turn_limit": 400,
     "invalid_api_key": 401,
     "wrong_host": 403,
+    "browser_page": 403,
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,

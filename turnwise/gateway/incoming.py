@@ -17,20 +17,35 @@ _MAX_DEPTH = 200
 _CONTAINERS = (dict, list)
 
 
-def check_host(request: "web.BaseRequest", names: Collection[str]) -> None:
+def check_host(
+    request: "web.BaseRequest", names: Collection[str], hint: str = "gateway.public_url sets the address"
+) -> None:
     """Raises GatewayError for a host that is none of `names`, nor this machine. A page in a browser could
-    reach the gateway under a name of its own."""
+    reach this server under a name of its own. `hint` says what changes the names."""
     name = _host_name(request.headers.get("Host", ""))
     if name not in _LOOPBACK and name not in names:
+        raise GatewayError(f"the host {name[:80]!r} isn't this server's; {hint}", "wrong_host")
+
+
+def check_no_page(request: "web.BaseRequest") -> None:
+    """Raises GatewayError for what a page in a browser asks: programs send no `Origin`."""
+    origin = request.headers.get("Origin")
+    if origin is not None:
         raise GatewayError(
-            f"the host {name[:80]!r} isn't the gateway's; gateway.public_url sets the address of clients",
-            "wrong_host",
+            f"a page of {origin[:80]!r} may not ask this server; ask it from a program", "browser_page"
         )
 
 
-async def read_body(request: "web.BaseRequest", max_bytes: int) -> Mapping[str, Any]:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on this host."""
+    return host in _LOOPBACK or host == "::1"
+
+
+async def read_body(
+    request: "web.BaseRequest", max_bytes: int, hint: str = "gateway.max_body_mb sets the limit"
+) -> Mapping[str, Any]:
     """The JSON object that a request brings. Raises GatewayError if it is too large, late, compressed or
-    anything else."""
+    anything else. `hint` says what changes the limit."""
     if request.content_type != "application/json":
         raise GatewayError(
             f"the content type is {request.content_type!r}; send application/json",
@@ -44,14 +59,14 @@ async def read_body(request: "web.BaseRequest", max_bytes: int) -> Mapping[str, 
         )
     try:
         async with asyncio.timeout(_BODY_S):
-            content = await _content(request, max_bytes)
+            content = await _content(request, max_bytes, hint)
     except TimeoutError:
         request.protocol.force_close()
         raise GatewayError(f"the body didn't arrive within {_BODY_S:g} s", "request_timeout") from None
     return parsed_body(content)
 
 
-async def _content(request: "web.BaseRequest", limit: int) -> bytes:
+async def _content(request: "web.BaseRequest", limit: int, hint: str) -> bytes:
     chunks: list[bytes] = []
     size = 0
     if (request.content_length or 0) <= limit:
@@ -64,9 +79,7 @@ async def _content(request: "web.BaseRequest", limit: int) -> bytes:
             return b"".join(chunks)
     # The rest isn't read, so the connection can't serve another request.
     request.protocol.keep_alive(False)
-    raise GatewayError(
-        f"the body has more than {limit:,} bytes; gateway.max_body_mb sets the limit", "body_too_large"
-    )
+    raise GatewayError(f"the body has more than {limit:,} bytes; {hint}", "body_too_large")
 
 
 def parsed_body(content: bytes) -> Mapping[str, Any]:

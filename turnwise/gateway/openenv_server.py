@@ -10,9 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ConfigError, NotAvailableError, TurnwiseError, install_hint
+from turnwise.gateway.dialect import GatewayError
+from turnwise.gateway.incoming import check_host, check_no_page, is_loopback, read_body
 from turnwise.protocols import Env
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonThread
+from turnwise.runtime.websocket_frames import WebSocketFrames, is_text
 from turnwise.types import Observation
 
 if TYPE_CHECKING:
@@ -211,7 +214,7 @@ class OpenEnvServer:
             raise NotAvailableError(
                 f"serving an environment needs aiohttp: {install_hint('gateway')}"
             ) from fault
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[_only_programs(self._host)])
         app.router.add_get("/ws", self._socket)
         app.router.add_post("/reset", self._posted_reset)
         app.router.add_post("/step", self._posted_step)
@@ -228,10 +231,10 @@ class OpenEnvServer:
         site = web.TCPSite(self._runner, self._host, self._port)
         try:
             await site.start()
-        except OSError as fault:
+        except (OSError, OverflowError) as fault:
             await self._runner.cleanup()
             raise ConfigError(
-                f"{self._host}:{self._port} can't be listened on ({fault.strerror}); name another --port"
+                f"{self._host}:{self._port} can't be listened on ({fault}); name another --host or --port"
             ) from fault
         port = self._runner.addresses[0][1]
         self.url = f"http://{self._host}:{port}"
@@ -244,7 +247,7 @@ class OpenEnvServer:
             await self._shared.close()
 
     async def _socket(self, request: "web.Request") -> Any:
-        from aiohttp import WSMsgType, web
+        from aiohttp import web
 
         socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES)
         await socket.prepare(request)
@@ -258,23 +261,14 @@ class OpenEnvServer:
             return socket
         self._num_sessions += 1
         session = _Session(self._make_env)
+        frames = WebSocketFrames(socket)
         try:
-            async for received in socket:
-                if received.type is not WSMsgType.TEXT:
-                    break
-                try:
-                    message = json.loads(received.data)
-                except (ValueError, RecursionError) as fault:
-                    data = {"message": f"Invalid JSON: {fault}", "code": "INVALID_JSON"}
-                    await socket.send_json({"type": "error", "data": data})
-                    continue
-                if isinstance(message, dict) and message.get("type") == "close":
-                    break
-                await socket.send_json(await session.answer(message))
+            await _converse(socket, frames, session)
         except ConnectionError:
             pass  # the client is gone
         finally:
             self._num_sessions -= 1
+            await frames.close()
             await session.close()
         await socket.close()
         return socket
@@ -294,24 +288,58 @@ class OpenEnvServer:
     async def _posted(self, request: "web.Request", call: Callable[[_Session, Json], Awaitable[Json]]) -> Any:
         from aiohttp import web
 
-        async with self._lock:
-            self._shared = self._shared or _Session(self._make_env)
-            try:
-                body = json.loads(await request.read() or b"{}")
-                if not isinstance(body, dict):
-                    raise _invalid("body", "it must be a JSON object")
+        try:
+            body: Json = {}
+            if request.can_read_body:
+                # Before the lock: a body that comes slowly holds up nobody else.
+                body = dict(await read_body(request, MAX_BODY_BYTES, "send less"))
+            async with self._lock:
+                self._shared = self._shared or _Session(self._make_env)
                 return web.json_response(await call(self._shared, body))
-            except ValueError as fault:
-                return web.json_response({"detail": f"Invalid JSON: {fault}"}, status=422)
-            except _RefusedError as refusal:
-                status = 422 if refusal.data["code"] == "VALIDATION_ERROR" else 500
-                return web.json_response({"detail": refusal.data}, status=status)
+        except GatewayError as fault:
+            status = 422 if fault.status == 400 else fault.status
+            return web.json_response({"detail": fault.sentence}, status=status)
+        except _RefusedError as refusal:
+            status = 422 if refusal.data["code"] == "VALIDATION_ERROR" else 500
+            return web.json_response({"detail": refusal.data}, status=status)
 
     async def _state(self, request: "web.Request") -> Any:
         from aiohttp import web
 
         self._shared = self._shared or _Session(self._make_env)
         return web.json_response(self._shared.state())
+
+
+async def _converse(socket: Any, frames: WebSocketFrames, session: _Session) -> None:
+    """Answers the messages of a socket until it ends, or the client says `close`."""
+    while is_text(received := await frames.next()):
+        try:
+            message = json.loads(received.data)
+        except (ValueError, RecursionError) as fault:
+            data = {"message": f"Invalid JSON: {fault}", "code": "INVALID_JSON"}
+            await socket.send_json({"type": "error", "data": data})
+            continue
+        if isinstance(message, dict) and message.get("type") == "close":
+            return
+        await socket.send_json(await session.answer(message))
+
+
+def _only_programs(host: str) -> Any:
+    """Refuses what a page in a browser asks: any page could play here, as no key is asked for. While only
+    this machine is served, its names are known, so a name of somebody else that points here is refused."""
+    from aiohttp import web
+
+    @web.middleware
+    async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
+        try:
+            check_no_page(request)
+            if is_loopback(host):
+                check_host(request, {host}, "--host sets the address")
+        except GatewayError as fault:
+            return web.json_response({"detail": fault.sentence}, status=fault.status)
+        return await handler(request)
+
+    return check
 
 
 def _always(content: Json) -> Callable[["web.Request"], Awaitable[Any]]:

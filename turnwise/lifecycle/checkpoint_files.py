@@ -26,7 +26,7 @@ MANIFEST_FILE = "manifest.json"
 def all_checkpoints(path: Path) -> list[Path]:
     """The existing checkpoints in `path`, by ascending N."""
     folders = path.glob("checkpoint-*")
-    numbered = (folder for folder in folders if folder.name.removeprefix("checkpoint-").isdigit())
+    numbered = (folder for folder in folders if folder.name.removeprefix("checkpoint-").isdecimal())
     return sorted(numbered, key=number_of)
 
 

@@ -162,15 +162,23 @@ class _Writer:
         self._take_ended()
         if not traces:
             return
-        num_bytes = sum(trace.num_bytes for trace in traces)
         num_pending = sum(batch.num_bytes for batch in self._pending)
-        if num_pending + num_bytes > self._max_pending_bytes:
-            self._num_dropped += len(traces)
-            limit = f"{self._max_pending_bytes / 1e6:g} MB wait to be written"
-            self._warn(f"{limit} (trace.max_pending_mb): the store is slower than the run")
-            return
-        call = self._thread.start(self._write, traces)
-        self._pending.append(_Batch(call, len(traces), num_bytes))
+        sizes = [trace.num_bytes for trace in traces]
+        queued: list[Trace] = []
+        num_bytes = 0
+        for trace, size in zip(traces, sizes, strict=True):
+            if num_pending + num_bytes + size <= self._max_pending_bytes:
+                queued.append(trace)
+                num_bytes += size
+        if len(queued) < len(traces):
+            self._num_dropped += len(traces) - len(queued)
+            self._warn(
+                f"a step has brought {_megabytes(sum(sizes))} of traces while {_megabytes(num_pending)} "
+                f"waited to be written, and trace.max_pending_mb allows {_megabytes(self._max_pending_bytes)}"
+            )
+        if queued:
+            call = self._thread.start(self._write, queued)
+            self._pending.append(_Batch(call, len(queued), num_bytes))
 
     def _write(self, traces: Sequence[Trace]) -> int:
         if self._store is None:
@@ -218,6 +226,10 @@ class _Writer:
     def _close_store(self) -> None:
         if self._store is not None:
             self._store.close()
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:g} MB"
 
 
 @dataclass(frozen=True, slots=True)

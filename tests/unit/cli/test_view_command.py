@@ -78,6 +78,7 @@ def test_files_without_episodes_are_one_sentence(run, capsys, name, content, wor
         (["RUN", "--steps", "first"], "first"),
         (["RUN", "--steps", ","], "--steps"),
         (["RUN", "--port", "70000"], "65535"),
+        (["RUN", "--port", "-1"], "--port"),
         (["RUN", "--port", "8000", "--text"], "exclude"),
         (["RUN", "--failed"], "--text"),
         (["RUN", "--no-color"], "--text"),
@@ -109,6 +110,23 @@ def test_damaged_parts_of_a_run_leave_the_rest(run, capsys):
     notes = capsys.readouterr().err
     assert "timeline.json" in notes and "config.yaml" in notes
     assert "damaged" in (run / "view/data/index.js").read_text()
+
+
+def test_copies_of_checkpoints_are_listed_too(run):
+    for name in ("checkpoint-20", "checkpoint-10-copy2", "checkpoint-²"):
+        (run / "checkpoints" / name).mkdir()
+    assert main(["view", str(run)]) == 0
+    index = (run / "view/data/index.js").read_text()
+    assert "checkpoint-10-copy2" in index and index.index("checkpoint-3") < index.index("checkpoint-20")
+
+
+def test_a_step_whose_lines_are_all_damaged_is_said(capsys):
+    record = {"step": 0, "group": 0, "task": {"id": "t"}, "sibling": 0, "status": "finished", "turns": [5]}
+    Path("mine.jsonl").write_text(json.dumps(record) + "\n")
+    assert main(["view", "mine.jsonl", "--text"]) == 0
+    assert main(["view", "mine.jsonl", "--text", "--trajectory", "1/0/0"]) == 2
+    errors = capsys.readouterr().err
+    assert "step 1" in errors and "damaged" in errors and "Traceback" not in errors
 
 
 def test_a_step_that_is_missing_is_said(run, capsys):

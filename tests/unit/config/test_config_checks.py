@@ -276,6 +276,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"custom_envs.Lake.agent_template": "{observatio}"},
         says("custom_envs.Lake.agent_template", "'observation'", "{observatio}"),
     ),
+    (
+        {"custom_envs.Lake.agent_template": "{observation:d}"},
+        says("custom_envs.Lake.agent_template", "{observation}", "format"),
+    ),
     ({"custom_envs.Lake.agent_template": "{"}, says("custom_envs.Lake.agent_template", "brace")),
     (
         {"custom_envs.Lake.agent_template": "{history}"},

@@ -176,6 +176,9 @@ def test_nobody_at_the_url_is_said() -> None:
         ({"url": "ws://h"}, "url"),
         ({"url": "http://h", "observation": "{a.b}"}, "observation"),
         ({"url": "http://h", "observation": "{"}, "observation"),
+        ({"url": "http://h", "observation": "{board:d}"}, "{board}"),
+        ({"url": "http://h", "observation": "{board!r}"}, "{board}"),
+        ({"url": "http://h", "observation": "{board!z}"}, "{board}"),
         ({"url": "http://h", "action": 3}, "action"),
         ({"url": "http://h", "reset": [1]}, "reset"),
         ({"url": "http://h", "format_penalty": 1.0}, "format_penalty"),
@@ -257,7 +260,9 @@ def test_the_routes_of_a_served_environment() -> None:
                 assert (await (await client.get("/state")).json())["step_count"] == 1
                 assert (await client.post("/step", json={"action": {"action": "Up"}})).status == 500
                 assert (await client.post("/step", json={"action": {"move": "Up"}})).status == 422
-                assert (await client.post("/reset", data="{")).status == 422
+                as_json = {"Content-Type": "application/json"}
+                assert (await client.post("/reset", data="{", headers=as_json)).status == 422
+                assert (await client.post("/reset")).status == 200
                 codes = []
                 async with client.ws_connect("/ws") as socket:
                     for text in (

@@ -267,6 +267,21 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCap
     assert f"{5 - len(store.traces)} episode" in caplog.text and "of 5 went without" in caplog.text
 
 
+def test_of_a_step_that_is_too_large_as_many_traces_as_may_wait_are_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Kept()
+    traces = traced(store, TraceSettings(max_pending_bytes=4000))
+    tasks = [replace(ROW, id=f"train/data/{n}") for n in range(6)]
+    groups = [play(traces, tool_agent(), task, ["2"]) for task in tasks]
+    traces.end_step(0, groups)
+    traces.close()
+    assert 0 < sum(trace.num_bytes for trace in store.traces) <= 4000
+    num_lost = 6 - len(store.traces)
+    assert 0 < num_lost < 6 and f"{num_lost} episode" in caplog.text
+    assert "0 MB waited" in caplog.text and "slower" not in caplog.text
+
+
 def test_a_store_that_hangs_does_not_hold_the_end_of_a_run(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.envs.packages import needs
 from turnwise.errors import EnvironmentFault
+from turnwise.runtime.websocket_frames import WebSocketFrames, is_text
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 """A longer reply ends the episode: no model reads it."""
@@ -31,10 +32,11 @@ class OpenEnvConnection:
         self.url = url.rstrip("/")
         self._session: Any = None
         self._socket: Any = None
+        self._frames: WebSocketFrames | None = None
 
     @property
     def is_open(self) -> bool:
-        return self._socket is not None
+        return self._frames is not None
 
     async def open(self) -> None:
         """Connects, and waits until the server has a place for another episode."""
@@ -69,6 +71,8 @@ class OpenEnvConnection:
             raise EnvironmentFault(
                 f"{self.url}/ws can't be opened ({_described(fault)}); is an OpenEnv server at {self.url}?"
             ) from fault
+        # Servers ping, and end a connection that doesn't answer, also while the model samples.
+        self._frames = WebSocketFrames(self._socket)
 
     async def schema(self) -> Json:
         """The answer of `/schema`: JSON schemas of `action` and `observation`."""
@@ -76,7 +80,7 @@ class OpenEnvConnection:
         try:
             async with self._session.get(place) as response:
                 status = response.status
-                content = await response.content.read(MAX_MESSAGE_BYTES)
+                content = await _content(response)
         except (self._aiohttp.ClientError, OSError, TimeoutError) as fault:
             raise EnvironmentFault(f"{place} can't be read: {_described(fault)}") from fault
         try:
@@ -97,15 +101,15 @@ class OpenEnvConnection:
         message: Json = {"type": kind}
         if data is not None:
             message["data"] = data
-        kinds = self._aiohttp.WSMsgType
+        assert self._frames is not None
         try:
             await self._socket.send_str(json.dumps(message))
-            received = await self._socket.receive()
+            received = await self._frames.next()
         except (self._aiohttp.ClientError, OSError) as fault:
             raise EnvironmentFault(f"{self.url} ended the connection ({_described(fault)})") from fault
-        if received.type is kinds.ERROR:
+        if received.type is self._aiohttp.WSMsgType.ERROR:
             raise EnvironmentFault(f"{self.url} sent what can't be read: {_described(received.data)}")
-        if received.type is not kinds.TEXT:
+        if not is_text(received):
             code = self._socket.close_code
             raise EnvironmentFault(f"{self.url} ended the connection in answer to {kind} (code {code})")
         try:
@@ -123,8 +127,12 @@ class OpenEnvConnection:
         """Ends the session. Closing again changes nothing."""
         socket = self._socket
         session = self._session
+        frames = self._frames
         self._socket = None
         self._session = None
+        self._frames = None
+        if frames is not None:
+            await frames.close()
         if socket is not None and not socket.closed:
             try:
                 await socket.send_str(json.dumps({"type": "close"}))
@@ -133,6 +141,16 @@ class OpenEnvConnection:
                 pass  # a server that is gone has closed it
         if session is not None:
             await session.close()
+
+
+async def _content(response: Any) -> bytes:
+    """The body of a response to its end, or what comes until it is longer than a message may be."""
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > MAX_MESSAGE_BYTES:
+            break
+    return bytes(content)
 
 
 def error_code(reply: Mapping[str, Any]) -> str:

@@ -156,11 +156,19 @@ def observation_text(template: str | None, schema: Mapping[str, Any], url: str) 
 
 def template_fields(template: str) -> list[str]:
     """The names in a template. Raises EnvironmentFault if it isn't a text with plain `{field}`s."""
+    names = []
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        fields = list(string.Formatter().parse(template))
     except ValueError as fault:
         raise EnvironmentFault(f"observation {template!r:.80} is no template: {fault}") from fault
-    for name in names:
+    for _, name, format_spec, conversion in fields:
+        if name is None:
+            continue
         if not name.isidentifier():
             raise EnvironmentFault(f"observation {template!r:.80}: {{{name}}} isn't the name of a field")
+        if format_spec or conversion:
+            raise EnvironmentFault(
+                f"observation {template!r:.80}: {{{name}}} has a format, but fields are texts"
+            )
+        names.append(name)
     return names

@@ -153,6 +153,7 @@ def _options(options: Any, place: str) -> dict[str, dict[str, float]]:
     read: dict[str, dict[str, float]] = {}
     labels: set[str] = set()
     for name, values in options.items():
+        num_values = len(values) if isinstance(values, list | Mapping) else 0
         if is_list_of_str(values):
             values = dict.fromkeys(values, 0.0)
         if not isinstance(values, Mapping) or not values:
@@ -162,10 +163,12 @@ def _options(options: Any, place: str) -> dict[str, dict[str, float]]:
                 raise EnvironmentFault(f"{place}: option {name!r}: {value!r} adds {added!r}; {form}")
         read[name] = {_label(value, place): float(added) for value, added in values.items()}
         labels_of_option = read[name].keys()
-        if labels & labels_of_option or "" in labels_of_option:
+        # Two values that are equal, or differ in case alone, have become one label.
+        are_equal = len(labels_of_option) < num_values
+        if are_equal or labels & labels_of_option or "" in labels_of_option:
             raise EnvironmentFault(
-                f"{place}: option {name!r} has {', '.join(map(repr, labels_of_option))}; values are the "
-                "labels of links, so none is empty, and no two of a product are equal"
+                f"{place}: option {name!r} has {', '.join(map(repr, values))}; values are the labels of "
+                "links in lower case, so none is empty, and no two of a product are equal"
             )
         labels |= labels_of_option
     return read
