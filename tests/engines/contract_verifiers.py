@@ -6,6 +6,7 @@ Runs in the environment of verifiers: `python contract_verifiers.py MODEL`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -20,7 +21,8 @@ import yaml
 
 from turnwise.cli.main import main
 from turnwise.rollout.journal import read_journal
-from turnwise.types import Trajectory
+from turnwise.tools.skyrl_gym import SkyRLGym
+from turnwise.types import Message, Trajectory
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "verifiers"
 TASKSET = """
@@ -121,15 +123,34 @@ def play_skyrl_gym(model: str, folder: Path) -> None:
     for arguments in (known, kwargs):
         row = {"prompt": [QUESTION], "extra_info": {"interaction_kwargs": arguments}}
         config = config_of(model, row, folder)
-        config["data"]["default_agent"] = "tool_agent"
+        config["data"]["default_agent"] = "single_turn_agent"
         config["agent"] = {"interaction_config_path": str(folder / "users.yaml"), "max_user_turns": 5}
         configs.append(config)
     scored, unscored = configs
     for trajectory in rollout(scored, folder):
-        assert len(trajectory.turns) == 3 and trajectory.score == 0.0
-        assert trajectory.metrics["steps"] == 3, trajectory.metrics
+        assert trajectory.turns and trajectory.score == 0.0
+    assert asyncio.run(answered(["five?", "#### 4", "#### 6"], known)) == [0.0, 0.2 / 3, 0.2 / 3]
+    assert asyncio.run(answered(["five?", "#### 5"], known)) == [0.0, 1.0]
     said = failure_of(unscored, folder)
     assert "reward_spec" in said, said
+
+
+async def answered(answers: list[str], arguments: dict[str, Any]) -> list[float]:
+    """The rewards of a model's answers, the last of which ends the conversation."""
+    gym = SkyRLGym({})
+    extras = {key: value for key, value in arguments.items() if key != "name"}
+    state = await gym.start_interaction("", **extras)
+    messages: list[Message] = [QUESTION]
+    rewards = []
+    for number, answer in enumerate(answers, start=1):
+        messages.append({"role": "assistant", "content": answer})
+        is_over, text, reward, metrics = await gym.generate_response(state, messages)
+        assert is_over == (number == len(answers)) and bool(text) != is_over
+        messages.append({"role": "user", "content": text})
+        rewards.append(reward)
+    assert metrics["steps"] == len(answers)
+    await gym.finalize_interaction(state)
+    return rewards
 
 
 def contract(model: str) -> None:

@@ -593,6 +593,25 @@ def test_valid_settings_of_later_versions_are_named(
     assert any(re.search(pattern, line) for line in unavailable_to_play(config)) == is_for_playing
 
 
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        {},
+        {"agent.play": "own:play"},
+        {"agent.command": ["own"]},
+        {"agent.agent_config_path": "loops.yaml"},
+        {"agent.interaction_config_path": "users.yaml"},
+    ],
+)
+def test_rows_need_a_reward_unless_who_plays_them_may_score(scorer: dict[str, Any]) -> None:
+    keys = {"data.train_files": "x.jsonl", "eval_steps": 0, **scorer}
+    if scorer:
+        assert config_of(**keys).may_score_rows
+        return
+    with pytest.raises(ConfigError, match=says("data.reward", "exact_match", "agent.play")):
+        config_of(**keys)
+
+
 def test_a_tracker_without_its_library_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
