@@ -21,6 +21,7 @@ from turnwise.report.view.source import SHOWN_BYTES, Episodes, RunSource, metric
 from turnwise.report.view.timeline_data import timeline_data
 from turnwise.report.view.token_texts import TokenTexts
 from turnwise.tracking.jsonl import read_metrics, read_sentences
+from turnwise.tracking.traces_file import traces_beside
 
 _RUN_FILES = ("rollouts.jsonl", "metrics.jsonl")
 _MAX_RUNS = 8
@@ -93,6 +94,8 @@ def _found(word: str, texts: TokenTexts | None) -> ViewedRun:
         source.episodes[0].first_step = 0 if path.name.startswith("val_") else 1
         _read_run(viewed, run)
         source.spans = TraceSpans(viewed.folder.traces).of_step
+    elif traces_beside(path).is_file():
+        source.spans = TraceSpans(traces_beside(path)).of_step
     _find_texts(viewed, run if is_of_run else None)
     return viewed
 

@@ -36,7 +36,12 @@ PLAY_RULES: tuple[Rule[AgenticConfig], ...] = (
     ),
     Rule(
         "data.reward",
-        when=lambda c: c.train_env_manager.has_rows and not c.data.reward and not c.may_score_rows,
+        when=lambda c: (
+            c.train_env_manager.has_rows
+            and not c.data.reward
+            and not c.may_score_rows
+            and c.data.default_agent != "gateway"
+        ),
         says=lambda c: (
             "is unset, and nothing else rewards the rows of train_files; name exact_match, your own "
             "module:function, or an agent or simulated user that scores (agent.play, agent.command, "
