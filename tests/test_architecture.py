@@ -41,6 +41,7 @@ SIDE_ROOMS = {"cluster", "tracking", "report"}
 
 ONLY: dict[str, set[str]] = {
     "__init__": {"rl_tool", "trainer"},
+    "__main__": {"cli"},
     "errors": set(),
     "costs": set(),
     "spec": {"errors"},

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ _FLOAT_TYPES = (
 _EMBEDDING = "model.embed_tokens.weight"
 """Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
 Shapes = dict[str, tuple[int, ...]]
+Stamps = frozenset[tuple[str, int, int, int, int]]
 
 
 class TensorHeader(NamedTuple):
@@ -192,7 +194,30 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
 
 def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
     """Raises ModelError if the folder's file names, JSON files or weight headers show that it can't or
-    mustn't be loaded."""
+    mustn't be loaded. A folder that has passed is read again only if one of its files has changed."""
+    key = (folder.absolute(), trust)
+    stamps = _stamps(folder)
+    if _passed.get(key) == stamps:
+        return
+    _read_folder(folder, trust)
+    _passed[key] = stamps
+
+
+_passed: dict[tuple[Path, Trust], Stamps] = {}
+"""The files of each folder that has passed. A run asks six times, and a tokenizer.json has megabytes."""
+
+
+def _stamps(folder: Path) -> Stamps:
+    """Name, size and times of each file of a folder, which change when the file does."""
+    stamps = set()
+    for file in folder.glob("*"):
+        with suppress(OSError):  # a link to nothing, or a file that has just been removed
+            stat = file.stat()
+            stamps.add((file.name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return frozenset(stamps)
+
+
+def _read_folder(folder: Path, trust: Trust) -> None:
     if not (folder / "config.json").is_file():
         hint = "the folder of a Hugging Face model"
         saved = list(folder.glob("checkpoints/checkpoint-*/config.json"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from growth import assert_linear
 
 from turnwise.data.answers import answer_key, answer_of, is_correct, stated_answer
 from turnwise.data.math_rewards import accuracy, combined, length_penalty, num_steps, step
@@ -141,22 +141,26 @@ SHORT = [*LONG, "sin(", "a(", "x+", "±", "±1 or ", "~", '"', "10^", "5 square 
 
 def test_any_text_is_read_in_linear_time():
     for unit in LONG:
-        text = unit * (250_000 // len(unit.encode()))
-        begun = time.thread_time()
-        is_correct(text, "72")
-        num_steps(text)
-        gsm8k([text], ["72"])
-        assert time.thread_time() - begun <= 1.5, f"a quarter of a megabyte of {unit!r}, read three times"
+
+        def read(size: int, unit: str = unit) -> None:
+            text = unit * (size // len(unit.encode()))
+            is_correct(text, "72")
+            num_steps(text)
+            gsm8k([text], ["72"])
+
+        assert_linear(read, 120_000, unit)
 
 
 def test_an_answer_of_any_form_is_read_at_once():
     for unit in SHORT:
-        short = unit * (1900 // len(unit))
-        begun = time.thread_time()
-        for text in (f"Final Answer: {short}", f"\\boxed{{{short}}}", short):
-            answer_of(text)
-            is_correct(text, short)
-        assert time.thread_time() - begun <= 0.5, unit
+
+        def read(size: int, unit: str = unit) -> None:
+            short = unit * (size // len(unit))
+            for text in (f"Final Answer: {short}", f"\\boxed{{{short}}}", short):
+                answer_of(text)
+                is_correct(text, short)
+
+        assert_linear(read, 1900, unit, most_growth=80.0)  # a short answer may cost the square of its length
 
 
 def test_numbers_of_any_size_end():

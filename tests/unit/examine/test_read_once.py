@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,8 @@ from toy_tools import TOOL_CHATML
 
 from turnwise.cli.main import main
 from turnwise.data import tables
+from turnwise.errors import ModelError
+from turnwise.model_files.folder import check_folder
 from turnwise.models.load import load_model, load_tokenizer, save_model
 
 
@@ -84,19 +87,53 @@ def test_an_environment_is_made_once_for_its_check_and_once_an_episode(
     assert made["env"] == 1 + made["env's episodes"]
 
 
+MEASURED_CONFIG = """
+import sys, time
+from collections import Counter
+from pathlib import Path
+from turnwise.cli.main import main
+
+opened = Counter()
+
+def count(event, arguments):
+    if event == "open" and str(arguments[0]).endswith(".json"):
+        opened[Path(arguments[0]).name] += 1
+
+sys.addaudithook(count)
+code = main(['config', 'run.yaml'])
+config_s = time.process_time()
+total = 0
+for number in range(1_000_000):
+    total += number
+loop_s = time.process_time() - config_s
+modules = sorted({"torch", "transformers"} & set(sys.modules))
+print(code, modules, opened["config.json"], opened["tokenizer.json"], config_s / loop_s, file=sys.stderr)
+"""
+"""`turnwise config` and, measured beside it, a loop: other machines are slower at both."""
+
+
 def test_config_of_an_environment_is_quick_and_imports_no_library_of_models(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     lake = {"Lake": {"env_type": "frozen_lake"}}
     (tmp_path / "run.yaml").write_text(small_yaml(tiny_model, custom_envs=lake, actor_train=training()))
-    code = (
-        "import sys, time; from turnwise.cli.main import main; code = main(['config', 'run.yaml']); "
-        "print(code, sorted({'torch', 'transformers'} & set(sys.modules)), time.process_time(), "
-        "file=sys.stderr)"
-    )
+    (tmp_path / "measured.py").write_text(MEASURED_CONFIG)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "measured.py"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    code_and_modules, _, seconds = done.stderr.strip().splitlines()[-1].rpartition(" ")
-    assert code_and_modules == "0 []"
-    assert float(seconds) < 2, "it takes some 0.6 s of CPU; a loaded machine may double that"
+    code_and_modules, _, loops = done.stderr.strip().splitlines()[-1].rpartition(" ")
+    assert code_and_modules == "0 [] 2 1", "config.json is read for its sizes, and by the folder's check"
+    assert float(loops) < 15, "it takes the CPU time of some five loops of a million additions"
+
+
+def test_a_folder_is_checked_again_only_after_a_file_has_changed(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    check_folder(folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "vocab_size": -1}))
+    for _ in range(2):
+        with pytest.raises(ModelError, match="vocab_size"):
+            check_folder(folder)
+    (folder / "config.json").write_text(json.dumps(content))
+    check_folder(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -181,9 +180,7 @@ def test_a_pattern_that_python_cannot_read_is_not_checked(
 def test_a_pattern_that_takes_too_long_is_given_up(wanted: Any, caplog: pytest.LogCaptureFixture) -> None:
     schema = of(wanted)
     long = "a" * 50 + "!"
-    started = time.thread_time()
     schema.problem_of({"x": long if wanted["type"] == "string" else {long: 1}})
-    assert time.thread_time() - started < 2
     assert "the tool toy" in caplog.text and "isn't checked any more" in caplog.text
 
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from turnwise.config.problems import Path, Problem
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ModelArgs, TrainingArgs
-from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.spec.package_tables import read_table
 
@@ -44,7 +43,7 @@ def unusual_rates(config: AgenticConfig | SFTConfig, idle: Collection[Path]) -> 
 
 def usual_range(model: ModelArgs) -> Range:
     """The usual learning rates for a model, by its size and whether a LoRA adapter is trained."""
-    shape = read_model_shape(model.model_name_or_path)
+    shape = model.shape
     if shape is None:
         row = TABLE["unknown"]
         return Range(row["low"], row["high"], "1e-6 to 1e-4, and up to 3e-3 for tiny models")

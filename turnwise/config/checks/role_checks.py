@@ -7,7 +7,7 @@ from typing import Any
 from turnwise.config.problems import Problem
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ROLES, ModelArgs, PlacedModel, StrategyArgs
-from turnwise.config.schema.model_shape import PROJECTIONS, read_model_shape
+from turnwise.config.schema.model_shape import PROJECTIONS
 from turnwise.errors import nearest
 from turnwise.spec import STRATEGIES, fsdp2_options, megatron_options
 
@@ -87,7 +87,7 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
 
 def _adaptable_modules(model: ModelArgs) -> Sequence[str]:
     """The linear modules of a model that can get adapters; empty if they aren't known."""
-    shape = read_model_shape(model.model_name_or_path)
+    shape = model.shape
     if shape and shape.architecture in ("llama", "mistral", "qwen2", "qwen3"):
         return PROJECTIONS
     return ()
@@ -127,7 +127,7 @@ def _megatron_options(path: str, role: PlacedModel) -> Iterator[Problem]:
     options = role.strategy_args.strategy_config
     # Whether the ranks hold whole copies of the model is asked for every strategy.
     problems = list(megatron_options.problems(options, None))
-    shape = read_model_shape(role.model_args.model_name_or_path)
+    shape = role.model_args.shape
     if shape is not None and not problems:
         sizes = megatron_options.Shape(
             shape.num_layers,

@@ -10,7 +10,7 @@ from turnwise.config.schema.algorithm import AlgorithmKeys
 from turnwise.config.schema.environments import Agent, CustomEnv, Data, EnvManager
 from turnwise.config.schema.gateway import GatewayArgs, GatewayPlay
 from turnwise.config.schema.model_args import ROLES, ActorTrain, GeneratingArgs, Role
-from turnwise.config.schema.model_shape import ModelShape, read_model_shape
+from turnwise.config.schema.model_shape import ModelShape
 from turnwise.config.schema.running import LimitKeys, RunKeys
 from turnwise.config.schema.section import Count, Name, Names, PositiveCount, derived
 from turnwise.spec import KV_CACHE_BYTES, OldLogProbs, Split, TokenValue
@@ -257,5 +257,5 @@ class AgenticKeys(LimitKeys, AlgorithmKeys, RunKeys):
         return self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
 
     def model_shape(self) -> ModelShape | None:
-        """The policy's sizes; None if `read_model_shape` can't read them."""
-        return read_model_shape(self.actor_train.model_args.model_name_or_path)
+        """The policy's sizes; None if they can't be read."""
+        return self.actor_train.model_args.shape

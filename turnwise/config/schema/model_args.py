@@ -1,10 +1,12 @@
 """Settings of the models of a run: their folders, training, sampling, strategies and devices."""
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
+from turnwise.config.schema.model_shape import ModelShape, read_model_shape
 from turnwise.config.schema.section import (
     BelowOne,
     Count,
@@ -120,6 +122,16 @@ class ModelArgs(Section):
     allow_pickle: bool = derived()
     """Read pickled weights (pytorch_model.bin) if there are no safetensors; they may hold nothing but plain
     tensors [false; actor_train's for roles with the same model]."""
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The model's sizes, read once; None if `read_model_shape` can't read them."""
+        # A model that isn't here yet is asked for again: it may have been downloaded.
+        return self._shape or read_model_shape(self.model_name_or_path)
+
+    @cached_property
+    def _shape(self) -> ModelShape | None:
+        return read_model_shape(self.model_name_or_path)
 
     @property
     def trust(self) -> Trust:

@@ -6,7 +6,6 @@ from typing import Any
 
 from turnwise.config.schema.keys import AgenticKeys
 from turnwise.config.schema.model_args import ROLES, ModelArgs
-from turnwise.config.schema.model_shape import read_model_shape
 from turnwise.config.schema.running import RunKeys
 from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_STEP_TEMPLATE, DEFAULT_TURN_TEMPLATE, ROWS_TAG
 
@@ -22,7 +21,7 @@ def resolve(config: AgenticKeys) -> None:
     if config.prompt_length and config.response_length:
         config.fill(sequence_length=config.prompt_length + config.response_length)
     else:
-        resolve_sequence_length(config, config.actor_train.model_args.model_name_or_path)
+        resolve_sequence_length(config, config.actor_train.model_args)
     _resolve_environments(config)
     tokens = tokens_of_microbatch(config.sequence_length)
     for role in config.roles.values():
@@ -66,13 +65,12 @@ def tokens_of_microbatch(sequence_length: int) -> int:
     return max(2 * sequence_length, _LEAST_TOKENS_OF_MICROBATCH)
 
 
-def resolve_sequence_length(config: RunKeys, model: str) -> None:
+def resolve_sequence_length(config: RunKeys, model: ModelArgs) -> None:
     """Fills `sequence_length` with the model's context length, at most 4096, or with 4096 if the model's
     isn't known."""
     length = DEFAULT_SEQUENCE_LENGTH
-    shape = read_model_shape(model)
-    if shape:
-        length = min(shape.context_length, length)
+    if model.shape:
+        length = min(model.shape.context_length, length)
     config.fill(sequence_length=length)
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from turnwise.config.schema.model_args import PlacedModel
-from turnwise.config.schema.model_shape import ModelShape, read_model_shape
+from turnwise.config.schema.model_shape import ModelShape
 from turnwise.config.schema.resolve import resolve_model, resolve_sequence_length, tokens_of_microbatch
 from turnwise.config.schema.row_shape import RowShape
 from turnwise.config.schema.running import RunKeys
@@ -37,7 +37,7 @@ class SFTConfig(PlacedModel, RunKeys):
         resolve_model(self.model_args, self.pretrain, "causal_lm", "fp32")
         self.training_args.fill(learning_rate=1e-5)
         self.strategy_args.fill(strategy_name="torch_train")
-        resolve_sequence_length(self, self.model_args.model_name_or_path)
+        resolve_sequence_length(self, self.model_args)
         self.fill(max_tokens_per_microbatch_in_train=tokens_of_microbatch(self.sequence_length))
         for section in filter(None, (self.save_best, self.early_stopping)):
             section.fill(metric="sft/val_loss", mode="min")
@@ -48,5 +48,5 @@ class SFTConfig(PlacedModel, RunKeys):
         return self.eval_steps > 0 and bool(self.val_files)
 
     def model_shape(self) -> ModelShape | None:
-        """The model's sizes; None if `read_model_shape` can't read them."""
-        return read_model_shape(self.model_args.model_name_or_path)
+        """The model's sizes; None if they can't be read."""
+        return self.model_args.shape

@@ -2,7 +2,7 @@
 
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ModelArgs
-from turnwise.config.schema.model_shape import ModelShape, read_model_shape
+from turnwise.config.schema.model_shape import ModelShape
 from turnwise.config.schema.sft import SFTConfig
 from turnwise.costs.model import BYTES, WEIGHT_BYTES, Sampler, TrainedModel, bytes_text, disk_bytes
 from turnwise.runtime.placement import Placement
@@ -50,7 +50,7 @@ def _smaller(config: AgenticConfig) -> list[str]:
 
 def _critic_shape(config: AgenticConfig, policy: ModelShape) -> ModelShape:
     """The critic's sizes, or the policy's if the critic's aren't known."""
-    return read_model_shape(config.critic.model_args.model_name_or_path) or policy
+    return config.critic.model_args.shape or policy
 
 
 def _trained(arguments: ModelArgs, shape: ModelShape, num_parameters: int) -> TrainedModel:
