@@ -54,7 +54,10 @@ of them."""
 
 
 DURATIONS = Path(__file__).parent / "durations.json"
-"""Seconds of every test file, and of every test of a second or more; `make test-full` has them written."""
+"""Seconds of every test file, and of every test of a second or more; `make test-full` has them written, and
+`TURNWISE_DURATIONS=1 make test` (or another part) those of that part alone."""
+KINDS = {"not extra": "test", "extra": "extras"}
+"""The part that runs the tests that `-m` selects."""
 _seconds: Counter[str] = Counter()
 
 
@@ -72,7 +75,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         files[test.partition("::")[0]] += seconds
     # A file may have tests of two commands (`extra`), so its tests are added up, not replaced as a whole.
     tests = saved["tests"] | {test: round(s, 1) for test, s in sorted(_seconds.items()) if s >= 1}
-    kind = "extras" if session.config.option.markexpr == "extra" else "test"
+    kind = KINDS.get(session.config.option.markexpr, "engines")
     saved["files"][kind] = {file: round(seconds, 1) for file, seconds in files.most_common()}
     DURATIONS.write_text(json.dumps({"files": saved["files"], "tests": tests}, indent=1) + "\n")
 

@@ -323,6 +323,7 @@ def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path |
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(ROOT)
+    os.environ.pop("TURNWISE_DURATIONS", None)  # how long a mutant takes is no test's duration
     sys.dont_write_bytecode = libraries is None
     sys.path[:] = [
         str(folder),

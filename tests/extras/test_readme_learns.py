@@ -37,7 +37,7 @@ def write_files(folder: Path, readme: str) -> str:
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
-    """Of `eval`, after SFT and after RL."""
+    """What `eval` says of the models after SFT and after RL."""
     assert list(folder.glob("runs/guess/*/learning_curve.png"))
     rows = json.loads((folder / "result.json").read_text(encoding="utf-8"))["results"]
     return [row["overall"] for row in rows]

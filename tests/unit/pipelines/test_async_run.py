@@ -280,33 +280,36 @@ SILENT = r"(?s:.*)the trainer's process:\n    it doesn't say"
 
 
 @pytest.mark.parametrize(
-    ("phase", "number", "error", "message"),
+    ("phase", "number", "deadlines", "error", "message"),
     [
         (
             "old_log_probs_values",
             signal.SIGSTOP,
+            {"train_s": 8.0},  # setting up the trainer's process has to be faster, too
             DeadlineError,
-            rf"3 s for actor_train.\w+; raise deadlines.train_s{SILENT}",
+            rf"8 s for actor_train.\w+; raise deadlines.train_s{SILENT}",
         ),
         (
             "model_update",
             signal.SIGSTOP,
+            {"weights_s": 4.0},
             DeadlineError,
-            rf"2 s for the weights of version 2 .*deadlines.weights_s{SILENT}",
+            rf"4 s for the weights of version 2 .*deadlines.weights_s{SILENT}",
         ),
         (
             "train",
             signal.SIGKILL,
+            {},
             WorkerError,
             r"actor_train.\w+: the trainer's process has ended: something killed it",
         ),
     ],
 )
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(
-    make_config, monkeypatch, phase, number, error, message
+    make_config, monkeypatch, phase, number, deadlines, error, message
 ):
     monkeypatch.setattr("turnwise.cluster.process_life._STACK_S", 0.1)  # what stands still never says where
-    config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
+    config = make_config(deadlines=deadlines, save_steps=1)
     fork_server = prepare_processes(["turnwise.assemble.strategies"])
     interrupted(config, phase, error, partial(signal_trainer, number), message)
     assert not processes()
