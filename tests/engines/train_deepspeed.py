@@ -15,7 +15,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from rank_workers import InfiniteOnce, Kind, distance
 from ranked_roles import ask, make_role, make_roles, runner, steps  # noqa: F401
-from strategy_contract import VALUES, StrategyContract, WeightedLoss
+from strategy_contract import VALUES, StrategyContract, WeightedLoss, weights_of
 from toy_model import toy_batches, toy_model, toy_samples, toy_value_model
 
 from turnwise.errors import ConfigError
@@ -23,6 +23,7 @@ from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.models.make import make_model
 from turnwise.runtime.rank import RankContext
 from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
+from turnwise.training.fsdp2_strategy import Fsdp2Strategy
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.settings import StrategySettings
 
@@ -163,29 +164,6 @@ def test_a_checkpoint_of_two_ranks_goes_on_anywhere(make_role, tmp_path, kind): 
         assert distance(expected, moved) <= (0 if number == 0 else 1e-3), again
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_goes_on_from_the_shares_of_fsdp2_and_that_from_it(make_role, tmp_path, stage):  # noqa: F811
-    """The weights are the same bit by bit, the next step up to rounding."""
-    shares, whole_model = (
-        make_role(kind, 2) for kind in (Kind(fsdp2={}, eps=EPS), Kind(stage=stage, eps=EPS))
-    )
-    steps(shares, WeightedLoss(), 2)
-    shares.workers.call("save", tmp_path / "shares").result()
-    at_save = ask(shares, "parameters")
-    whole_model.workers.call("load", tmp_path / "shares").result()
-    np.testing.assert_equal(whole(whole_model), at_save)
-    for role in (shares, whole_model):
-        steps(role, WeightedLoss(), 1)
-    moved = [
-        {name: value - at_save[name] for name, value in state.items()}
-        for state in (ask(shares, "parameters"), whole(whole_model))
-    ]
-    assert distance(*moved) <= 1e-3
-    whole_model.workers.call("save", tmp_path / "whole").result()
-    shares.workers.call("load", tmp_path / "whole").result()
-    np.testing.assert_equal(ask(shares, "parameters"), whole(whole_model))
-
-
 def test_a_checkpoint_of_plain_torch_goes_on(make_role, tmp_path):  # noqa: F811
     plain, sharded = make_role(Kind(eps=EPS), 1), make_role(Kind(stage=3, eps=EPS), 2)
     steps(plain, WeightedLoss(), 2)
@@ -198,6 +176,29 @@ def test_a_checkpoint_of_plain_torch_goes_on(make_role, tmp_path):  # noqa: F811
         steps(role, WeightedLoss(), 2)
         moved.append({name: value - start[name] for name, value in whole(role).items()})
     assert distance(*moved) <= 1e-3
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_goes_on_from_the_shares_of_fsdp2_and_that_from_it(tmp_path, stage):
+    """The weights are the same bit by bit, the next step up to rounding."""
+    settings = StrategySettings(OptimizerSettings(1e-3, eps=EPS))
+    batches = toy_batches(toy_samples(4))
+    shares = Fsdp2Strategy(toy_model(), settings, options={})
+    shares.train_step(batches, WeightedLoss())
+    shares.save(tmp_path / "shares")
+    at_save = weights_of(shares)
+    zero = DeepSpeedStrategy(toy_model(), settings, **options(stage))
+    zero.load(tmp_path / "shares")
+    for name, tensor in weights_of(zero).items():
+        assert torch.equal(tensor, at_save[name]), name
+    for strategy in (shares, zero):
+        strategy.train_step(batches, WeightedLoss(), 1.0)
+    for name, tensor in weights_of(zero).items():
+        np.testing.assert_allclose(tensor, weights_of(shares)[name], atol=1e-6)
+    zero.save(tmp_path / "whole")
+    shares.load(tmp_path / "whole")
+    for name, tensor in weights_of(zero).items():
+        assert torch.equal(tensor, weights_of(shares)[name]), name
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
