@@ -169,8 +169,8 @@ class _Writer:
         if len(queued) < len(traces):
             self._num_dropped += len(traces) - len(queued)
             self._warn(
-                f"a step has brought {_megabytes(sum(sizes))} of traces while {_megabytes(num_pending)} waited to "
-                f"be written, and trace.max_pending_mb allows {_megabytes(self._max_pending_bytes)}"
+                f"a step has brought {_megabytes(sum(sizes))} of traces while {_megabytes(num_pending)} "
+                f"waited to be written, and trace.max_pending_mb allows {_megabytes(self._max_pending_bytes)}"
             )
         if queued:
             call = self._thread.start(self._write, queued)

@@ -168,7 +168,7 @@ def template_fields(template: str) -> list[str]:
             raise EnvironmentFault(f"observation {template!r:.80}: {{{name}}} isn't the name of a field")
         if format_spec or conversion:
             raise EnvironmentFault(
-                f"observation {template!r:.80}: {{{name}}} has a format; fields are texts, so write {{{name}}}"
+                f"observation {template!r:.80}: {{{name}}} has a format, but fields are texts"
             )
         names.append(name)
     return names

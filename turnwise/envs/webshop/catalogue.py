@@ -167,8 +167,8 @@ def _options(options: Any, place: str) -> dict[str, dict[str, float]]:
         are_equal = len(labels_of_option) < num_values
         if are_equal or labels & labels_of_option or "" in labels_of_option:
             raise EnvironmentFault(
-                f"{place}: option {name!r} has {', '.join(map(repr, values))}; values are the labels of links "
-                "in lower case, so none is empty, and no two of a product are equal"
+                f"{place}: option {name!r} has {', '.join(map(repr, values))}; values are the labels of "
+                "links in lower case, so none is empty, and no two of a product are equal"
             )
         labels |= labels_of_option
     return read
