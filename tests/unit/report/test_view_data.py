@@ -55,6 +55,24 @@ def test_steps_are_found_as_the_file_grows(run, tmp_path):
     assert file.scan() and list(file.steps) == [0], "a resumed run cuts its file"
 
 
+def test_a_file_that_was_cut_and_has_grown_again_is_read_anew(run, tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    lines = [b'{"step":%d,"task":{},"turns":[],"score":0.25}\n' % step for step in range(5)]
+    path.write_bytes(b"".join(lines))
+    file = RolloutsFile(path)
+    assert file.scan() and not file.scan() and file.num_cuts == 0
+    again = [line.replace(b"0.25", b"0.5") for line in lines[2:]]
+    path.write_bytes(b"".join([*lines[:2], *again, *again[-1:]]))
+    assert file.scan() and file.num_cuts == 1, "it is longer than before"
+    assert [record["score"] for step in range(2, 5) for record in file.records(step)[0]] == [0.5] * 4
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"0.7"))
+    assert file.scan() and file.num_cuts == 2, "it is as long as before"
+    path.write_bytes(path.read_bytes() + again[-1])
+    assert file.scan() and not file.scan() and file.num_cuts == 2, "lines that are appended are no cut"
+    path.write_bytes(b"")
+    assert not file.scan() and file.steps == {} and file.num_cuts == 3
+
+
 def test_damaged_lines_are_counted_and_left_out(run, tmp_path):
     lines = (run / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     path = tmp_path / "rollouts.jsonl"

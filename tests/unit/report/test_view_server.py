@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,38 @@ def test_a_new_step_changes_the_head(server, run):
     journal.close()
     assert ask(server, "/data/head.js").read() != first
     assert ask(server, "/data/0-train-2.js").status == 200
+
+
+def scores_in_index(live: LiveRuns) -> dict[int, float]:
+    """Step → score of its first episode, once all steps are read."""
+    while live.read_one():
+        pass
+    rows = live.runs[0].index_entry()["kinds"][0]["steps"]
+    return {row["step"]: row["score"][0] for row in rows}
+
+
+@pytest.mark.parametrize("looks_between", [True, False])
+def test_after_a_resumed_run_the_index_says_what_the_file_says(tmp_path, looks_between):
+    path = tmp_path / "rollouts.jsonl"
+
+    def line(step: int, score: float) -> str:
+        task = {"id": "t"}
+        record = {"step": step, "group": 0, "task": task, "sibling": 0, "score": score, "turns": []}
+        return json.dumps(record) + "\n"
+
+    path.write_text("".join(line(step, 0.0) for step in range(5)))
+    source = RunSource("run", str(tmp_path), [Episodes("train", RolloutsFile(path), 1)], None)
+    live = LiveRuns([source], lambda source: None)
+    live.index()
+    assert scores_in_index(live) == dict.fromkeys(range(1, 6), 0.0)
+    first = live.head()
+    kept = "".join(line(step, 0.0) for step in range(2))
+    path.write_text(kept)
+    if looks_between:
+        live.head()
+    path.write_text(kept + "".join(line(step, 1.0) for step in range(2, 5)))
+    assert b'"score":1.0' in live.step(0, "train", 5) and live.head() != first
+    assert scores_in_index(live) == {1: 0.0, 2: 0.0, 3: 1.0, 4: 1.0, 5: 1.0}
 
 
 def test_a_browser_that_goes_away_is_not_said_but_a_fault_is(server, capsys):

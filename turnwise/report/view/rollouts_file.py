@@ -1,6 +1,7 @@
 """The lines of a `rollouts.jsonl` by step, found without decoding them, so that any step of a large file can
 be read at once. The file may grow meanwhile."""
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -37,16 +38,22 @@ class RolloutsFile:
     """Number of lines that are no JSON object with a step."""
     scanned: int = 0
     """Bytes of the whole lines that were read so far."""
+    num_cuts: int = 0
+    """How often a scan has begun anew, since the file had been cut. It may have grown again since."""
+    _last_line: tuple[int, bytes] = (0, b"")
+    """Where the last line begins that was read, and its digest."""
 
     def scan(self) -> bool:
-        """Reads what has been appended, and returns whether it has whole lines. Begins anew if the file has
-        shrunk, as a resumed run cuts it. Raises DataError if the file can't be read."""
+        """Reads what has been appended, and returns whether it has whole lines. Begins anew if what was read
+        is no longer there, as a resumed run cuts its file. Raises DataError if the file can't be read."""
         try:
             size = self.path.stat().st_size
-            if size < self.scanned:
+            if self._is_cut(size):
                 self.steps.clear()
                 self.num_damaged = 0
                 self.scanned = 0
+                self._last_line = (0, b"")
+                self.num_cuts += 1
             if size == self.scanned:
                 return False
             start = self.scanned
@@ -54,6 +61,16 @@ class RolloutsFile:
         except OSError as fault:
             raise DataError(f"{self.path} can't be read: {fault.strerror}") from fault
         return self.scanned > start
+
+    def _is_cut(self, size: int) -> bool:
+        """Whether the last line that was read isn't at its place any more."""
+        if size < self.scanned:
+            return True
+        start, digest = self._last_line
+        with self.path.open("rb") as file:
+            file.seek(start)
+            line = file.read(self.scanned - start)
+        return self.scanned > 0 and _digest(line) != digest
 
     def _scan_from(self, start: int) -> None:
         with self.path.open("rb") as file:
@@ -63,6 +80,9 @@ class RolloutsFile:
                 *lines, unfinished = (unfinished + piece).split(b"\n")
                 for line in lines:
                     self._add(line)
+                if lines:
+                    length = len(lines[-1]) + 1
+                    self._last_line = (self.scanned - length, _digest(lines[-1] + b"\n"))
 
     def _add(self, line: bytes) -> None:
         start = self.scanned
@@ -99,6 +119,10 @@ class RolloutsFile:
         decoded = [_decoded(line) for line in lines]
         records = [record for record in decoded if record is not None]
         return records, len(lines) - len(records)
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=16).digest()
 
 
 def _step_of(line: bytes) -> int:

@@ -47,8 +47,9 @@ class LiveRuns:
         """A script that names the present state: if it differs from the one before, something is new."""
         with self._lock:
             self._scan()
-            sizes = [episodes.file.scanned for run in self.runs for episodes in run.episodes]
-        return script("head", [sizes, self._num_read])
+            files = [episodes.file for run in self.runs for episodes in run.episodes]
+            states = [[file.scanned, file.num_cuts] for file in files]
+        return script("head", [states, self._num_read])
 
     def index(self) -> bytes:
         with self._lock:
@@ -60,6 +61,7 @@ class LiveRuns:
     def step(self, number: int, kind: str, step: int) -> bytes | None:
         """The script of a step; None if there is none."""
         with self._lock:
+            self._scan()
             episodes = self._episodes(number, kind)
             if episodes is None or step not in episodes.steps():
                 return None
@@ -73,6 +75,7 @@ class LiveRuns:
     def read_one(self) -> bool:
         """Reads a step for the index that wasn't read yet, the newest first; False if there is none."""
         with self._lock:
+            self._scan()
             for run in self.runs:
                 for episodes in run.episodes:
                     missing = [step for step in episodes.steps() if step not in episodes.summaries]
@@ -91,7 +94,12 @@ class LiveRuns:
         for run in self.runs:
             for episodes in run.episodes:
                 known_steps = episodes.steps()
-                if episodes.file.scan() and known_steps:
+                num_cuts = episodes.file.num_cuts
+                has_grown = episodes.file.scan()
+                if episodes.file.num_cuts > num_cuts:
+                    # A resumed run plays its steps again, so what was read of them is of the run before.
+                    episodes.summaries.clear()
+                elif has_grown and known_steps:
                     # The newest step may have been in the middle of being written.
                     episodes.summaries.pop(known_steps[-1], None)
 
