@@ -25,7 +25,7 @@ const VALUES = {
     scale: "both",
     of: (turn, t) => (Array.isArray(turn.advantage) ? at(turn.advantage, t) : turn.advantage),
   },
-  mask: { title: "loss mask", scale: "flag", of: (turn) => Number(isTrained(turn)) },
+  mask: { title: "loss mask", scale: "flag", of: (turn) => Number(turn.isTrained) },
   version: { title: "weight version", scale: "kind", of: (turn, t) => versionOf(turn, t) },
   kept: { title: "kept ids", scale: "high", of: (turn, t) => at(turn.kept, t) },
 };
@@ -36,10 +36,6 @@ function at(values, t) {
 
 function minus(first, second) {
   return first === null || second === null ? null : first - second;
-}
-
-function isTrained(turn) {
-  return !turn.is_untrained && !turn.is_greedy;
 }
 
 function versionOf(turn, t) {
@@ -54,12 +50,13 @@ function versionOf(turn, t) {
 // Why a value has no colour here, or "" if it has some.
 function lacking(name, members) {
   const value = VALUES[name];
+  const isIn = (one) => (name === "mask" ? one === 1 : isKnown(one));
   const has = members.some((member) =>
-    member.turns.some((turn) => turn.response_ids.some((_, t) => isKnown(value.of(turn, t)))),
+    member.turns.some((turn) => turn.response_ids.some((_, t) => isIn(value.of(turn, t)))),
   );
   if (has || name === "none") return "";
   if (value.key) return `record_token_values: [${value.key}] records it`;
-  if (name === "advantage") return "nothing was trained on this";
+  if (name === "advantage" || name === "mask") return "nothing was trained on this";
   if (name === "kept") return "sampled from the whole vocabulary; top_k keeps ids";
   return "not in this file";
 }
@@ -225,7 +222,7 @@ function tokenFacts(token) {
     const value = VALUES[name].of(turn, t);
     if (isKnown(value)) facts.push([VALUES[name].title, number(value)]);
   }
-  facts.push(["mask", isTrained(turn) ? "1" : "0"]);
+  facts.push(["mask", turn.isTrained ? "1" : "0"]);
   const version = versionOf(turn, t);
   if (isKnown(version)) facts.push(["version", String(version)]);
   const kept = at(turn.kept, t);

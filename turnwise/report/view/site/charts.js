@@ -147,7 +147,7 @@ function drawnSeries(one, toX, toY) {
 }
 
 // Scores of siblings as dots on a line from the lowest to the highest score of the step.
-function scoreDots(scores, low, high, { links = [], failed = [] } = {}) {
+function scoreDots(scores, low, high, { links = [], names = [], failed = [] } = {}) {
   const width = 168;
   const span = high - low || 1;
   const chart = svg("svg", {
@@ -174,7 +174,7 @@ function scoreDots(scores, low, high, { links = [], failed = [] } = {}) {
     const dot = svg(
       "circle",
       { cx: x + shift, cy: 11, r: 4, class: `dot${failed[index] ? " failed" : ""}` },
-      svg("title", {}, `sibling ${index}: ${failed[index] ? "failed" : number(score)}`),
+      svg("title", {}, `${names[index] || `sibling ${index}`}: ${failed[index] ? "failed" : number(score)}`),
     );
     dot.style.setProperty("fill", failed[index] ? "var(--bad)" : scoreColor(score, low, high));
     append(chart, [links[index] ? svg("a", { href: links[index] }, dot) : dot]);

@@ -98,9 +98,22 @@ async function stepData(run, kind, step) {
   const steps = turnwise.caches.steps;
   if (!steps.has(key)) {
     await loadScript(`${run}-${kind}-${step}.js`);
+    if (steps.has(key)) markTrained(kind, steps.get(key));
     forgetOld(steps);
   }
   return steps.get(key);
+}
+
+// Says of each turn whether its tokens were trained on. A file of episodes alone doesn't say what became of
+// them, but what was trained on has advantages.
+function markTrained(kind, data) {
+  for (const group of data.groups)
+    for (const member of group.members)
+      for (const turn of member.turns) {
+        const isOfTraining = kind === "train" || (kind === "file" && turn.advantage !== undefined);
+        const isLeftOut = group.rejected || member.is_baseline || turn.is_untrained || turn.is_greedy;
+        turn.isTrained = isOfTraining && !isLeftOut;
+      }
 }
 
 // The index, read back from its columns.
@@ -117,11 +130,26 @@ function rowOf(run, kind, step) {
 const STATUSES = { f: "finished", t: "truncated", x: "failed" };
 const REJECTIONS = [null, "failed", "filtered", "stale"];
 
+// Whether the episode in this place of the columns is a greedy baseline, which is no sibling of its group.
+function isBaseline(row, at) {
+  return Boolean(row.baseline) && row.baseline[at] === "1";
+}
+
+// The scores of a step's episodes that count: no baselines, and none that failed.
+function scoresOf(row) {
+  return row.score.filter((_, at) => row.status[at] !== "x" && !isBaseline(row, at));
+}
+
 function groupsOf(row) {
   if (!row.index) return [];
   let start = 0;
   return row.index.map((index, place) => {
     const size = row.size[place];
+    const members = Array.from({ length: size }, (_, at_) => ({
+      score: row.score[start + at_],
+      sibling: row.sibling ? row.sibling[start + at_] : at_,
+      is_baseline: isBaseline(row, start + at_),
+    }));
     const group = {
       index,
       task: row.task[place],
@@ -129,7 +157,7 @@ function groupsOf(row) {
       rejected: REJECTIONS[Number(row.rejected[place])],
       start,
       size,
-      scores: row.score.slice(start, start + size),
+      members,
     };
     start += size;
     return group;
@@ -184,6 +212,10 @@ function head(names) {
 }
 
 // Numbers.
+function meanText(values) {
+  return values.length ? number(mean(values)) : "–";
+}
+
 function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
@@ -205,8 +237,12 @@ function counted(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}
+
 function mean(values) {
-  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : 0;
+  return values.length ? sum(values) / values.length : 0;
 }
 
 function deviation(values) {
@@ -214,7 +250,15 @@ function deviation(values) {
   return Math.sqrt(mean(values.map((value) => (value - middle) ** 2)));
 }
 
+// Whether an episode succeeded; undefined if its environment or rewards don't measure it.
 function successOf(member) {
   const success = (member.metrics || {}).success;
-  return success === undefined ? member.score > 0 : success > 0.5;
+  return success === undefined ? undefined : success > 0.5;
+}
+
+// What people call an episode of a group, as in --trajectory STEP/GROUP/SIBLING.
+function siblingName(member) {
+  if (member.is_baseline) return "greedy baseline";
+  const role = member.role && member.role !== "agent" ? `, ${member.role}` : "";
+  return plain(`sibling ${member.sibling || 0}${role}`);
 }

@@ -49,7 +49,9 @@ function firstSeries(metrics, patterns) {
 
 // Without metrics, as for a file of rollouts alone, the curve is the mean score of each step.
 function scoreSeries(kind) {
-  return kind.steps.filter((row) => row.score && row.score.length).map((row) => [row.step, mean(row.score)]);
+  return kind.steps
+    .filter((row) => row.score && scoresOf(row).length)
+    .map((row) => [row.step, mean(scoresOf(row))]);
 }
 
 function curvePanel(metric) {
@@ -218,14 +220,14 @@ function stepRow(place, kind, row, low, high) {
   const groups = groupsOf(row);
   const failed = [...row.status].filter((letter) => letter === "x").length;
   const filtered = groups.filter((group) => group.rejected).length;
-  const value = mean(row.score.filter((_, at) => row.status[at] !== "x"));
+  const scores = scoresOf(row);
   return el(
     "tr",
     { data: { href: linkTo(...parts) } },
     el("td", {}, link(parts, row.step)),
     el("td", { class: "num" }, groups.length),
-    el("td", { class: "num" }, number(value)),
-    el("td", {}, histogram(row.score, low, high)),
+    el("td", { class: "num" }, meanText(scores)),
+    el("td", {}, histogram(scores, low, high)),
     el("td", { class: "num" }, failed ? el("span", { class: "badge failed" }, failed) : "–"),
     el("td", { class: "num" }, filtered || "–"),
     el("td", { class: "num" }, number(row.tokens.reduce((sum, count) => sum + count, 0))),

@@ -11,7 +11,7 @@ turnwise.pages.step = async (parts) => {
   const [run, kind, step] = parts;
   const data = await stepData(run, kind, step);
   const groups = data.groups;
-  const members = groups.flatMap((group) => group.members);
+  const members = groups.flatMap(siblings);
   const scores = members.map((member) => member.score);
   const low = Math.min(...scores, 0);
   const high = Math.max(...scores, low + 1e-9);
@@ -34,15 +34,17 @@ turnwise.pages.step = async (parts) => {
   filter.addEventListener("change", fill);
   fill();
   const good = members.filter((member) => member.status !== "failed");
+  const successes = good.map(successOf).filter((success) => success !== undefined);
+  const success = `${Math.round(mean(successes.map(Number)) * 100)}%`;
   return el(
     "section",
     {},
     stepHead(parts, [
       ["groups", groups.length],
       ["episodes", members.length],
-      ["mean score", number(mean(good.map((member) => member.score)))],
-      ["success", `${Math.round(mean(good.map((member) => Number(successOf(member)))) * 100)}%`],
-      ["sampled tokens", number(members.reduce((sum, member) => sum + tokensOf(member), 0))],
+      ["mean score", meanText(good.map((member) => member.score))],
+      ...(successes.length ? [["success", success]] : []),
+      ["sampled tokens", number(sum(groups.flatMap((group) => group.members.map(tokensOf))))],
     ]),
     sentencesAt(run, kind, step),
     data.damaged
@@ -135,7 +137,7 @@ function failedPart(parts, failed) {
         el(
           "div",
           { class: "failure" },
-          link([...parts, group.index, place], `group ${group.index}, sibling ${member.sibling}`),
+          link([...parts, group.index, place], `group ${group.index}, ${siblingName(member)}`),
           el("pre", { class: "error" }, shown(member.error || "")),
         ),
       ),
@@ -167,7 +169,11 @@ function groupRow(parts, group, low, high) {
     el(
       "td",
       {},
-      scoreDots(scores, low, high, { links, failed: members.map((member) => member.status === "failed") }),
+      scoreDots(scores, low, high, {
+        links,
+        names: members.map(siblingName),
+        failed: members.map((member) => member.status === "failed"),
+      }),
     ),
     el("td", { class: "num" }, number(mean(scores))),
     el("td", { class: `num${variance < 1e-12 ? " muted" : ""}` }, number(variance)),

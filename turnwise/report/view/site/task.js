@@ -227,7 +227,7 @@ function elsewherePart(parts, id) {
     }
   });
   if (!found.length) return null;
-  const scores = found.flatMap(([, , , group]) => group.scores);
+  const scores = found.flatMap(([, , , group]) => siblings(group).map((member) => member.score));
   const low = Math.min(...scores, 0);
   const high = Math.max(...scores, low + 1e-9);
   return el(
@@ -242,17 +242,21 @@ function elsewherePart(parts, id) {
         { class: "rows" },
         found
           .slice(0, 200)
-          .map(([run, kind, step, group]) =>
-            el(
-              "tr",
-              { data: { href: linkTo(run, kind, step, group.index) } },
-              el("td", {}, turnwise.runs.length > 1 ? shown(turnwise.runs[run].name) : ""),
-              el("td", {}, link([run, kind, step, group.index], stepTitle(kind, step))),
-              el("td", {}, scoreDots(group.scores, low, high)),
-              el("td", { class: "num" }, number(mean(group.scores))),
-            ),
-          ),
+          .map(([run, kind, step, group]) => elsewhereRow([run, kind, step, group.index], group, low, high)),
       ),
     ),
+  );
+}
+
+function elsewhereRow(parts, group, low, high) {
+  const members = siblings(group);
+  const scores = members.map((member) => member.score);
+  return el(
+    "tr",
+    { data: { href: linkTo(...parts) } },
+    el("td", {}, turnwise.runs.length > 1 ? shown(turnwise.runs[parts[0]].name) : ""),
+    el("td", {}, link(parts, stepTitle(parts[1], parts[2]))),
+    el("td", {}, scoreDots(scores, low, high, { names: members.map(siblingName) })),
+    el("td", { class: "num" }, number(mean(scores))),
   );
 }
