@@ -1,7 +1,7 @@
 """`turnwise view --text`: runs in the terminal: their steps, their failed episodes, or one episode."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -47,15 +47,17 @@ def _print_run(console: "Console", viewed: ViewedRun) -> None:
 
 
 def _step_line(episodes: Episodes, step: int) -> str:
-    """A step's groups, episodes, mean score, and how many failed or weren't trained on."""
+    """A step's groups, episodes without greedy baselines, the mean score of those that didn't fail, and how
+    many failed or weren't trained on."""
     summary = episodes.read(step, None).summary
-    scores = summary["score"]
+    num_episodes = len(summary["score"]) - summary.get("baseline", "").count("1")
+    scores = _counted_scores(summary)
     groups = counted(len(summary["index"]), "group")
     numbers = "none"
     if summary["index"]:
         numbers = f"{min(summary['index'])}–{max(summary['index'])}"
-    line = f"{_name(episodes, step):<28} {groups} ({numbers}), {counted(len(scores), 'episode')}, "
-    line += f"mean score {sum(scores) / max(len(scores), 1):.3g}"
+    line = f"{_name(episodes, step):<28} {groups} ({numbers}), {counted(num_episodes, 'episode')}, "
+    line += f"mean score {sum(scores) / len(scores):.3g}" if scores else "no score"
     num_failed = summary["status"].count("x")
     num_rejected = len(summary["rejected"]) - summary["rejected"].count("0")
     if num_failed:
@@ -63,6 +65,14 @@ def _step_line(episodes: Episodes, step: int) -> str:
     if num_rejected:
         line += f", {counted(num_rejected, 'group')} not trained on"
     return line
+
+
+def _counted_scores(summary: Mapping[str, Any]) -> list[float]:
+    """The scores of a step's episodes, without greedy baselines and those that failed."""
+    scores = summary["score"]
+    baselines = summary.get("baseline", "0" * len(scores))
+    rows = zip(scores, summary["status"], baselines, strict=True)
+    return [score for score, status, is_baseline in rows if status != "x" and is_baseline == "0"]
 
 
 def _name(episodes: Episodes, step: int) -> str:

@@ -120,7 +120,7 @@ def test_copies_of_checkpoints_are_listed_too(run):
     assert "checkpoint-10-copy2" in index and index.index("checkpoint-3") < index.index("checkpoint-20")
 
 
-def test_a_step_whose_lines_are_all_damaged_is_said(capsys):
+def test_a_step_whose_lines_are_all_damaged_is_said(run, capsys):
     record = {"step": 0, "group": 0, "task": {"id": "t"}, "sibling": 0, "status": "finished", "turns": [5]}
     Path("mine.jsonl").write_text(json.dumps(record) + "\n")
     assert main(["view", "mine.jsonl", "--text"]) == 0
@@ -148,6 +148,21 @@ def test_text_lists_steps_failed_episodes_and_one_episode(run, capsys):
     shutil.rmtree(run / "checkpoints")
     assert main(["view", str(run), "--text", "--trajectory", "3/22/1"]) == 0
     assert "How high is the sea?" in capsys.readouterr().out, "without a tokenizer the messages are shown"
+
+
+def test_text_counts_neither_baselines_nor_failed_episodes_in_the_mean(run, capsys):
+    def line(sibling: int, score: float, **fields: object) -> str:
+        record = {"step": 0, "group": 0, "task": {"id": "t"}, "sibling": sibling, "score": score, "turns": []}
+        return json.dumps(record | {"status": "finished"} | fields) + "\n"
+
+    lines = [line(0, 0.5), line(2, 0.25), line(3, 0.0, status="failed"), line(4, 1.0, is_baseline=True)]
+    Path("mine.jsonl").write_text("".join(lines))
+    assert main(["view", "mine.jsonl", "--text"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 episodes" in shown and "0.375" in shown and "1 failed" in shown
+    Path("mine.jsonl").write_text(line(0, 0.0, status="failed"))
+    assert main(["view", "mine.jsonl", "--text"]) == 0
+    assert "no score" in capsys.readouterr().out
 
 
 def test_settings_that_differ_are_listed(run):

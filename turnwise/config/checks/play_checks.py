@@ -48,11 +48,13 @@ def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
     if env.mode != "trajectory":
         allowed = TURN_PLACEHOLDERS + STEP_PLACEHOLDERS
     try:
-        fields = [field for field in Formatter().parse(env.agent_template) if field[1] is not None]
+        fields = list(Formatter().parse(env.agent_template))
     except ValueError as error:
         yield Problem(path, f"{error}; write a brace that is part of the text twice")
         return
     for _, name, format_spec, conversion in fields:
+        if name is None:
+            continue
         if name in allowed and (format_spec or conversion):
             yield Problem(path, f"{{{name}}} has a format; write the placeholder without one")
         if name not in allowed:

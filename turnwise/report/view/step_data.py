@@ -196,7 +196,7 @@ def _summary(step: int, groups: Sequence[Json], num_damaged: int) -> Json:
         "status": "".join(STATUS_LETTERS.get(str(member.get("status")), "?") for member in members),
     }
     if any(member.get("is_baseline") for member in members):
-        summary["baseline"] = "".join(str(int(member.get("is_baseline", False))) for member in members)
+        summary["baseline"] = "".join("1" if member.get("is_baseline") else "0" for member in members)
     numbers = [member.get("sibling", 0) for member in members]
     if numbers != [place for group in groups for place in range(len(group["members"]))]:
         summary["sibling"] = numbers

@@ -32,6 +32,7 @@ async function show(keepsPlace = false) {
   }
   if (own !== visit) return;
   replaceChildren(page, content);
+  document.querySelector("nav.crumbs").replaceWith(crumbsOf(name, parts));
   document.title = plain(titleOf(name, parts));
   window.scrollTo(0, keepsPlace ? top : 0);
   if (name === "trajectory") turnwise.afterTrajectory(parts);
@@ -44,11 +45,11 @@ function titleOf(name, parts) {
   if (name === "timeline") return `time · ${run.name}`;
   const words = parts.length > 2 ? [stepTitle(parts[1], parts[2])] : [];
   if (parts.length > 3) words.unshift(`group ${parts[3]}`);
-  if (parts.length > 4) words.unshift(`sibling ${parts[4]}`);
+  if (parts.length > 4) words.unshift(episodeName(parts));
   return [...words, run ? run.name : "turnwise view"].join(" · ");
 }
 
-function drawTop(name, parts, query) {
+function crumbsOf(name, parts) {
   const crumbs = [
     el("a", { href: "#/", class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), "turnwise"),
   ];
@@ -58,7 +59,19 @@ function drawTop(name, parts, query) {
   if (name === "timeline") add(linkTo(parts[0], "timeline"), "time");
   if (parts.length > 2) add(linkTo(...parts.slice(0, 3)), stepTitle(parts[1], parts[2]));
   if (parts.length > 3) add(linkTo(...parts.slice(0, 4)), `group ${parts[3]}`);
-  if (parts.length > 4) add(linkTo(...parts.slice(0, 5)), `sibling ${parts[4]}`);
+  if (parts.length > 4) add(linkTo(...parts.slice(0, 5)), episodeName(parts));
+  return el("nav", { class: "crumbs" }, crumbs);
+}
+
+// A link holds an episode's place in its group; its name is known once the step is read.
+function episodeName(parts) {
+  const data = turnwise.caches.steps.get(parts.slice(0, 3).join("/"));
+  const group = data && data.groups.find((one) => one.index === parts[3]);
+  const member = group && group.members[parts[4]];
+  return member ? siblingName(member) : "episode";
+}
+
+function drawTop(name, parts, query) {
   const box = el("input", {
     type: "search",
     id: "search",
@@ -80,7 +93,7 @@ function drawTop(name, parts, query) {
   const live = turnwise.isLive ? el("span", { class: "live", title: "the run is watched" }, "live") : null;
   replaceChildren(
     document.getElementById("top"),
-    el("nav", { class: "crumbs" }, crumbs),
+    crumbsOf(name, parts),
     el(
       "div",
       { class: "top-tools" },

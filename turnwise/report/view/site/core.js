@@ -145,10 +145,10 @@ function groupsOf(row) {
   let start = 0;
   return row.index.map((index, place) => {
     const size = row.size[place];
-    const members = Array.from({ length: size }, (_, number_) => ({
-      score: row.score[start + number_],
-      sibling: row.sibling ? row.sibling[start + number_] : number_,
-      is_baseline: isBaseline(row, start + number_),
+    const members = Array.from({ length: size }, (_, at_) => ({
+      score: row.score[start + at_],
+      sibling: row.sibling ? row.sibling[start + at_] : at_,
+      is_baseline: isBaseline(row, start + at_),
     }));
     const group = {
       index,
@@ -212,6 +212,10 @@ function head(names) {
 }
 
 // Numbers.
+function meanText(values) {
+  return values.length ? number(mean(values)) : "–";
+}
+
 function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
@@ -255,5 +259,6 @@ function successOf(member) {
 // What people call an episode of a group, as in --trajectory STEP/GROUP/SIBLING.
 function siblingName(member) {
   if (member.is_baseline) return "greedy baseline";
-  return `sibling ${member.sibling || 0}`;
+  const role = member.role && member.role !== "agent" ? `, ${member.role}` : "";
+  return plain(`sibling ${member.sibling || 0}${role}`);
 }

@@ -49,7 +49,9 @@ function firstSeries(metrics, patterns) {
 
 // Without metrics, as for a file of rollouts alone, the curve is the mean score of each step.
 function scoreSeries(kind) {
-  return kind.steps.filter((row) => row.score && row.score.length).map((row) => [row.step, mean(scoresOf(row))]);
+  return kind.steps
+    .filter((row) => row.score && scoresOf(row).length)
+    .map((row) => [row.step, mean(scoresOf(row))]);
 }
 
 function curvePanel(metric) {
@@ -224,7 +226,7 @@ function stepRow(place, kind, row, low, high) {
     { data: { href: linkTo(...parts) } },
     el("td", {}, link(parts, row.step)),
     el("td", { class: "num" }, groups.length),
-    el("td", { class: "num" }, number(mean(scores))),
+    el("td", { class: "num" }, meanText(scores)),
     el("td", {}, histogram(scores, low, high)),
     el("td", { class: "num" }, failed ? el("span", { class: "badge failed" }, failed) : "–"),
     el("td", { class: "num" }, filtered || "–"),

@@ -42,7 +42,7 @@ turnwise.pages.step = async (parts) => {
     stepHead(parts, [
       ["groups", groups.length],
       ["episodes", members.length],
-      ["mean score", number(mean(good.map((member) => member.score)))],
+      ["mean score", meanText(good.map((member) => member.score))],
       ...(successes.length ? [["success", success]] : []),
       ["sampled tokens", number(sum(groups.flatMap((group) => group.members.map(tokensOf))))],
     ]),

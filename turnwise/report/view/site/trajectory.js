@@ -81,7 +81,7 @@ function episodeHead(parts, group, member, place, query) {
       "h1",
       {},
       shown(group.task.id || ""),
-      el("span", { class: "muted" }, ` · sibling ${member.sibling || 0}`),
+      el("span", { class: "muted" }, ` · ${siblingName(member)}`),
     ),
     el(
       "dl",
@@ -145,7 +145,7 @@ function toolBar(view, columns, query) {
       el(
         "option",
         { value: place, selected: place === chosen },
-        `sibling ${one.sibling || 0}${one.is_baseline ? " (greedy)" : ""}, score ${number(one.score)}`,
+        `${siblingName(one)}, score ${number(one.score)}`,
       ),
     ),
   );
@@ -232,7 +232,7 @@ function fillColumns(view, columns) {
           ? el(
               "h2",
               { class: "column-title" },
-              `sibling ${member.sibling || 0}`,
+              siblingName(member),
               el("small", {}, ` score ${number(member.score)}`),
             )
           : null;
