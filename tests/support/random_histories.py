@@ -27,7 +27,7 @@ from turnwise.testing.fakes import ScriptedServer, SeenRequest, byte_tokenizer
 from turnwise.types import CallOptions, Message, SamplingParams, Task, Trajectory
 
 TASK = Task("t", "T", "train", 0)
-MAX_NEW_TOKENS = 24
+MAX_NEW_TOKENS = 60
 WORDS_OF_USERS = ("go", "again", "sub", "do", "sum")
 TOOLS = (
     (),
@@ -150,7 +150,7 @@ class RandomClient:
     async def _ask(self, number: int, request: _Said, answers: dict[int, Any]) -> None:
         for _ in range(self.shuffle.randrange(3)):
             await asyncio.sleep(0)
-        options = CallOptions(max_new_tokens=4 + len(request.messages) % 20)
+        options = CallOptions(max_new_tokens=8 + 9 * len(request.messages) % 53)
         try:
             answers[number] = await self.tree.answer(request.messages, options, TOOLS[request.tools])
             self.counts["answered"] += 1
@@ -184,19 +184,17 @@ def _answered(request: _Said, message: Message) -> _Said:
 
 
 def _response(template: ChatTemplate, request: SeenRequest) -> Sequence[int]:
-    """Random tokens, a call, or words; some of them are cut by the budget."""
+    """Random tokens, or a call; some responses are cut by the budget. Two responses hardly ever begin alike:
+    else a client would send back a response that is still being sampled for another one."""
     rng = random.Random(request.sampling.seed)
-    kind = rng.random()
-    if kind < 0.3:
-        text = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
-        token_ids = template.tokenizer.encode(text, add_special_tokens=False)
-    elif kind < 0.6:
-        token_ids = template.tokenizer.encode("left right done", add_special_tokens=False)
+    if len(template.tokenizer) < 100:
+        token_ids = [rng.randrange(10, 20) for _ in range(rng.randrange(6, 12))]
+    elif rng.random() < 0.4:
+        call = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
+        token_ids = template.tokenizer.encode(f"{rng.randrange(10**9)}{call}", add_special_tokens=False)
     else:
         # Bytes of one character, pieces of words: no text encodes to most of these sequences.
-        token_ids = [rng.randrange(10, 20) for _ in range(rng.randrange(1, 12))]
-        if len(template.tokenizer) > 100:
-            token_ids = [rng.randrange(60, 320) for _ in range(rng.randrange(1, 12))]
+        token_ids = [rng.randrange(60, 320) for _ in range(rng.randrange(4, 12))]
     usual = [token_id for token_id in token_ids if token_id not in template.stop_token_ids]
     return [*usual, template.stop_token_ids[0]][: request.sampling.max_new_tokens]
 

@@ -186,7 +186,7 @@ class Forest:
 
 
 def _added_first(children: Children, keys: Sequence[MessageKey], position: int) -> list[Node]:
-    """Those whose first added message is the one at this position."""
+    """The nodes whose first added message is the one at this position."""
     if position >= len(keys):
         return []
     return list(children.get(keys[position], ()))
