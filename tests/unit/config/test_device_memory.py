@@ -11,7 +11,6 @@ from small_configs import SFT, config_of, values_of
 from turnwise.config import SFTConfig, parse_config
 from turnwise.config.place import place, smallest_machine
 from turnwise.config.show.device_memory import device_memory
-from turnwise.errors import ConfigError
 
 SIZES = {
     "model_type": "qwen3",
@@ -78,13 +77,3 @@ def test_fine_tuning_has_one_line_and_a_model_without_sizes_none(folder):
     config = parse_config(values_of(SFT, pretrain=folder, sequence_length=64), SFTConfig)[0]
     assert list(megabytes(device_memory(config, place(config, smallest_machine(config))))) == [0]
     assert held("models/none") == ""
-
-
-@pytest.mark.parametrize(("size", "fits"), [(1, True), (2, True), (3, False), (4, True), (8, False)])
-def test_heads_are_divided_evenly(folder, size, fits):
-    keys = {"pretrain": folder, "sequence_length": 64, INFER: list(range(size)), **vllm(size)}
-    if fits:
-        config_of(**keys)
-        return
-    with pytest.raises(ConfigError, match=rf"tp_size: {size} devices can't share 4 heads"):
-        config_of(**keys)
