@@ -104,7 +104,7 @@ class Forest:
         self._num_by_opening: Counter[Opening] = Counter()
         self._num_by_first: Counter[MessageKey] = Counter()
         self._openings: dict[Opening, None] = {}
-        """Those of all requests, in the order in which they arrived."""
+        """The openings of all requests, in the order in which they arrived."""
 
     def shared(self, keys: Sequence[MessageKey]) -> tuple[MessageKey, ...]:
         """The keys, with the nodes' own in place of equal ones: clients send the same texts again and again,
