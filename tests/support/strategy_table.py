@@ -211,7 +211,7 @@ FEATURES = (
         {"num_gpus_per_node": 1},
         {
             "torch": works(NODES, "tests/engines/nodes_ray.py", remark="Ray or torchrun"),
-            "fsdp2": works(NODES, remark=NOT_RUN),
+            "fsdp2": works(NODES, remark="tried with torchrun"),
             "deepspeed": works(ENGINE_NODES, remark=NOT_RUN),
             "megatron": works(ENGINE_NODES, remark=NOT_RUN),
         },

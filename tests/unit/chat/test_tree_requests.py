@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tree import ConversationTree
 from turnwise.errors import RequestError, ServerError
 from turnwise.testing.fakes import ScriptedServer, SeenRequest, byte_tokenizer
-from turnwise.types import CallOptions, Completion, Message, SamplingParams, Task
+from turnwise.types import CallOptions, Completion, Message, SamplingParams, Task, derive_seed
 
 SAMPLING = SamplingParams(max_new_tokens=4, seed=3)
 TASK = Task("t", "T", "train", 0)
@@ -119,6 +121,24 @@ def test_a_client_that_sends_a_response_back_has_got_it() -> None:
 
     asyncio.run(play())
     assert trained_turns(tree) == [0, 1]
+
+
+def test_a_seed_is_made_of_all_ids_of_a_prompt_however_they_came_together() -> None:
+    server = HeldServer(is_held=False)
+    tree = tree_over(server)
+
+    async def play() -> None:
+        messages: list[Message] = []
+        for _ in range(3):
+            messages.append(user("again"))
+            answer = await tree.answer(messages)
+            messages.append(answer.message)
+
+    asyncio.run(play())
+    assert [turn.parent for turn in tree.turns] == [None, 0, 1]
+    for request in server.requests:
+        digest = hashlib.blake2b(array("q", request.prompt_ids).tobytes(), digest_size=16).hexdigest()
+        assert request.sampling.seed == derive_seed(SAMPLING.seed, digest, 0)
 
 
 def test_other_options_are_another_request() -> None:
