@@ -241,6 +241,7 @@ async def _all_of(
     calls of all others fail, so its own error is the one that counts."""
 
     async def sent() -> None:
+        await asyncio.sleep(0)  # calls of a tick are sent at its end
         await send()
 
     # The receivers' calls are on their way first: a sender in this process blocks the event loop.
