@@ -15,6 +15,9 @@ from typing import Any
 
 from with_verifiers import task_at
 
+from turnwise.cli.main import exit_status
+from turnwise.runtime.replaceable import write_new_or_same
+
 
 def row(taskset: str, number: int, harness: str) -> dict[str, Any]:
     """A row: its prompt is there to be read, verifiers shows the task to the model."""
@@ -47,8 +50,8 @@ def main() -> None:
     num_trained = options.num - options.held_out
     for name, part in (("train", rows[:num_trained]), ("val", rows[num_trained:])):
         text = "".join(json.dumps(each) + "\n" for each in part)
-        (options.out / f"{name}.jsonl").write_text(text)
+        write_new_or_same(options.out / f"{name}.jsonl", text, "--out")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

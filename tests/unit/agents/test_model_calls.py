@@ -12,9 +12,9 @@ from turnwise.agents.model_calls import ModelCalls, RequestSettings, SaidOnce
 from turnwise.agents.react_agent import require_langgraph, warn_of_tracing, warn_of_version
 from turnwise.agents.run_loop import RunLoop
 from turnwise.chat.contexts import TokenContexts
-from turnwise.chat.ledger import Prompt
+from turnwise.chat.message_content import Messages
 from turnwise.chat.template import ChatTemplate
-from turnwise.chat.tree import ConversationTree
+from turnwise.chat.tree import Answer, ConversationTree
 from turnwise.errors import BlockingFault, NotAvailableError, RequestError
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import CallOptions, SamplingParams
@@ -70,14 +70,14 @@ def test_a_cut_response_names_its_limit() -> None:
     assert asyncio.run(limit(len(TEMPLATE.start(GO)) + 3)) == "sequence_length"
 
 
-def test_the_prompts_of_a_tree_are_shown_before_their_answers() -> None:
+def test_the_answers_of_a_tree_are_shown_to_its_contexts_first() -> None:
     server = ScriptedServer([TEMPLATE.respond("a"), TEMPLATE.respond("b")])
     events: list[Any] = []
 
-    def on_prompt(prompt: Prompt, sampling: SamplingParams) -> None:
-        events.append((prompt.prefix.num_tokens, len(prompt.added_ids), sampling.max_new_tokens))
+    def on_commit(answer: Answer, messages: Messages) -> None:
+        events.append((answer.turn.parent, [message["content"] for message in messages]))
 
-    contexts = TokenContexts(TEMPLATE, server, 256, "e", on_prompt=on_prompt)
+    contexts = TokenContexts(TEMPLATE, server, 256, "e", on_commit=on_commit)
 
     async def play() -> None:
         tree = contexts.open_tree(
@@ -87,9 +87,8 @@ def test_the_prompts_of_a_tree_are_shown_before_their_answers() -> None:
         await tree.answer([*GO, first.message, *GO])
 
     asyncio.run(play())
-    prompts = [len(request.prompt_ids) for request in server.requests]
-    first_turn = prompts[0] + 2
-    assert events == [(0, prompts[0], 8), 0, (first_turn, prompts[1] - first_turn, 8), 1]
+    text = GO[0]["content"]
+    assert events == [(None, [text]), 0, (0, [text]), 1]
 
 
 def test_a_loop_that_waits_for_itself_is_refused() -> None:

@@ -77,7 +77,7 @@ def test_bands_hold_together_and_their_ends_belong_to_them():
 
 def test_nothing_asked_for_is_nothing_done():
     annotations, metrics = PolicyLoss(AlgorithmSettings()).prepare(packed(), seed=0)
-    assert (annotations, metrics) == ((None, None, None), [])
+    assert (annotations, metrics) == ((None, None, None, None), [])
     assert band_mask(tensors(), Correction()) is None and importance_weights(tensors(), Correction()) is None
 
 
