@@ -80,7 +80,7 @@ def config_of(model: str, row: dict[str, Any], folder: Path) -> dict[str, Any]:
     rows.write_text(json.dumps(row) + "\n")
     return {
         "pretrain": model,
-        "sequence_length": 900,
+        "sequence_length": 512,
         "rollout_batch_size": 2,
         "data": {"train_files": str(rows)},
         "actor_infer": {"generating_args": {"max_new_tokens": 8}},
