@@ -30,6 +30,8 @@ CONFIGS = {
     "tool_agent": PRODUCTS / "grpo.yaml",
     "openai": ROOT / "examples" / "gateway" / "openai.yaml",
 }
+OWN_WORDS = {"tool_agent": [f"agent.tool_config_path={PRODUCTS / 'tools.yaml'}"], "openai": []}
+"""Settings of one of them alone. The path in the file is seen from the repository's folder."""
 NUM_ROWS = 4_000
 
 sys.path[:0] = [str(PRODUCTS), str(ROOT / "examples" / "gateway")]
@@ -68,6 +70,7 @@ def steps_of(name: str, folder: Path, model: Path, words: list[str]) -> list[dic
         "data.val_files=[]",
         "eval_steps=0",
         "track_with=[]",
+        *OWN_WORDS[name],
         *words,
     ]
     assert turnwise(["train", str(CONFIGS[name]), "--quiet", *arguments]) == 0

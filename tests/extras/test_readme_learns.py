@@ -50,6 +50,7 @@ def test_it_runs_with_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert readme.count(printed) == 1, f"the README prints {printed!r} once"
         readme = readme.replace(printed, smaller)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "guess", raising=False)  # another example's module has this name
     folders: dict[str, str] = {}
     for line in write_files(tmp_path, readme).splitlines():
         if newest := re.fullmatch(r"(\w+)=\$\(ls -td (\S+) \| head -1\)", line):
