@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from turnwise.gateway.dialect import GatewayError
 if TYPE_CHECKING:
     from aiohttp import web
 
+_SLASHES = re.compile("/+")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BODY_S = 60.0
 """Maximum seconds in which a body must arrive."""
@@ -108,7 +110,9 @@ def check_method(request: "web.BaseRequest", method: str) -> None:
 
 
 def key_in_path(path: str) -> tuple[str | None, str]:
-    """The key in `/s/KEY/…`, and the rest of the path."""
+    """The key in `/s/KEY/…`, and the rest of the path. Slashes that follow each other count as one: a base
+    URL may end with one."""
+    path = _SLASHES.sub("/", path)
     if not path.startswith("/s/"):
         return None, path
     key, slash, rest = path[3:].partition("/")

@@ -283,3 +283,12 @@ def test_a_tool_of_the_server_in_a_namespace_is_dropped() -> None:
             return status
 
     assert asyncio.run(play()) == 200
+
+
+def test_a_base_url_may_end_with_a_slash() -> None:
+    async def play() -> list[int]:
+        async with scripted_gateway(["left", "right"]) as scripted:
+            paths = ("//v1/chat/completions", f"//s/{scripted.session.key}//v1/chat/completions")
+            return [(await scripted.post(body(), path))[0] for path in paths]
+
+    assert asyncio.run(play()) == [200, 200]
