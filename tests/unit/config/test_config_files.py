@@ -22,7 +22,7 @@ from turnwise.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "examples" / "qwen2.5-0.5B-agentic" / "agent_val_frozen_lake.yaml"
 ALL_PUBLISHED = [PUBLISHED, PUBLISHED.with_name("agent_val_sokoban.yaml")]
-"""Those beside them are ours: `test_gpu_examples.py`."""
+"""The other files beside them are ours: `test_gpu_examples.py`."""
 
 SHARED = """
 pattern: <a>(.*?)</a>
