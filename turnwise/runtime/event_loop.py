@@ -200,17 +200,29 @@ class OwnLoop(asyncio.SelectorEventLoop):
     `stop`."""
 
     _main: asyncio.Future[Any] | None = None
+    _is_stop_due = False
+    """Whether Ctrl-C has left the loop after the end of the run before, and before asyncio's callback that
+    stops the loop for it."""
 
     def run_until_complete(self, future: Any) -> Any:
         outer = self._main
-        self._main = asyncio.ensure_future(future, loop=self)
+        main = asyncio.ensure_future(future, loop=self)
+        self._main = main
+        is_stop_due = False
         try:
-            return super().run_until_complete(self._main)
+            return super().run_until_complete(main)
+        except KeyboardInterrupt:
+            is_stop_due = main.done()
+            raise
         finally:
             self._main = outer
+            self._is_stop_due = is_stop_due
 
     def stop(self) -> None:
         if self._main is not None and not self._main.done():
+            if self._is_stop_due:
+                self._is_stop_due = False
+                return
             raise RuntimeError(
                 "this is the event loop of the whole run, which nobody may stop; return instead"
             )
