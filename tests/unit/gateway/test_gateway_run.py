@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from small_runs import LETTERS, folder_of_run, measured, played, small_config, training
 
+from turnwise.assemble.gateway import RunGateway
 from turnwise.assemble.saved import replay_rollouts
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError
 from turnwise.examine.examined import examine
 from turnwise.examine.problems import object_problems
+from turnwise.protocols import PlaysInPlaces
+from turnwise.runtime.event_loop import WatchedRunner
 
 
 def gateway_config(model: Path, folder: Path, agent: dict[str, Any], **changes: Any) -> AgenticConfig:
@@ -110,6 +113,17 @@ def test_what_is_played_is_checked_before_a_run(
     config = gateway_config(tiny_model, tmp_path, agent)
     [problem, *_] = object_problems(examine(config))
     assert sentence in problem.message
+
+
+def test_agents_of_commands_share_so_many_places_as_processes_may_run(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    command = {"command": [sys.executable, "-c", "pass"], "max_processes": 3}
+    with WatchedRunner() as runner:
+        gateway = RunGateway(gateway_config(tiny_model, tmp_path, command), runner)
+        agents = [gateway.agent_of_rows(split) for split in ("train", "val")]
+        assert isinstance(agents[0], PlaysInPlaces) and agents[0].places is agents[1].places
+        assert agents[0].places is not None and agents[0].places._value == 3
 
 
 def test_a_function_that_nothing_plays_is_refused(tiny_model: Path, tmp_path: Path) -> None:
