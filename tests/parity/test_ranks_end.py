@@ -184,5 +184,7 @@ def test_a_rank_that_is_gone_takes_its_share_along(start):
     os.kill([process for process in processes if not below(process)][-1], signal.SIGKILL)
     Path("gate").touch()
     said = ended([run], processes)
-    assert "1 finished step is lost" in said and "holds a share" in said and "no checkpoint yet" in said
+    # The death is seen when the next call is made: one before the update or the update itself.
+    assert "holds a share" in said or "in the middle of a weight update" in said, said
+    assert "1 finished step is lost" in said and "no checkpoint yet" in said
     assert run.returncode == 2
