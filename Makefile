@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
-EXTRAS := tests/extras tests/learning tests/parity tests/contracts tests/unit/pipelines
+EXTRAS := tests/extras tests/learning tests/parity tests/contracts tests/unit
 BIN := $(VENV)/bin
 # What nobody imports isn't compiled: that saves half a minute.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt

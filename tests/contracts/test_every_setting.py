@@ -277,7 +277,16 @@ def ids(line: Any) -> str:
     return line.key if isinstance(line, Live) else line.__name__
 
 
-@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in KINDS for line in LIVE[kind]], ids=ids)
+def live_settings() -> list[Any]:
+    """All live settings; each fourth is a smoke of the others, which `make test-extras` tries."""
+    lines = [(kind, line) for kind in KINDS for line in LIVE[kind]]
+    return [
+        pytest.param(kind, line, marks=[pytest.mark.extra] if number % 4 else [])
+        for number, (kind, line) in enumerate(lines)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "line"), live_settings(), ids=ids)
 def test_a_live_setting_shows_itself(kind: Kind, line: Live, bench: Bench) -> None:
     base = reduce(
         lambda raw, item: with_value(raw, path_of(kind, item[0]), item[1]), line.under.items(), BASE[kind]

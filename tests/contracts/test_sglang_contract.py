@@ -169,6 +169,7 @@ def test_another_version_a_url_with_options_and_a_port_in_use_are_refused(serve,
             SGLangServer.for_policy(RankContext(), policy, port=taken.getsockname()[1])
 
 
+@pytest.mark.extra
 def test_it_is_started_told_its_options_and_ended(policy, model, tmp_path, monkeypatch):
     package = tmp_path / "path" / "sglang"
     package.mkdir(parents=True)

@@ -107,6 +107,7 @@ def test_plain_torch_goes_on_from_shares_and_back(make_role, tmp_path, kind):  #
     np.testing.assert_equal(ask(two, "parameters"), ask(one, "parameters"))
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_saving_takes_twice_the_largest_file(make_role, tmp_path):  # noqa: F811
     """A rank holds ten times as much as a file may have, and its memory while saving is what it was before,

@@ -36,7 +36,7 @@ def train(tiny_model, tmp_path, flip, max_steps=35, **model_args):
     return [row["rollout/score/mean"] for row in read_metrics(folder.metrics)]
 
 
-@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("flip", [False, pytest.param(True, marks=pytest.mark.extra)])
 def test_grpo_finds_the_right_word(tiny_model, tmp_path, flip):
     scores = train(tiny_model, tmp_path, flip)
     if flip:

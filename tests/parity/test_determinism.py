@@ -37,6 +37,7 @@ def assert_same(one, other):
     assert all(torch.equal(weight, other.weights[name]) for name, weight in one.weights.items())
 
 
+@pytest.mark.extra
 def test_two_processes_give_the_same_run(profile, lake_config, train, read_run, tmp_path):
     assert_same(train(lake_config(profile)), read_run(train_elsewhere(lake_config(profile), tmp_path)))
 

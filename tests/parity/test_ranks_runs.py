@@ -145,7 +145,9 @@ def test_two_ranks_go_the_way_of_one(make_config, rollouts, kind, is_adapted):
             np.testing.assert_allclose(second, first, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("kind", "is_adapted"), [("gae", True), ("sft", False)])
+@pytest.mark.parametrize(
+    ("kind", "is_adapted"), [pytest.param("gae", True, marks=pytest.mark.extra), ("sft", False)]
+)
 def test_the_same_two_ranks_repeat_a_whole_run_bit_by_bit(make_config, kind, is_adapted):
     """Its own play included, and what the adapters drop."""
     (one, metrics), (other, repeated) = (

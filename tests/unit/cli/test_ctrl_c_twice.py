@@ -113,6 +113,7 @@ def test_in_sft_the_checkpoints_stay(interrupted, tmp_path):
     assert checkpoints(tmp_path)
 
 
+@pytest.mark.extra
 def test_in_an_asynchronous_run_the_checkpoints_stay(interrupted, tmp_path):
     """The trainer is a process of its own; the second batch never ends."""
     values = plays(good_steps=6, async_generation_ratio=1, save_steps=1, entropy_loss_coef=0.001)

@@ -173,6 +173,7 @@ def test_deterministic_runs_seed_the_generators_that_a_users_code_may_draw_from(
     assert drawn[0] == drawn[1] and drawn[0][0] != drawn[2][0] and drawn[0][1] != drawn[2][1]
 
 
+@pytest.mark.extra
 def test_after_a_resume_those_generators_go_on_as_without_a_stop(job):
     def run(*settings):
         random.seed(0)

@@ -41,6 +41,7 @@ def test_a_run_is_repeated_with_its_config(job, capsys):
 CUT = "actor_infer.generating_args={top_p: 0.9, top_k: 20}"
 
 
+@pytest.mark.extra
 def test_a_run_under_top_p_and_top_k_is_repeated_with_the_ids_that_were_kept(job, capsys):
     assert main(["train", job, CUT, "train_infer_correction={is_weight: {}}", "use_kl_loss=true"]) == 0
     [first] = Path("runs/job").iterdir()

@@ -54,6 +54,7 @@ def test_a_verb_finds_a_class_beside_the_config(tmp_path: Path, verb: tuple[str,
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extra
 def test_training_finds_it_in_this_process_and_in_the_one_that_trains(
     tmp_path: Path, tiny_model: Path
 ) -> None:

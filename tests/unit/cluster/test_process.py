@@ -472,6 +472,7 @@ def test_a_call_without_end_and_one_behind_it_name_it_and_no_other_waits(impatie
         workers.call("process")
 
 
+@pytest.mark.extra
 def test_a_call_that_was_only_late_has_others_after_it(impatient):
     workers = impatient()
     late = workers.call("wait", 4.0)
@@ -531,7 +532,7 @@ def test_what_a_shell_or_a_scheduler_sends_to_all_is_left_to_the_parent(make_clu
     assert prepare_processes() is fork_server
 
 
-@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("exit", marks=pytest.mark.extra), "kill"])
 def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
     (tmp_path / "script.py").write_text(
         "import os, sys\n"

@@ -235,6 +235,7 @@ async def test_nothing_leaks() -> None:
     assert engine._runner._cache.num_slots <= 9
 
 
+@pytest.mark.extra
 def test_memory_stays_flat() -> None:
     """What later conversations leave behind, in bytes of Python's objects: the minutes are
     `benchmarks/soak.py`'s."""

@@ -269,6 +269,7 @@ def test_fine_tuning_goes_on_as_well(fine_tune, fine_tuned, tmp_path):
     assert_same_weights(resumed.checkpoints.newest, fine_tuned.checkpoints.newest)
 
 
+@pytest.mark.extra
 def test_fine_tuning_goes_on_with_another_number_of_devices_if_its_steps_keep_their_size(
     fine_tune, fine_tuned, tmp_path
 ):

@@ -170,6 +170,7 @@ WANTED = [
 ]
 
 
+@pytest.mark.extra
 def test_a_name_is_downloaded_once_with_its_progress_and_comes_from_the_cache_then(
     hub: Hub, environment: dict[str, str], tmp_path: Path, tiny_model: Path
 ) -> None:

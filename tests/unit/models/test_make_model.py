@@ -196,6 +196,7 @@ def test_words_that_are_whole_are_no_reason_to_warn(tmp_path: Path) -> None:
     assert made.scattered == {}
 
 
+@pytest.mark.extra
 def test_the_command_warns_and_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "codes").write_text("\n".join(CODES))
     words = ["make-model", "--text", str(tmp_path / "codes"), "--set", "num_hidden_layers=1", "--out"]

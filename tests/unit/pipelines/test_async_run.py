@@ -94,7 +94,10 @@ class Uneven(LettersEnv):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "group_size_redundancy": 2}},
+        pytest.param(
+            {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "group_size_redundancy": 2}},
+            marks=pytest.mark.extra,
+        ),
         {"train_env_manager": {"num_env_groups": 8, "group_size": 2}, "stale_groups": "drop"},
     ],
 )
@@ -144,7 +147,10 @@ def slow_engine(monkeypatch):
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param("finish", marks=pytest.mark.extra), "abort_continue", "abort_restart", "keep"],
+    [
+        "abort_continue",
+        *(pytest.param(how, marks=pytest.mark.extra) for how in ("finish", "abort_restart", "keep")),
+    ],
 )
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
     envs = {"Letters": LETTERS | {"max_tokens_per_step": 60}}
@@ -180,7 +186,7 @@ def without_times(pipeline):
 @pytest.mark.parametrize(
     ("how", "ratio", "is_streamed"),
     [
-        ("finish", 1, True),
+        pytest.param("finish", 1, True, marks=pytest.mark.extra),
         pytest.param("abort_continue", 2, True, marks=pytest.mark.extra),
         ("keep", 2, False),
     ],
@@ -282,12 +288,13 @@ SILENT = r"(?s:.*)the trainer's process:\n    it doesn't say"
 @pytest.mark.parametrize(
     ("phase", "number", "deadlines", "error", "message"),
     [
-        (
+        pytest.param(
             "old_log_probs_values",
             signal.SIGSTOP,
             {"train_s": 8.0},  # setting up the trainer's process has to be faster, too
             DeadlineError,
             rf"8 s for actor_train.\w+; raise deadlines.train_s{SILENT}",
+            marks=pytest.mark.extra,
         ),
         (
             "model_update",

@@ -110,6 +110,7 @@ def test_a_run_that_goes_on_is_the_one_that_was_never_stopped(make_config) -> No
     assert_same_weights(resumed.checkpoints.newest, whole.checkpoints.newest)
 
 
+@pytest.mark.extra
 def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> None:
     config = {
         "data": {"num_epochs": 2},
@@ -221,6 +222,7 @@ def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
     assert_same_weights(again.checkpoints.newest, recorded.checkpoints.newest)
 
 
+@pytest.mark.extra
 def test_an_asynchronous_curriculum_that_goes_on_plays_the_tasks_that_were_admitted(make_config) -> None:
     """Each by the version of the curriculum that admitted it, although the state has moved on since. With
     three siblings instead of two, what was played ahead of training is played again."""

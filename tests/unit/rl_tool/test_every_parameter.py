@@ -305,6 +305,7 @@ TITLES = {
 }
 
 
+@pytest.mark.extra
 def test_a_training_that_was_stopped_goes_on_and_ends_as_the_one_that_was_not(folders, fragile, capsys):
     asked = {
         "action": "train",

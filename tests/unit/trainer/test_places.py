@@ -55,6 +55,7 @@ print("evaluated:", trainer.evaluate(num_tasks=2).overall.num_episodes)
 """
 
 
+@pytest.mark.extra
 def test_a_script_without_a_guard_trains_in_two_processes(tiny_model, tmp_path):
     (tmp_path / "script.py").write_text(f"MODEL = {str(tiny_model)!r}\n{OWN}")
     ended = forked.run([], module="script", cwd=tmp_path)
