@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+# Further options of pytest.
+OPTIONS ?=
 EXTRAS := tests/extras tests/learning tests/parity tests/contracts tests/unit
 BIN := $(VENV)/bin
 # What nobody imports isn't compiled: that saves half a minute.
@@ -16,12 +18,12 @@ quickstart: $(VENV)/.installed
 
 # Workers of one thread each: on two cores, two threads each took nearly twice as long.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not extra' --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not extra' --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal $(OPTIONS)
 
 # What takes minutes: kills of a run, launchers and replicas, the README's commands, every example, every benchmark at toy size, and
 # the known mistakes (tests/mutants.txt).
 test-extras: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m extra $(EXTRAS) --durations=8
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m extra $(EXTRAS) --durations=8 $(OPTIONS)
 
 # The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, and SGLang's wheel, made once outside this folder: about 7 GB.
 engines: $(VENV)/.installed-dev
@@ -30,7 +32,7 @@ engines: $(VENV)/.installed-dev
 # Each engine's own smoke test and a check of its numbers against plain torch; with TURNWISE_FULL=1 their long tests too; and what
 # we ask of SGLang against its source. What is skipped is said, with what this machine lacks.
 test-engines: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -s -rs --durations=0 --durations-min=1
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -s -rs --durations=0 --durations-min=1 $(OPTIONS)
 
 # Everything, with twenty kills; writes tests/full_run.json and tests/durations.json. Only on a clean tree.
 test-full: $(VENV)/.installed-dev
