@@ -87,8 +87,10 @@ class Nodes:
         self.second_raylet = max(raylets() - before)
 
     def lose(self) -> None:
-        """Forgets the second node, and ends what is left of it."""
+        """Ends what is left of the second node, and waits until Ray knows: a run that starts before may choose
+        its devices."""
         self._cluster.remove_node(self._second, allow_graceful=False)
+        self._cluster.wait_for_nodes(START_S)
         self._second = None
 
     def actors(self) -> set[int]:

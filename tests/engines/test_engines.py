@@ -43,6 +43,7 @@ if os.environ.get("TURNWISE_FULL"):
     FED_BY = ["deepspeed", "megatron"]
 else:
     SCRIPTS += [
+        ("ray", "faults_ray.py"),
         ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher"),
         ("megatron", "train_megatron.py", "-k", "(steps and tp2_pp2) or (a_run_with and pp2_critic)"),
         ("deepspeed", "train_examples.py", "deepspeed", "-k", "fewer_devices and 2"),
@@ -77,6 +78,21 @@ def test_vllm_is_fed_by_other_engines(trainer):
         pytest.skip(str(error))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
     command = [python, ENGINES / "train_vllm_sharded.py", trainer, packages]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+    print(run.stdout)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed", "megatron"])
+def test_sharded_strategies_train_under_ray(engine):
+    """In the environment of Ray, with the packages of the engine that trains behind its own."""
+    try:
+        python = engine_python("ray")
+        words = [engine] if engine == "fsdp2" else [engine, packages_of(engine_python(engine))]
+    except LackingError as error:
+        pytest.skip(str(error))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
+    command = [python, ENGINES / "strategies_ray.py", *words]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     print(run.stdout)
