@@ -87,8 +87,8 @@ class Nodes:
         self.second_raylet = max(raylets() - before)
 
     def lose(self) -> None:
-        """Ends what is left of the second node, and waits until Ray knows: a run that starts before may choose
-        its devices."""
+        """Ends what is left of the second node, and waits until Ray knows: a run that starts before may
+        choose its devices."""
         self._cluster.remove_node(self._second, allow_graceful=False)
         self._cluster.wait_for_nodes(START_S)
         self._second = None

@@ -325,8 +325,8 @@ def _require_alive(nodes: Sequence[Node]) -> None:
     for node in nodes:
         if node.key not in alive:
             raise WorkerError(
-                f"node {node.name} was lost while the run waited for its devices; start the run again, on the "
-                "nodes that are there now"
+                f"node {node.name} was lost while the run waited for its devices; start the run again, "
+                "on the nodes that are there now"
             )
 
 
