@@ -1,6 +1,6 @@
 """Sharded strategies train under Ray what they train in forked processes: FSDP2 on two ranks. With
-`deepspeed` or `megatron` and a folder of its packages on the command line ZeRO 2 and 3 do, or Megatron with a
-tensor-parallel size of two, which does so under torchrun too."""
+`deepspeed` or `megatron` on the command line ZeRO 2 and 3 do, or Megatron with a tensor-parallel size of two,
+which does so under torchrun too. The engine's environment needs Ray's packages behind its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import tempfile
 from pathlib import Path
 
 ENGINE = sys.argv[1] if len(sys.argv) > 1 else "fsdp2"
-PACKAGES = sys.argv[2:3]
-paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *PACKAGES]
 if ENGINE == "megatron":
     # Processes that the runs start run Megatron on a CPU too, actors and torchrun's included.
-    paths.insert(0, str(Path(__file__).parents[1] / "support" / "megatron_site"))
-os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-sys.path += PACKAGES
+    site = Path(__file__).parents[1] / "support" / "megatron_site"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
 
 from train_ray import CONFIG, TEXT, differences, measured, small, trained  # noqa: E402
 
