@@ -4,10 +4,10 @@
 
 A run trains asynchronously on a lake of always eight turns: the trainer and two replicas with an embedded
 engine are processes. What it shows of its service times is given to the simulation: seconds of an engine's
-step by the number of requests that it had, lengths of responses, and the seconds between one batch and the
-asking for the next. `utilisation` is the share of its best rate at which an engine decodes, `busy` the share
-of time in which it has a request, `staleness` the mean age of the trained turns in versions. The differences
-are medians of the runs.
+step by the number of requests that it had, lengths of responses, the seconds between two turns of a
+conversation, and those between one batch and the asking for the next. `utilisation` is the share of its best
+rate at which an engine decodes, `busy` the share of time in which it has a request, `staleness` the mean age
+of the trained turns in versions. The differences are medians of the runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -44,12 +44,21 @@ RATIOS = np.linspace(0.0, 0.5, 101)
 """Candidates of `EngineTimes.token_s` over `EngineTimes.step_s`."""
 
 
+class Call(NamedTuple):
+    """A request, with the instants of its start and end."""
+
+    start: float
+    end: float
+    num_tokens: int
+    conversation: str
+
+
 @dataclass(slots=True)
 class Recorder:
     """What a run does, in seconds of one clock."""
 
-    calls: list[list[tuple[float, float, int]]] = field(default_factory=list)
-    """Of each replica: start and end of a request, and the number of its tokens."""
+    calls: list[list[Call]] = field(default_factory=list)
+    """Of each replica."""
     batches: list[tuple[float, float]] = field(default_factory=list)
     """When a batch was asked for, and when it was complete."""
     ages: list[int] = field(default_factory=list)
@@ -59,13 +68,15 @@ class Recorder:
     def watch_server(self, server: Any) -> None:
         """Notes the requests of a server."""
         generate: Callable[..., Any] = server.generate
-        calls: list[tuple[float, float, int]] = []
+        calls: list[Call] = []
         self.calls.append(calls)
 
-        async def noted(*arguments: Any, **options: Any) -> Any:
+        async def noted(
+            prompt: Any, sampling: Any, conversation: str, *arguments: Any, **options: Any
+        ) -> Any:
             started = time.perf_counter()
-            completion = await generate(*arguments, **options)
-            calls.append((started, time.perf_counter(), len(completion.token_ids)))
+            completion = await generate(prompt, sampling, conversation, *arguments, **options)
+            calls.append(Call(started, time.perf_counter(), len(completion.token_ids), conversation))
             return completion
 
         server.generate = noted
@@ -131,7 +142,7 @@ def train(model: Path, folder: Path, conversations: int, num_steps: int) -> Reco
 
 def service_times(recorder: Recorder, conversations: int) -> EngineTimes:
     """The times of an engine's step that explain best how long the requests took."""
-    lengths = np.array([length for calls in recorder.calls for _, _, length in calls], float)
+    lengths = np.array([call.num_tokens for calls in recorder.calls for call in calls], float)
     best = (float("inf"), 0.0, 0.0)
     for ratio in RATIOS:
         shares = np.concatenate([shared_seconds(calls, float(ratio)) for calls in recorder.calls])
@@ -146,13 +157,26 @@ def service_times(recorder: Recorder, conversations: int) -> EngineTimes:
         max_running=conversations,
         mean_tokens=float(lengths.mean()),
         sigma=float(np.log(lengths).std()),
+        between_s=seconds_between(recorder.calls),
     )
 
 
-def shared_seconds(calls: Sequence[tuple[float, float, int]], ratio: float) -> np.ndarray:
+def seconds_between(replicas: Sequence[Sequence[Call]]) -> float:
+    """The mean time from a response to the next request of its conversation."""
+    gaps: list[float] = []
+    for calls in replicas:
+        ends: dict[str, float] = {}
+        for call in sorted(calls):
+            if call.conversation in ends:
+                gaps.append(call.start - ends[call.conversation])
+            ends[call.conversation] = call.end
+    return statistics.mean(gaps)
+
+
+def shared_seconds(calls: Sequence[Call], ratio: float) -> np.ndarray:
     """float64 [number of calls]: ∫ dt / (1 + ratio × (n − 1)) over each call, where n requests run at t."""
-    starts = np.array([start for start, _, _ in calls])
-    ends = np.array([end for _, end, _ in calls])
+    starts = np.array([call.start for call in calls])
+    ends = np.array([call.end for call in calls])
     instants = np.sort(np.concatenate([starts, ends]))
     middles = (instants[1:] + instants[:-1]) / 2
     begun = np.searchsorted(np.sort(starts), middles)
@@ -166,7 +190,7 @@ def measured(recorder: Recorder, times: EngineTimes) -> dict[str, float]:
     """What `simulate` tells of a simulated run."""
     began = recorder.batches[0][0]
     elapsed_s = recorder.end - began
-    tokens = [sum(length for _, _, length in calls) for calls in recorder.calls]
+    tokens = [sum(call.num_tokens for call in calls) for calls in recorder.calls]
     busy = [covered_seconds(calls, recorder.end) for calls in recorder.calls]
     return {
         "utilisation": statistics.mean(tokens) / (elapsed_s * times.tokens_a_second),
@@ -175,13 +199,13 @@ def measured(recorder: Recorder, times: EngineTimes) -> dict[str, float]:
     }
 
 
-def covered_seconds(calls: Sequence[tuple[float, float, int]], end: float) -> float:
+def covered_seconds(calls: Sequence[Call], end: float) -> float:
     """Seconds until `end` in which at least one request runs."""
     covered = 0.0
     latest = 0.0
-    for start, finish, _ in sorted(calls):
-        covered += max(0.0, min(finish, end) - max(start, latest))
-        latest = max(latest, finish)
+    for call in sorted(calls):
+        covered += max(0.0, min(call.end, end) - max(call.start, latest))
+        latest = max(latest, call.end)
     return covered
 
 
@@ -206,7 +230,7 @@ def main() -> None:
             row = {
                 "real": {name: round(real[name], 3) for name in COMPARED},
                 "simulated": {name: round(simulated[name], 3) for name in COMPARED},
-                "times": {"step_s": times.step_s, "token_s": times.token_s, "tokens": times.mean_tokens},
+                "times": {name: round(getattr(times, name), 5) for name in times.__slots__},
             }
             rows.append(row)
             print(json.dumps(row), flush=True)

@@ -16,6 +16,7 @@ if ENGINE == "megatron":
     site = Path(__file__).parents[1] / "support" / "megatron_site"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
 
+from small_runs import LAUNCHER  # noqa: E402
 from train_ray import CONFIG, TEXT, differences, measured, small, trained  # noqa: E402
 
 from turnwise.cli.main import exit_status  # noqa: E402
@@ -45,9 +46,8 @@ def keys_of(config: dict[str, object], scratch: str, model: str) -> dict[str, ob
 def launched(scratch: str, keys: dict[str, object]) -> Path:
     """The folder of a run whose two processes torchrun has started."""
     texts = [f"{key}={value}" for key, value in {**keys, "output_dir": f"{scratch}/torchrun"}.items()]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "turnwise.cli.main", "train", str(CONFIG), "--quiet", *texts]
-    subprocess.run(command, check=True)
+    arguments = ["-m", "turnwise.cli.main", "train", str(CONFIG), "--quiet", *texts]
+    subprocess.run([sys.executable, *LAUNCHER, *arguments], check=True)
     [folder] = Path(scratch).glob("torchrun/*/*/")
     return folder
 
