@@ -41,6 +41,7 @@ if os.environ.get("TURNWISE_FULL"):
     ]
     SCRIPTS += [("vllm", "train_vllm_sharded.py", "fsdp2")]
     FED_BY = ["deepspeed", "megatron"]
+    UNDER_RAY = ["fsdp2", "deepspeed", "megatron"]
 else:
     SCRIPTS += [
         ("ray", "faults_ray.py"),
@@ -50,6 +51,7 @@ else:
         ("megatron", "train_examples.py", "megatron", "-k", "(fewer and lake-2) or (fewer and sokoban-4)"),
     ]
     FED_BY = []
+    UNDER_RAY = ["deepspeed", "megatron"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_vllm_is_fed_by_other_engines(trainer):
     print(run.stdout)
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed", "megatron"])
+@pytest.mark.parametrize("engine", UNDER_RAY)
 def test_sharded_strategies_train_under_ray(engine):
     """In the environment of the engine that trains, with Ray's packages behind its own: what DeepSpeed
     compiles is made for this torch."""
