@@ -1,5 +1,5 @@
-"""What Ray costs beside processes of this machine: the time of a step, the controller's CPU time for a
-request through two replicas, and arrays both ways.
+"""What Ray costs beside processes of this machine: the time of a step (of the quickstart's size, and with 25
+million parameters), the controller's CPU time for a request through two replicas, and arrays both ways.
 
     python benchmarks/cluster.py [--address HOST:PORT] [--out benchmarks/results/cluster.json]
 
@@ -50,6 +50,9 @@ KINDS = ("process", "ray")
 PROMPT_TOKENS = 300
 RESPONSE_TOKENS = 8
 AT_ONCE = 32
+FEW_EPISODES = ["rollout_batch_size=32", "train_env_manager.num_env_groups=4"]
+MODELS: dict[str, list[str]] = {"tiny": [], "small": FEW_EPISODES}
+"""Preset of the model → settings of its steps. `small` has 25 million parameters."""
 
 
 class Ready:
@@ -168,18 +171,33 @@ def cluster_of(kind: str, hosts: Hosts, placement: Placement, runner: WatchedRun
     return ProcessCluster(*arguments, placement)
 
 
-def step_seconds(kind: str, address: str, folder: Path, words: list[str]) -> float:
-    """The median time of a step of FrozenLake, played and trained, without the first."""
+def compared_steps(model: str, address: str, rounds: int, words: list[str]) -> dict[str, float]:
+    """The median seconds of a step with each kind of processes, whose runs take turns, and what Ray adds."""
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        made = make_model(model, folder / "model", [LAKE.read_text(encoding="utf-8")], seed=0).folder
+        for _ in range(rounds):
+            for kind in KINDS:
+                seconds = step_seconds(kind, address, folder, [f"pretrain={made}", *words])
+                times[kind] += seconds
+                print(model, kind, seconds, flush=True)
+    medians = {kind: statistics.median(values) for kind, values in times.items()}
+    added = medians["ray"] / medians["process"] - 1.0
+    return {kind: round(value, 3) for kind, value in medians.items()} | {"added": round(added, 3)}
+
+
+def step_seconds(kind: str, address: str, folder: Path, words: list[str]) -> list[float]:
+    """The times of the steps of FrozenLake, played and trained, without the first."""
     output = tempfile.mkdtemp(dir=folder)
-    model = f"pretrain={folder / 'model'}"
-    arguments = [f"cluster.name={kind}", f"output_dir={output}", model, "track_with=[]", *words]
+    arguments = [f"cluster.name={kind}", f"output_dir={output}", "track_with=[]", *words]
     if address and kind == "ray":
         arguments.append(f"cluster.address={address}")
     assert turnwise(["train", str(LAKE), "--quiet", *arguments]) == 0
     [metrics] = Path(output).glob("*/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     seconds = [row["time/step_total"] for row in rows if "time/step_total" in row]
-    return round(statistics.median(seconds[1:] or seconds), 3)
+    return seconds[1:] or seconds
 
 
 def main() -> None:
@@ -192,7 +210,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "cluster.json")
-    options = parse_arguments(parser, megabytes=1, requests=64, rounds=1, steps=1)
+    parser.add_argument("--step-rounds", type=int, default=3, help="runs of each kind, which take turns")
+    options = parse_arguments(parser, megabytes=1, requests=64, rounds=1, steps=1, step_rounds=1)
     prepare_processes(["turnwise.assemble.servers"])
     address = options.address
     report: dict[str, Any] = {"machine": describe_machine()}
@@ -204,10 +223,10 @@ def main() -> None:
     }
     words = [*SMALL_RUN] if options.toy else ["eval_steps=0", "save_steps=0"]
     words.append(f"max_steps={options.steps}")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        make_model("tiny", folder / "model", [LAKE.read_text(encoding="utf-8")], seed=0)
-        report["step_s"] = {kind: step_seconds(kind, address, folder, words) for kind in KINDS}
+    report["step_s"] = {
+        model: compared_steps(model, address, options.step_rounds, [*changes, *words])
+        for model, changes in MODELS.items()
+    }
     text = json.dumps(report, indent=2)
     print(text)
     options.out.write_text(text + "\n", encoding="utf-8")

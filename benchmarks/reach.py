@@ -91,12 +91,15 @@ def main() -> None:
     options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def simulate(num_replicas: int, conversations: int) -> dict[str, float]:
-    """A run of `NUM_BATCHES` batches, each of a quarter of the conversations that play at once."""
+def simulate(
+    num_replicas: int, conversations: int, times: EngineTimes = TIMES, training_s: Sequence[float] = ()
+) -> dict[str, float]:
+    """A run of `NUM_BATCHES` batches, each of a quarter of the conversations that play at once. `training_s`
+    are the seconds that follow each batch instead, one for each batch."""
     loop = VirtualTimeLoop()
     template = ChatTemplate(byte_tokenizer())
     answer = template.respond("<answer>Right</answer>")
-    engines: list[Any] = [SimulatedEngine(answer, TIMES) for _ in range(num_replicas)]
+    engines: list[Any] = [SimulatedEngine(answer, times) for _ in range(num_replicas)]
     num_groups = num_replicas * conversations // GROUP_SIZE
     settings = EnvAgentSettings("Lake", max_tokens_per_step=64, calls=CallSettings(timeout_s=None))
     agent = EnvAgent(lambda _: LakeEnv(), settings)
@@ -112,14 +115,15 @@ def simulate(num_replicas: int, conversations: int) -> dict[str, float]:
     groups: list[Group] = []
     ages: list[float] = []
     started = time.process_time()
-    for version in range(NUM_BATCHES):
+    for version in range(len(training_s) or NUM_BATCHES):
         for engine in engines:
             engine.version = version
         batch = scheduler.get_batch(batch_size)
         ages += [version - run.version for turn in turns_of(batch) for run in turn.versions]
-        num_tokens = len(turns_of(batch)) * TIMES.mean_tokens
+        num_tokens = len(turns_of(batch)) * times.mean_tokens
         groups += batch
-        loop.run_until_complete(asyncio.sleep(num_tokens / (TRAINED_TOKENS_S * num_replicas)))
+        trained_s = training_s[version] if training_s else num_tokens / (TRAINED_TOKENS_S * num_replicas)
+        loop.run_until_complete(asyncio.sleep(trained_s))
     cpu_s = time.process_time() - started
     virtual_s = loop.time()
     num_turns = sum(engine.num_requests for engine in engines)
@@ -134,8 +138,8 @@ def simulate(num_replicas: int, conversations: int) -> dict[str, float]:
         "turns_a_second": round(turns_a_second, 1),
         "controller_load": round(turns_a_second * controller_us / 1e6, 3),
         "imbalance": round(max(tokens) / statistics.mean(tokens), 3),
-        "utilisation": round(statistics.mean(tokens) / (virtual_s * TIMES.tokens_a_second), 3),
-        "bound": round(min(1.0, TRAINED_TOKENS_S / TIMES.tokens_a_second), 3),
+        "utilisation": round(statistics.mean(tokens) / (virtual_s * times.tokens_a_second), 3),
+        "bound": round(min(1.0, TRAINED_TOKENS_S / times.tokens_a_second), 3),
         "busy": round(statistics.mean(engine.busy_s for engine in engines) / virtual_s, 3),
         "staleness_mean": round(statistics.mean(ages), 3),
         "staleness_max": max(ages),

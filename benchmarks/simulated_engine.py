@@ -31,6 +31,8 @@ class EngineTimes:
     """Mean length of a response; lengths are drawn from a lognormal distribution."""
     sigma: float = 0.6
     """Standard deviation of the logarithm of the lengths."""
+    between_s: float = 0.0
+    """Seconds before a request of a conversation that has had one: the controller's between two turns."""
 
     def step_of(self, num_running: int) -> float:
         return self.step_s + self.token_s * (num_running - 1)
@@ -86,6 +88,8 @@ class SimulatedEngine:
     ) -> Completion:
         times = self._times
         num_tokens = self._interrupted.pop(sampling.seed, 0.0) or self._length_of(sampling.seed)
+        if times.between_s and request_id in self._seen:
+            await asyncio.sleep(times.between_s)
         num_new = len(prompt_ids) - self._seen.get(request_id, 0)
         self._seen[request_id] = len(prompt_ids)
         running = _Running(

@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,6 +173,7 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "weights.json")
     options = parse_arguments(parser, megabytes=8, rounds=1)
     prepare_processes(["weights"])
     ranks = RolePlacement(((0,), (1,)), (0, 1), Layout(dp=2))
@@ -198,7 +200,9 @@ def main() -> None:
         cluster.shutdown()
     drop_processes()
     report |= {"megabytes": options.megabytes, "rounds": options.rounds, "machine": describe_machine()}
-    print(json.dumps(report, indent=1))
+    text = json.dumps(report, indent=1)
+    print(text)
+    options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

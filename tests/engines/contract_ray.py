@@ -21,7 +21,7 @@ from toy_envs import BanditEnv
 
 from turnwise.cluster.env_pool import EnvPool, PoolSettings
 from turnwise.cluster.ray_cluster import RayCluster
-from turnwise.cluster.ray_hosts import RayHosts
+from turnwise.cluster.ray_hosts import RayHosts, _require_alive
 from turnwise.cluster.ray_session import join_ray
 from turnwise.cluster.ray_settings import RaySettings
 from turnwise.errors import EnvironmentFault, WorkerError
@@ -112,6 +112,14 @@ def test_environments_live_in_actors_of_all_nodes_and_are_replaced(cluster: Any)
             time.sleep(0.1)
     assert pool.make(task).reset(seed=0)[0] == "pull a b c d"
     pool.end()
+
+
+def test_a_lost_node_of_which_a_run_awaits_devices_is_named(cluster: Any) -> None:
+    """Ray would wait for it for ever."""
+    nodes = cluster._hosts.placement.machine.nodes
+    _require_alive(nodes)
+    with pytest.raises(WorkerError, match="node second was lost"):
+        _require_alive([*nodes, replace(nodes[-1], key="of a node that was")])
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words(cluster: Cluster) -> None:

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,10 @@ class Nodes:
         self.second_raylet = max(raylets() - before)
 
     def lose(self) -> None:
-        """Forgets the second node, and ends what is left of it."""
+        """Ends what is left of the second node, and waits until Ray knows: a run that starts before may
+        choose its devices."""
         self._cluster.remove_node(self._second, allow_graceful=False)
+        self._cluster.wait_for_nodes(START_S)
         self._second = None
 
     def actors(self) -> set[int]:
@@ -163,8 +166,14 @@ class Run:
 
     def rank(self, number: int) -> int:
         """The process of a rank, as the log names it."""
-        logs = "".join(path.read_text() for path in self._runs.glob("run/*/*.log"))
-        return int(re.findall(rf"of rank {number} on \S+ is process (\d+)", logs)[-1])
+        return int(re.findall(rf"of rank {number} on \S+ is process (\d+)", self._log())[-1])
+
+    def error_at(self) -> datetime:
+        """When this start met the error that ended it, as the log says."""
+        return datetime.fromisoformat(re.findall(r"(?m)^(\S+ \S+) .*the run ends early", self._log())[-1])
+
+    def _log(self) -> str:
+        return "".join(path.read_text() for path in self._runs.glob("run/*/*.log"))
 
     def ended(self) -> int:
         """The exit status."""
@@ -282,7 +291,7 @@ def check_records(run: Run) -> None:
 
 
 def meet(kinds: list[str], chance: random.Random, scratch: str, model: str) -> dict[str, list[float]]:
-    """Seconds from each fault to the run's end and to the end of its last actor, by kind."""
+    """Seconds from each fault to the run's error, to its end, and to the end of its last actor, by kind."""
     seconds: dict[str, list[float]] = {}
     nodes = Nodes()
     try:
@@ -293,6 +302,7 @@ def meet(kinds: list[str], chance: random.Random, scratch: str, model: str) -> d
                 run.wait_for_a_step()
                 time.sleep(chance.uniform(0.0, SPREAD_S))
                 assert len(nodes.actors()) == NUM_ACTORS
+                instant = datetime.now()
                 started = time.monotonic()
                 FAULTS[kind](run, nodes)
             finally:
@@ -300,9 +310,12 @@ def meet(kinds: list[str], chance: random.Random, scratch: str, model: str) -> d
             ended = time.monotonic() - started
             wait_for(lambda: not nodes.actors(), END_S)
             empty = time.monotonic() - started
-            seconds.setdefault(f"{kind}: run ended", []).append(ended)
-            seconds.setdefault(f"{kind}: machine empty", []).append(empty)
-            print(f"ray: {kind}: ended after {ended:.1f} s, empty after {empty:.1f} s", flush=True)
+            times = {"run ended": ended, "machine empty": empty}
+            if kind != "driver":
+                times["error"] = (run.error_at() - instant).total_seconds()
+            for name, value in times.items():
+                seconds.setdefault(f"{kind}: {name}", []).append(value)
+            print(f"ray: {kind}:", *(f"{name} {value:.1f} s" for name, value in times.items()), flush=True)
         nodes.repair()
         run = Run(nodes, scratch, model, max_steps=len(run.steps()) + 2)
         assert run.process.wait(START_S) == 0, run.text()

@@ -47,8 +47,9 @@ def main() -> None:
             with two_nodes() as nodes:
                 output, log = ran(nodes, scratch, "each", {**keys, "num_gpus_per_node": 1}, forked)
                 assert "over gloo to" in log, log
-                hidden = f"cp -r {made.folder} /tmp/model; {train({**keys, 'pretrain': '/tmp/model'})}; "
-                output, _ = ran(nodes, scratch, "head", keys, forked, num_cores=(0, 2), first=hidden)
+                unseen = {**keys, "pretrain": "/tmp/model", "output_dir": f"{scratch}/refused"}
+                refused = f"cp -r {made.folder} /tmp/model; {train(unseen)}; "
+                output, _ = ran(nodes, scratch, "head", keys, forked, num_cores=(0, 2), first=refused)
                 assert "node-1 doesn't see what this machine has at pretrain (/tmp/model)" in output, output
         except NoNamespacesError as error:
             print(f"ray: two nodes were not tried: {error}")

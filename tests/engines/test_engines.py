@@ -41,14 +41,17 @@ if os.environ.get("TURNWISE_FULL"):
     ]
     SCRIPTS += [("vllm", "train_vllm_sharded.py", "fsdp2")]
     FED_BY = ["deepspeed", "megatron"]
+    UNDER_RAY = ["fsdp2", "deepspeed", "megatron"]
 else:
     SCRIPTS += [
+        ("ray", "faults_ray.py"),
         ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher"),
         ("megatron", "train_megatron.py", "-k", "(steps and tp2_pp2) or (a_run_with and pp2_critic)"),
         ("deepspeed", "train_examples.py", "deepspeed", "-k", "fewer_devices and 2"),
         ("megatron", "train_examples.py", "megatron", "-k", "(fewer and lake-2) or (fewer and sokoban-4)"),
     ]
     FED_BY = []
+    UNDER_RAY = ["deepspeed", "megatron"]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,25 @@ def test_vllm_is_fed_by_other_engines(trainer):
         pytest.skip(str(error))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
     command = [python, ENGINES / "train_vllm_sharded.py", trainer, packages]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+    print(run.stdout)
+
+
+@pytest.mark.parametrize("engine", UNDER_RAY)
+def test_sharded_strategies_train_under_ray(engine):
+    """In the environment of the engine that trains, with Ray's packages behind its own: what DeepSpeed
+    compiles is made for this torch."""
+    try:
+        python = engine_python("ray")
+        if engine != "fsdp2":
+            behind = packages_of(python)
+            python = engine_python(engine)
+            (Path(packages_of(python)) / "ray.pth").write_text(behind)
+    except LackingError as error:
+        pytest.skip(str(error))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
+    command = [python, ENGINES / "strategies_ray.py", engine]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     print(run.stdout)

@@ -50,6 +50,7 @@ ARGUMENTS = {
     "ranks": "",
     "lending": "",
     "reach": "",
+    "reach_real": "",
     "revisions": "ROOT MODEL",
     "rollout": "",
     "rollout_worker": None,

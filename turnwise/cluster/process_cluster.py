@@ -28,6 +28,7 @@ from turnwise.runtime.watchdog import Watchdog
 RANKS = "turnwise.cluster.child"
 """The module that a process of ranks runs, see `hosts`."""
 _OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others to fail too
+_LOOK_S = 0.5  # seconds between two looks whether a process that is out of reach has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,21 @@ class StartedAll:
             await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
             if failed:
                 await asyncio.wait(waits, timeout=_OTHERS_S)
+                while self._has_missing_cause(waits):
+                    await asyncio.wait(waits, timeout=_LOOK_S)
                 raise next((error for call, error in failed if call.process.is_gone), failed[0][1])
             return self.join([wait.result() for wait in waits])
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+
+    def _has_missing_cause(self, waits: Sequence[asyncio.Task[Any]]) -> bool:
+        """Whether a process has ended, or may have, whose call hasn't failed yet."""
+        for call, wait in zip(self.calls, waits, strict=True):
+            if not wait.done() and (call.process.is_gone or call.process.is_out_of_reach):
+                return True
+        return False
 
 
 class ProcessWorkers:

@@ -20,6 +20,11 @@ class ProcessLife(ABC):
     is_gone = False
     """Whether the process has ended by itself."""
 
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether messages to the process or from it don't arrive at the moment."""
+        return False
+
     def kill(self) -> None:
         """Ends the process at once, unless it has ended by itself."""
         if not self.is_gone:

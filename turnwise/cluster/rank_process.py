@@ -50,6 +50,11 @@ class RankProcess(ABC):
         """Whether the process has ended by itself."""
         return False
 
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether nobody can say at the moment if the process has ended."""
+        return False
+
     def start(self, name: str, parcel: Parcel) -> Started:
         """Queues a call. Raises DeadlineError while a call past its deadline runs, and WorkerError if the
         process was ended."""
@@ -126,6 +131,10 @@ class ConnectedRanks(RankProcess):
     @property
     def is_gone(self) -> bool:
         return self.process.life.is_gone
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        return self.process.life.is_out_of_reach
 
     def kill(self) -> None:
         if not self._has_ended:

@@ -38,6 +38,8 @@ class ActorWire:
         """What Ray says about the actor's end; empty while it lives."""
         self.loss = ""
         """Why the actor's node counts as lost; empty while it doesn't."""
+        self.is_out_of_reach = False
+        """Whether Ray doesn't know at the moment if the actor lives."""
 
     def send(self, message: Any) -> None:
         """Sends a message, or a reference to one."""
@@ -76,11 +78,13 @@ class ActorWire:
         except ActorUnavailableError as error:
             # The call may or may not have been executed: that isn't the actor's end.
             logger.warning("ray: %s", error)
+            self.is_out_of_reach = True
             self._repeat()
             return Heard(self._num_confirmed, [])
         except RayActorError as error:
             self.cause = str(error)
             raise EOFError from error
+        self.is_out_of_reach = False
         self._confirm(heard.num_delivered)
         return heard
 
@@ -125,6 +129,10 @@ class ActorLife(ProcessLife):
         self._wire = wire
         self._agent = agent
         self._facts = facts
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        return self._wire.is_out_of_reach
 
     def kill(self) -> None:
         ray.kill(self._actor)

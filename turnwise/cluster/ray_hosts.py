@@ -227,12 +227,13 @@ class RayHosts:
 
     def _wait_for_devices(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> None:
         """Waits until Ray has reserved the devices. Says every few seconds what is awaited. Raises
-        DeadlineError if others keep them."""
+        DeadlineError if others keep them, and WorkerError if one of the nodes is lost."""
         start_s = self.settings.start_s or float("inf")
         # Just before the watchdog, which knows no nodes.
         end = time.monotonic() + start_s - 2 * _LOOK_S
         report = time.monotonic() + _REPORT_S
         while not self._reserved.wait(_LOOK_S):
+            _require_alive(nodes)
             if time.monotonic() >= end:
                 lacking = "; ".join(self._lacking(nodes, resources))
                 raise DeadlineError(
@@ -315,6 +316,18 @@ class RayHosts:
                 endings.callback(self._looking.end)
             for end in self._endings:
                 endings.callback(end)
+
+
+def _require_alive(nodes: Sequence[Node]) -> None:
+    """Raises WorkerError if Ray has lost one of the nodes. It knows a node that was frozen for a minute after
+    its end, and a run that starts meanwhile may have chosen its devices."""
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    for node in nodes:
+        if node.key not in alive:
+            raise WorkerError(
+                f"node {node.name} was lost while the run waited for its devices; start the run again, "
+                "on the nodes that are there now"
+            )
 
 
 def _free_resources() -> dict[str, float]:

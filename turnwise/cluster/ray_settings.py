@@ -3,6 +3,7 @@
 import io
 import ipaddress
 import logging
+import re
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,13 @@ class RaySettings:
     """Seconds that the process of the run may stand still before its actors end; None = no limit."""
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COUNTERS = "[state-dump]"
+"""Begins the counters that a raylet writes often: the last lines of one that has ended are mostly these."""
+
+
 class RayLines(io.TextIOBase):
-    """Standard output, but what threads of Ray print goes to the log."""
+    """Standard output, but what threads of Ray print goes to the log, without colours and counters."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -48,8 +54,8 @@ class RayLines(io.TextIOBase):
     def write(self, text: str) -> int:
         if not threading.current_thread().name.startswith("ray_"):
             return int(self.stream.write(text))
-        for line in text.splitlines():
-            if line.strip():
+        for line in _COLOUR.sub("", text).splitlines():
+            if line.strip() and _COUNTERS not in line:
                 logger.warning("ray: %s", line)
         return len(text)
 

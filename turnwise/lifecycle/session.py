@@ -72,6 +72,8 @@ def _save_unfinished(
     """If something ended the run early: saves the steps finished since `start`, if any, and tells `say`
     where."""
     checkpoints = pipeline.checkpoints
+    if fault is not None:
+        logger.info("the run ends early by %s: %s", type(fault).__name__, fault)
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
     pipeline.interrupts.hold("saving")

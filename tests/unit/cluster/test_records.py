@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import threading
 
 import pytest
 
 from turnwise.cluster.channel import Channel
 from turnwise.cluster.messages import RECORD, Reply, dumps, pack
-from turnwise.cluster.ray_settings import RayRecords
+from turnwise.cluster.ray_settings import RayLines, RayRecords
 from turnwise.cluster.wire import Message
 from turnwise.runtime.stopwatch import Stopwatch
 
@@ -44,3 +46,15 @@ def test_records_of_ray_are_logged_as_such(caplog: pytest.LogCaptureFixture) -> 
     [record] = caplog.records
     assert record.getMessage() == "ray: a node of 3 is full"
     assert record.levelno == logging.WARNING
+
+
+def test_what_ray_prints_is_logged_without_colours_and_counters(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    lines = RayLines(stream)
+    lines.write("of the run\n")
+    text = "\x1b[33m(raylet)\x1b[0m it has ended\n    [state-dump] 7 calls\n\n"
+    thread = threading.Thread(target=lines.write, args=(text,), name="ray_print_logs")
+    thread.start()
+    thread.join()
+    assert [record.getMessage() for record in caplog.records] == ["ray: (raylet) it has ended"]
+    assert stream.getvalue() == "of the run\n"
