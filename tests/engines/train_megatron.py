@@ -15,6 +15,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
+from megatron_cpu import on_a_cpu
 from megatron_strategies import recorded
 from rank_workers import InfiniteOnce, Kind, distance
 from ranked_roles import STEPS, make_role, make_roles, runner, steps  # noqa: F401
@@ -24,11 +25,12 @@ from toy_model import TINY, toy_batches, toy_model, toy_samples, toy_value_model
 
 from turnwise.batching.plan import denominators
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, ModelError
 from turnwise.models.make import make_model
 from turnwise.protocols import StepPart
 from turnwise.runtime.rank import RankContext
 from turnwise.spec.megatron_options import PASSED
+from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
@@ -326,6 +328,39 @@ class TestOneRankWithValues(TestOneRank):
 
     def model(self):
         return toy_value_model()
+
+
+def other_base(frequencies: torch.Tensor) -> torch.Tensor:
+    return frequencies**1.1
+
+
+def other_norm(config: Any) -> Any:
+    return replace(config, layernorm_epsilon=0.1)
+
+
+MISTAKES = {
+    "positions": ("rotary_frequencies", other_base, "token 2.*rope_parameters"),
+    "norm": ("transformer_config", other_norm, "token 1.*norms"),
+}
+
+
+@pytest.mark.parametrize("make", [toy_model, toy_value_model], ids=["logits", "states"])
+@pytest.mark.parametrize(("name", "mistake", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_model_that_is_not_that_of_transformers_is_refused(
+    tmp_path, monkeypatch, make, name, mistake, words
+):
+    on_a_cpu()
+    from turnwise.training.megatron import startup
+    from turnwise.training.megatron.strategy import MegatronStrategy
+
+    make().save_pretrained(tmp_path)
+    source = ModelSource(str(tmp_path), has_value_head=make is toy_value_model)
+    arguments = (source, RankContext("actor_train"), {}, SETTINGS)
+    MegatronStrategy.for_role(*arguments)
+    right = getattr(startup, name)
+    monkeypatch.setattr(startup, name, lambda *given: mistake(right(*given)))
+    with pytest.raises(ModelError, match=rf"actor_train: .*fp32\. .*{words}"):
+        MegatronStrategy.for_role(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from turnwise.training.settings import StrategySettings
 def recorded(
     model: PreTrainedModel, settings: StrategySettings, options: Mapping[str, Any], rank: RankContext
 ) -> Any:
-    """A `MegatronStrategy` with the methods of `rank_workers.Recorded`."""
+    """A `MegatronStrategy` with the methods of `rank_workers.Recorded`, which begins as a run's does."""
     on_a_cpu()
+    from turnwise.training.megatron.comparison import reference_of
     from turnwise.training.megatron.strategy import MegatronStrategy
 
     class RecordedParts(MegatronStrategy):
@@ -48,4 +49,7 @@ def recorded(
         def modes(self) -> list[bool]:
             return [module.training for part in self._parts for module in part.modules()]
 
-    return RecordedParts()
+    reference = reference_of(model, None) if rank.answers else None
+    parts = RecordedParts()
+    parts.require_same_outputs(reference)
+    return parts

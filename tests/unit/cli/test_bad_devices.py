@@ -97,7 +97,12 @@ def megatron(**options: Any) -> list[str]:
             ["microbatch_group_size_per_vp_stage", "at least", "3"],
         ),
         ({"sequence_parallel": "true"}, {}, ["sequence_parallel", "tensor_model_parallel_size is 1"]),
-        ({"context_parallel_size": 2}, {}, ["context_parallel_size", "got 2"]),
+        ({"context_parallel_size": 0}, {}, ["context_parallel_size", "at least 1"]),
+        (
+            {"context_parallel_size": 2, "tp_size": 3, "pp_size": 3},
+            {},
+            ["device_mapping", "12 devices", "18"],
+        ),
         ({"expert_model_parallel_size": 2}, {}, ["expert_model_parallel_size", "experts"]),
         ({"tp_sise": 2}, {}, ["tp_sise", "tp_size"]),
         ({}, {"model_type": "gemma"}, ["strategy_name", "gemma", "llama, mistral, qwen2, qwen3"]),
@@ -121,6 +126,13 @@ def test_megatron_on_a_gpu_without_kernels(config_file: Callable[..., Path]) -> 
     lacking = [*prepare.lacking_kernels(config, Machine((Node(12, "cuda"),)))]
     assert mentions(lacking, "actor_train.strategy_args.strategy_name", "TransformerEngine", "fsdp2_train")
     assert not [*prepare.lacking_kernels(config, Machine((Node(12),)))]
+
+
+def test_samples_that_are_shared_among_ranks_need_gpus(config_file: Callable[..., Path]) -> None:
+    config, _ = load_config(config_file(), megatron(context_parallel_size=2))
+    lacking = [*prepare.lacking_kernels(config, Machine((Node(12),)))]
+    assert mentions(lacking, f"{SIZE}.context_parallel_size", "got 2", "no GPU", "use 1")
+    assert not mentions([*prepare.lacking_kernels(config, Machine((Node(12, "cuda"),)))], "no GPU")
 
 
 @pytest.mark.parametrize(
