@@ -115,6 +115,19 @@ def test_what_megatron_cannot_divide(
     assert mentions(refused(*megatron(**options), shape=shape), *parts)
 
 
+def test_a_copy_of_the_model_needs_more_devices_than_the_run_has(
+    config_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher may start as many, so the config is valid."""
+    changes = [*megatron(tp_size=3), "actor_train.device_mapping=null", "num_gpus_per_node=1"]
+    path = config_file()
+    assert main(["config", str(path), *changes]) == 0
+    assert mentions(capsys.readouterr().out, TRAIN, "1 device", "needs 3")
+    config, _ = load_config(path, [*changes, "num_gpus_per_node=3"])
+    launched = Machine((Node(3),), num_launched=3)
+    assert [*prepare.lacking_devices(config, launched)] == []
+
+
 def test_adapters_with_megatron_name_the_strategies_that_train_them(refused: Refused) -> None:
     said = refused(*megatron(), "actor_train.model_args.lora_rank=4")
     assert mentions(said, "actor_train.model_args.lora_rank", "megatron_train", "fsdp2_train")
