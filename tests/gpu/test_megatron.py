@@ -3,6 +3,7 @@ on a CPU."""
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def first_step(model: Path, folder: Path, devices: list[int], strategy: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of a run's first step in bf16. The run's own gate compares log-probs with the sampler's."""
+    """The metrics of a run's first step in bf16, which has eight samples. The run's own gate compares
+    log-probs with the sampler's."""
+    num_copies = len(devices) // math.prod(strategy.get("strategy_config", {}).values())
     trained = {
-        **training(1e-3, 4),
+        **training(1e-3, 4, gradient_accumulation_steps=2 // num_copies),
         "device_mapping": devices,
         "strategy_args": strategy,
         "model_args": {"dtype": "bf16"},
