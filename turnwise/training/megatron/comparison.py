@@ -36,6 +36,7 @@ def reference_of(model: PreTrainedModel, slices: SlicedModel | None) -> Tensor:
     """What transformers computes of `compared_tokens` in fp32 on the CPU: logits [8, V], or the hidden states
     [8, H] of a value model, whose head may be all zeros. If the model's weights are in `slices`, each is read
     when it is used, so no more than one of them is in memory."""
+    model.set_attn_implementation("sdpa")  # flash attention doesn't compute on a CPU, or in fp32
     token_ids = compared_tokens(model.get_input_embeddings().weight.shape[0])[None]
     if slices is None:
         return _outputs(model, token_ids)
