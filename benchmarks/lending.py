@@ -9,7 +9,8 @@ them to the others (`abort_continue`), move their memory away while training com
 new weights.
 
 For each speed of the trainer (tokens a second on one device): seconds of a step, tokens trained a second, and
-the share of the time in which each device neither trains nor decodes a token (`idle`).
+the share of the time in which each device neither trains nor has a request to answer (`idle`), as a run
+measures it (`system/device_idle/N`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from turnwise.protocols import OnWeightUpdate
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks
+from turnwise.runtime.device_use import DeviceUse
 from turnwise.testing.fakes import byte_tokenizer
 from turnwise.types import SamplingParams
 
@@ -94,7 +96,10 @@ class Run:
         self.engines = {device: LendableEngine(answer, TIMES, interrupted) for device in devices}
         lent: list[Any] = [self.engines[device] for device in TRAINED_ON if device in self.engines]
         servers: list[Any] = list(self.engines.values())
+        self.use = DeviceUse(range(NUM_DEVICES), self.loop.time)
+        device_of = {engine: device for device, engine in self.engines.items()}
         self.servers = LLMServerManager(servers)
+        self.servers.use_devices = lambda server: self.use.using([device_of[server]])
         self.lent = LentReplicas(self.servers, lambda server: server in lent, on_weight_update, self.admit)
         self.has_lent = bool(lent)
         settings = EnvAgentSettings("Lake", max_tokens_per_step=64, calls=CallSettings(timeout_s=None))
@@ -108,7 +113,6 @@ class Run:
             sampling=SamplingParams(max_new_tokens=64),
             settings=SchedulerSettings(GROUP_SIZE, num_groups, async_generation_ratio=1),
         )
-        self.training_s = 0.0
         self.num_tokens = 0.0
 
     async def admit(self, server: Any) -> None:
@@ -121,9 +125,9 @@ class Run:
             num_tokens = len(turns_of(batch)) * TIMES.mean_tokens
             self.loop.run_until_complete(self.train(num_tokens, version + 1))
         elapsed_s = self.loop.time()
+        idle = [*self.use.idle_shares().values()]
         self.scheduler.close()
         self.loop.close()
-        idle = [self.idle_share(device, elapsed_s) for device in range(NUM_DEVICES)]
         return {
             "step_s": round(elapsed_s / NUM_STEPS, 2),
             "trained_tokens_a_second": round(self.num_tokens / elapsed_s),
@@ -136,22 +140,14 @@ class Run:
             await self.lent.leave(["kv_cache"])
             await asyncio.sleep(MOVE_S)
         seconds = num_tokens / (self.trained_tokens_s * len(TRAINED_ON))
-        await asyncio.sleep(seconds)
-        self.training_s += seconds
+        with self.use.using(TRAINED_ON):
+            await asyncio.sleep(seconds)
         self.num_tokens += num_tokens
         for engine in self.engines.values():
             engine.version = version
         if self.has_lent:
             await asyncio.sleep(MOVE_S)
             await self.lent.come_back(["kv_cache"])
-
-    def idle_share(self, device: int, elapsed_s: float) -> float:
-        busy_s = 0.0
-        if device in TRAINED_ON:
-            busy_s += self.training_s
-        if device in self.engines:
-            busy_s += self.engines[device].busy_s
-        return 1.0 - busy_s / elapsed_s
 
 
 def main() -> None:

@@ -15,20 +15,21 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
+from megatron_cpu import on_a_cpu
 from megatron_strategies import recorded
 from rank_workers import InfiniteOnce, Kind, distance
-from ranked_roles import STEPS, make_role, make_roles, runner, steps  # noqa: F401
+from ranked_roles import STEPS, in_two_parts, make_role, make_roles, runner, steps  # noqa: F401
 from small_runs import measured, played, run_small, small_config, training
 from strategy_contract import VALUES, StrategyContract, WeightedLoss
 from toy_model import TINY, toy_batches, toy_model, toy_samples, toy_value_model, with_kept_ids
 
-from turnwise.batching.plan import denominators
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, ModelError
 from turnwise.models.make import make_model
 from turnwise.protocols import StepPart
 from turnwise.runtime.rank import RankContext
 from turnwise.spec.megatron_options import PASSED
+from turnwise.training.model_source import ModelSource
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.settings import StrategySettings
 from turnwise.training.torch_strategy import TorchStrategy
@@ -73,7 +74,7 @@ def named(*names: str) -> Any:
 
 def pair(make_role: Any, num_ranks: int, kind: Kind) -> tuple[Any, Any]:  # noqa: F811
     """The kind in plain torch on one rank, and divided."""
-    one = replace(kind, megatron=None, eps=EPS)
+    one = replace(kind, megatron=None, averages=False, eps=EPS)
     return make_role(one, 1), make_role(replace(kind, eps=EPS), num_ranks)
 
 
@@ -112,11 +113,14 @@ def test_ranks_make_the_steps_of_plain_torch(make_role, num_ranks, kind):  # noq
     assert distance(*displaced) <= 1e-3
 
 
-def in_two_parts(role: Any, loss: Any) -> None:
-    samples = toy_samples(11, seed=STEPS)
-    divisors = denominators(samples, 64)
-    role.backward(samples[:5], divisors, loss, STEPS, StepPart(0, None))
-    role.backward(samples[5:], divisors, loss, STEPS, StepPart(1, 2.0))
+def test_what_megatron_averages_would_show(make_role):  # noqa: F811
+    """Its schedule divides by the number of micro-batches, and its copies of the model take the mean, unless
+    they are told not to."""
+    num_ranks, kind = KINDS["dp2"]
+    plain, divided = pair(make_role, num_ranks, replace(kind, averages=True))
+    for role in (plain, divided):
+        role.optimizer_step(toy_samples(11), WeightedLoss(), position=0)
+    assert distance(*(ask(role, "last_gradient") for role in (plain, divided))) >= 0.5
 
 
 @pytest.mark.parametrize(("num_ranks", "kind"), named("dp2", "tp2_dp2"))
@@ -326,6 +330,39 @@ class TestOneRankWithValues(TestOneRank):
 
     def model(self):
         return toy_value_model()
+
+
+def other_base(frequencies: torch.Tensor) -> torch.Tensor:
+    return frequencies**1.1
+
+
+def other_norm(config: Any) -> Any:
+    return replace(config, layernorm_epsilon=0.1)
+
+
+MISTAKES = {
+    "positions": ("rotary_frequencies", other_base, "token 2.*rope_parameters"),
+    "norm": ("transformer_config", other_norm, "token 1.*norms"),
+}
+
+
+@pytest.mark.parametrize("make", [toy_model, toy_value_model], ids=["logits", "states"])
+@pytest.mark.parametrize(("name", "mistake", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_model_that_is_not_that_of_transformers_is_refused(
+    tmp_path, monkeypatch, make, name, mistake, words
+):
+    on_a_cpu()
+    from turnwise.training.megatron import startup
+    from turnwise.training.megatron.strategy import MegatronStrategy
+
+    make().save_pretrained(tmp_path)
+    source = ModelSource(str(tmp_path), has_value_head=make is toy_value_model)
+    arguments = (source, RankContext("actor_train"), {}, SETTINGS)
+    MegatronStrategy.for_role(*arguments)
+    right = getattr(startup, name)
+    monkeypatch.setattr(startup, name, lambda *given: mistake(right(*given)))
+    with pytest.raises(ModelError, match=rf"actor_train: .*fp32\. .*{words}"):
+        MegatronStrategy.for_role(*arguments)
 
 
 @pytest.mark.parametrize(

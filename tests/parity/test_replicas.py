@@ -210,6 +210,8 @@ def test_a_replica_on_the_trainers_device_makes_room_in_each_step(make_config, o
     steps = measured(pipeline.folder)
     times = read_metrics(pipeline.folder.metrics)
     assert all(row["time/lent_s"] > 0 for row in times[1:])
+    for device in (0, 1):
+        assert all(0 <= row[f"system/device_idle/{device}"] < 1 for row in times[1:])
     assert all(row["parity/logprob_diff_max"] <= 1e-3 for row in steps)
     assert all(row["actor/staleness_max"] <= 1 for row in steps)
     # One of the two replicas gets each version when it comes back, which counts too.

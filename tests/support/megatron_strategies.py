@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,23 @@ from turnwise.training.settings import StrategySettings
 
 
 def recorded(
-    model: PreTrainedModel, settings: StrategySettings, options: Mapping[str, Any], rank: RankContext
+    model: PreTrainedModel,
+    settings: StrategySettings,
+    options: Mapping[str, Any],
+    rank: RankContext,
+    averages: bool = False,
 ) -> Any:
-    """A `MegatronStrategy` with the methods of `rank_workers.Recorded`."""
+    """A `MegatronStrategy` with the methods of `rank_workers.Recorded`, which begins as a run's does. With
+    `averages` Megatron takes the means that it takes unless it is told otherwise."""
     on_a_cpu()
+    from turnwise.training.megatron import startup
+    from turnwise.training.megatron.comparison import reference_of
     from turnwise.training.megatron.strategy import MegatronStrategy
+
+    made = startup.transformer_config
+
+    def averaging(*arguments: Any) -> Any:
+        return replace(made(*arguments), calculate_per_token_loss=False)
 
     class RecordedParts(MegatronStrategy):
         """Keeps the gradient of the last optimiser step, of whole tensors. All ranks must be asked
@@ -48,4 +61,12 @@ def recorded(
         def modes(self) -> list[bool]:
             return [module.training for part in self._parts for module in part.modules()]
 
-    return RecordedParts()
+    reference = reference_of(model, None) if rank.answers else None
+    if averages:
+        startup.transformer_config = averaging
+    try:
+        parts = RecordedParts()
+    finally:
+        startup.transformer_config = made
+    parts.require_same_outputs(reference)
+    return parts

@@ -100,6 +100,8 @@ class Kind:
     """The options of FSDP2; None = another engine."""
     megatron: Mapping[str, Any] | None = None
     """The options of Megatron on a CPU; None = another engine."""
+    averages: bool = False
+    """Whether Megatron takes means where it must sum: a mistake that tests must notice."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What differs in the model's config."""
     is_gradient_checkpointing: bool = False
@@ -127,7 +129,7 @@ class Kind:
         if self.megatron is not None:
             from megatron_strategies import recorded
 
-            return recorded(model, settings, self.megatron, rank)
+            return recorded(model, settings, self.megatron, rank, self.averages)
         if self.stage is None:
             return Recorded(model, settings, adapters=adapters, rank=rank)
         from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
@@ -164,6 +166,14 @@ class InfiniteOnce(WeightedLoss):
     def __call__(self, outputs, batch):
         loss, metrics = super().__call__(outputs, batch)
         return loss + (float("inf") if os.getpid() == self.process else 0.0), metrics
+
+
+def mean_distance(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
+    """mean |first − second| / mean |first|."""
+    assert first.keys() == second.keys()
+    pairs = [(first[name].astype(np.float64), second[name]) for name in first]
+    difference = sum(float(abs(one - other).sum()) for one, other in pairs)
+    return difference / sum(float(abs(one).sum()) for one, _ in pairs)
 
 
 def distance(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:

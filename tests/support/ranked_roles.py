@@ -14,12 +14,13 @@ from small_configs import config_of
 from toy_model import toy_samples
 
 from turnwise.assemble.cluster import set_torch_threads
+from turnwise.batching.plan import denominators
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.config.place import place
 from turnwise.pipelines.model_role import BatchPlan, ModelRole
-from turnwise.protocols import Loss, WeightSource
+from turnwise.protocols import Loss, StepPart, WeightSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.placement import CpuThreads
@@ -107,6 +108,14 @@ def steps(role: ModelRole, loss: Loss, num_steps: int = STEPS) -> list[dict[str,
             sums[metric.name] = sums.get(metric.name, 0.0) + float(metric.value)
         measured.append(sums)
     return measured
+
+
+def in_two_parts(role: ModelRole, loss: Loss) -> None:
+    """One more step, whose samples come in two parts."""
+    samples = toy_samples(11, seed=STEPS)
+    divisors = denominators(samples, 64)
+    role.backward(samples[:5], divisors, loss, STEPS, StepPart(0, None))
+    role.backward(samples[5:], divisors, loss, STEPS, StepPart(1, 2.0))
 
 
 def ask(role: ModelRole, method: str) -> Any:

@@ -10,7 +10,7 @@ from turnwise.errors import CheckpointError, ConfigError
 from turnwise.examine.files import absent_files
 from turnwise.runtime.machine import Machine, find_machine
 from turnwise.runtime.rank import launched
-from turnwise.spec.megatron_options import NO_KERNELS
+from turnwise.spec.megatron_options import NO_KERNELS, no_context
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
@@ -46,13 +46,16 @@ def lacking_devices(config: AgenticConfig | SFTConfig, machine: Machine) -> Iter
 
 def lacking_kernels(config: AgenticConfig | SFTConfig, machine: Machine) -> Iterator[str]:
     """Yields a sentence for each role whose strategy needs a library's kernels on this machine's GPUs, if
-    that isn't installed."""
+    that isn't installed, or GPUs where this machine has none."""
     roles = {"": config} if isinstance(config, SFTConfig) else config.active_roles
     for name, role in roles.items():
         library = role.strategy_args.spec.gpu_library
         if machine.accelerator and library and find_spec(library) is None:
             key = f"{name}.strategy_args.strategy_name".removeprefix(".")
             yield f"{key}: {role.strategy_args.strategy_name}: {NO_KERNELS}."
+        if not machine.accelerator and library and role.context_parallel_size > 1:
+            option = f"{name}.strategy_args.strategy_config.context_parallel_size".removeprefix(".")
+            yield f"{option}: {no_context(role.context_parallel_size)}."
 
 
 def _fits_everywhere(config: AgenticConfig | SFTConfig) -> bool:

@@ -2,6 +2,7 @@
 an asynchronous one the replicas on the trainer's devices."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from turnwise.cluster.server_process import ServerProcess
@@ -12,6 +13,7 @@ from turnwise.pipelines.lent_replicas import LentReplicas
 from turnwise.pipelines.model_role import ModelRole
 from turnwise.pipelines.shared_devices import Resident, SharedDevices
 from turnwise.protocols import InferenceServer, MemoryKind
+from turnwise.runtime.device_use import DeviceUse
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.placement import Placement
 from turnwise.spec import STRATEGIES
@@ -53,10 +55,11 @@ def lend_devices(
 ) -> Callable[[], list[Metric]]:
     """Makes the replicas of an asynchronous run that share devices with training leave them while training
     computes (`lent_replicas`). `admit` gives one the current weights, and then requests. Returns the function
-    that gives the replicas their devices back."""
+    that gives the replicas their devices back, and what the step before has measured of the devices."""
+    measured = _measure_use(config, placement, servers, roles)
     lent = lent_replicas(config, placement)
     if not lent:
-        return list
+        return measured
     names = {server.name for server in _processes(servers, lent)}
     replicas = LentReplicas(
         servers,
@@ -74,9 +77,45 @@ def lend_devices(
 
     def give_devices_back() -> list[Metric]:
         event_loop.run(shared.claim(_LENT))
-        return replicas.measured()
+        return [*replicas.measured(), *measured()]
 
     return give_devices_back
+
+
+def _measure_use(
+    config: AgenticConfig,
+    placement: Placement,
+    servers: LLMServerManager,
+    roles: Mapping[str, ModelRole],
+) -> Callable[[], list[Metric]]:
+    """The function that gives the idle share of each device since it was last called, of an asynchronous run
+    whose replicas have processes; the first time nothing."""
+    replicas = _processes(servers, range(len(servers.servers)))
+    if not config.plays_ahead or not replicas:
+        return list
+    use = DeviceUse(placement.all_devices)
+    ranks = placement.of("actor_infer").ranks
+    # One that is started again has the name of the one before.
+    devices = {replica.name: ranks[number] for number, replica in enumerate(replicas)}
+
+    def sampling(server: InferenceServer) -> AbstractContextManager[None]:
+        assert isinstance(server, ServerProcess), "either all replicas have processes, or none has"
+        return use.using(devices[server.name])
+
+    servers.use_devices = sampling
+    for role in roles.values():
+        role.use_devices = lambda owner: use.using(placement.roles[owner].devices)
+    has_begun = False
+
+    def measured() -> list[Metric]:
+        nonlocal has_begun
+        shares = use.idle_shares()
+        if not has_begun:
+            has_begun = True
+            return []
+        return [Metric(f"system/device_idle/{device}", share) for device, share in shares.items()]
+
+    return measured
 
 
 def _processes(servers: LLMServerManager, replicas: Sequence[int]) -> list[ServerProcess]:

@@ -187,3 +187,20 @@ def unsharded(
                 f"and {name} is on {size} of them; give it the device_mapping of all, or use torch_train"
             )
             yield RoleProblem(tuple(mapping_key(name).split(".")), message, name)
+
+
+def undivided(
+    demand: Demand,
+    devices: Mapping[str, Sequence[int]],
+) -> Iterator[RoleProblem]:
+    """Roles whose devices, which `device_mapping` doesn't name, don't hold whole copies of the model. Those
+    that it names are checked with the config."""
+    for name, role in demand.roles.items():
+        size = role.model_parallel_size
+        if role.device_mapping is None and len(devices[name]) % size:
+            message = (
+                f"isn't set, so {name} has {counted(len(devices[name]), 'device')}, and a copy of its model "
+                f"needs {size} (tensor × pipeline × context parallel): name a multiple of {size} devices, "
+                "start as many processes by a launcher, or use smaller sizes"
+            )
+            yield RoleProblem(tuple(mapping_key(name).split(".")), message, name)

@@ -9,6 +9,7 @@ from turnwise.config.demand import (
     contradictions,
     mapping_key,
     ray_reason,
+    undivided,
     union,
     unsharded,
 )
@@ -52,7 +53,7 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
     cluster: ClusterName = "ray" if reason else _cluster(demand, len(numbers), machine, is_ahead)
     if cluster == "launched":
         _require_launchable(demand, len(numbers), machine, is_ahead)
-    for problem in unsharded(demand, devices):
+    for problem in (*unsharded(demand, devices), *undivided(demand, devices)):
         raise ConfigError(f"{problem.key}: {problem.message}")
     placement = _placed(config, demand, devices, cluster, machine)
     return replace(placement, reason=reason)
@@ -66,8 +67,10 @@ def smallest_machine(config: AnyConfig) -> Machine:
     numbers = union(devices)
     last = numbers[-1]
     num_launched = 1
-    if demand.cluster == "launched" or any(unsharded(demand, devices)):
-        num_launched = max(2, last + 1)
+    needed = [problem.role for problem in undivided(demand, devices)]
+    if demand.cluster == "launched" or needed or any(unsharded(demand, devices)):
+        sizes = [demand.roles[role].model_parallel_size for role in needed]
+        num_launched = max(2, last + 1, *sizes)
         if demand.main.device_mapping:
             num_launched = len(numbers)
     last = max(last, *demand.server_devices, num_launched - 1)

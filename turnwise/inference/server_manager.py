@@ -5,8 +5,8 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, TypeVar
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
@@ -19,6 +19,7 @@ from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+UseDevices = Callable[[InferenceServer], AbstractContextManager[Any]]
 
 _UPDATE = "a weight update"  # asks, in messages
 _SETTING = "deadlines.request_s"
@@ -58,6 +59,8 @@ class LLMServerManager:
         self._last_error: Exception | None = None
         self.claim_devices: Callable[[], Awaitable[None]] | None = None
         """Awaited before each request, if roles share devices."""
+        self.use_devices: UseDevices = nullcontext
+        """Around each request to a replica: measures how long its devices are used."""
         self.restarts: Restarts | None = None
         """Starts dead replicas again."""
         self._info: ServerInfo | None = None
@@ -116,7 +119,8 @@ class LLMServerManager:
         num_tokens = len(prompt_ids) + sampling.max_new_tokens
 
         async def generate(server: InferenceServer) -> Completion:
-            return await server.generate(prompt_ids, sampling, request_id, media, **partial)
+            with self.use_devices(server):
+                return await server.generate(prompt_ids, sampling, request_id, media, **partial)
 
         while True:
             if not self._servers and self.restarts is not None:

@@ -80,7 +80,13 @@ def verify(folder: Path) -> None:
             if name not in manifest or not file.is_file():
                 raise CheckpointError(f"{folder} isn't a complete checkpoint: {name} is missing")
             size, digest = manifest[name]
-            is_same = file.stat().st_size == size and _sha256(file) == digest
+            num_bytes = file.stat().st_size
+            difference = ""
+            if num_bytes != size:
+                difference = f"it has {num_bytes} bytes, had {size}"
+            elif _sha256(file) != digest:
+                difference = "its digest is another one"
+            is_same = not difference
             if is_same and file.name == TRAINER_FILE:
                 load_trainer_state(file, is_mapped=True)
             if is_same and file.name == SHARED_STATE_FILE:
@@ -91,10 +97,7 @@ def verify(folder: Path) -> None:
         except ModelError as fault:
             raise CheckpointError(str(fault)) from fault
         if not is_same:
-            raise CheckpointError(
-                f"{folder} is corrupted: {name} isn't as it was written "
-                f"(it has {file.stat().st_size} bytes, had {size})"
-            )
+            raise CheckpointError(f"{folder} is corrupted: {name} isn't as it was written ({difference})")
 
 
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:

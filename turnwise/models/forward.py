@@ -225,11 +225,14 @@ def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
 
 
 def kept_ids_of(batch: Batch, trained: Tensor) -> RaggedIds | None:
-    """The ids that the trained tokens were drawn from; None if the batch has none."""
+    """The ids that the tokens at these places, in ascending order, were drawn from; None if the batch has
+    none."""
     if batch.kept_ids is None:
         return None
     counts = batch.kept_offsets.diff()
-    is_trained = batch.response_mask.repeat_interleave(counts)
+    is_trained = torch.zeros_like(counts, dtype=torch.bool)
+    is_trained[trained] = True
+    is_trained = is_trained.repeat_interleave(counts)
     return RaggedIds(batch.kept_ids[is_trained].long(), counts[trained])
 
 

@@ -78,6 +78,31 @@ class SlicedModel:
         finally:
             self._replace(lambda parameter, _: torch.empty_like(parameter, device=_META))
 
+    @contextmanager
+    def read_in_turn(self) -> Iterator[None]:
+        """In this context the model can be called on the CPU without gradients. Each module's own weights are
+        read when it is called and forgotten afterwards, so a call costs the time of reading all files."""
+        weights: dict[nn.Module, list[tuple[str, str]]] = {}
+        for module, name, tensor in self.places:
+            weights.setdefault(module, []).append((name, tensor))
+        empty = {module: dict(module._parameters) for module in weights}
+
+        def read(module: nn.Module, _: object) -> None:
+            for name, tensor in weights[module]:
+                shape = module._parameters[name].shape
+                module._parameters[name] = nn.Parameter(self.rows(tensor, 0, shape[0], shape), False)
+
+        def forget(module: nn.Module, *_: object) -> None:
+            module._parameters.update(empty[module])
+
+        hooks = [module.register_forward_pre_hook(read) for module in weights]
+        hooks += [module.register_forward_hook(forget, always_call=True) for module in weights]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def _stand_in(self, parameter: Tensor, tensor: str) -> Tensor:
         if len(parameter) == 1:
             return self.rows(tensor, 0, 1, parameter.shape)

@@ -2,7 +2,7 @@
 samples."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -98,6 +98,7 @@ class BatchPlan:
 
 
 ClaimDevices = Callable[[str, Collection[MemoryKind] | None], None]
+UseDevices = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass(eq=False)
@@ -120,6 +121,8 @@ class ModelRole:
     """Number of optimiser steps whose results have come back."""
     claim_devices: ClaimDevices | None = field(default=None, init=False)
     """Called before the workers compute; None if roles don't share devices."""
+    use_devices: UseDevices = field(default=nullcontext, init=False)
+    """Around the workers' work: measures how long the devices of a role, by its name, are used."""
 
     def __post_init__(self) -> None:
         self.owner = self.owner or self.name
@@ -335,7 +338,8 @@ class ModelRole:
             self.claim_devices(self.owner, memory)
         metrics: list[Metric] = []
         start = self.stopwatch.tokens
-        yield metrics
+        with self.use_devices(self.owner):
+            yield metrics
         counts = self.stopwatch.tokens.minus(start)
         if counts.computed:
             name = f"batch/{self.name}/{kind}"

@@ -85,9 +85,9 @@ class MegatronOptions:
     """Fields of `TransformerConfig`, by their names."""
 
     @property
-    def sizes(self) -> tuple[int, int, int | None]:
+    def sizes(self) -> tuple[int, int, int | None, int]:
         """By which a process's groups are made."""
-        return self.tp, self.pp, self.vp
+        return self.tp, self.pp, self.vp, self.cp
 
     @property
     def recomputes(self) -> bool:
@@ -152,12 +152,6 @@ def _joint_problems(options: Mapping[str, Any], num_ranks: int | None) -> Iterat
             "it divides activations among tensor-parallel ranks, and tensor_model_parallel_size is 1; "
             "remove it, or use more tensor-parallel ranks",
         )
-    if cp > 1:
-        yield (
-            "context_parallel_size",
-            f"context parallelism isn't in this version (got {cp}); use 1, and more tensor- or "
-            "pipeline-parallel ranks",
-        )
     if _virtual(options) and pp < _MIN_INTERLEAVED:
         yield (
             "virtual_pipeline_model_parallel_size",
@@ -214,6 +208,15 @@ def shape_problems(options: Mapping[str, Any], shape: Shape) -> Iterator[tuple[s
             f"{shape.num_layers} layers can't be divided among {stages}; use sizes whose product divides "
             f"{shape.num_layers}",
         )
+
+
+def no_context(size: int) -> str:
+    """Why several ranks can't share the tokens of a sample on a CPU."""
+    return (
+        f"got {size}, and this machine has no GPU: Megatron's attention on a CPU computes whole samples, and "
+        "that of TransformerEngine, which can share one among ranks, needs GPUs; use 1 here, and more "
+        "tensor- or pipeline-parallel ranks"
+    )
 
 
 def no_bridge(model_type: str) -> str:

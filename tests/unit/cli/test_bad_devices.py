@@ -97,7 +97,12 @@ def megatron(**options: Any) -> list[str]:
             ["microbatch_group_size_per_vp_stage", "at least", "3"],
         ),
         ({"sequence_parallel": "true"}, {}, ["sequence_parallel", "tensor_model_parallel_size is 1"]),
-        ({"context_parallel_size": 2}, {}, ["context_parallel_size", "got 2"]),
+        ({"context_parallel_size": 0}, {}, ["context_parallel_size", "at least 1"]),
+        (
+            {"context_parallel_size": 2, "tp_size": 3, "pp_size": 3},
+            {},
+            ["device_mapping", "12 devices", "18"],
+        ),
         ({"expert_model_parallel_size": 2}, {}, ["expert_model_parallel_size", "experts"]),
         ({"tp_sise": 2}, {}, ["tp_sise", "tp_size"]),
         ({}, {"model_type": "gemma"}, ["strategy_name", "gemma", "llama, mistral, qwen2, qwen3"]),
@@ -108,6 +113,19 @@ def test_what_megatron_cannot_divide(
     options: dict[str, Any], shape: dict[str, Any], parts: list[str], refused: Refused
 ) -> None:
     assert mentions(refused(*megatron(**options), shape=shape), *parts)
+
+
+def test_a_copy_of_the_model_needs_more_devices_than_the_run_has(
+    config_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher may start as many, so the config is valid."""
+    changes = [*megatron(tp_size=3), "actor_train.device_mapping=null", "num_gpus_per_node=1"]
+    path = config_file()
+    assert main(["config", str(path), *changes]) == 0
+    assert mentions(capsys.readouterr().out, TRAIN, "1 device", "needs 3")
+    config, _ = load_config(path, [*changes, "num_gpus_per_node=3"])
+    launched = Machine((Node(3),), num_launched=3)
+    assert [*prepare.lacking_devices(config, launched)] == []
 
 
 def test_adapters_with_megatron_name_the_strategies_that_train_them(refused: Refused) -> None:
@@ -121,6 +139,13 @@ def test_megatron_on_a_gpu_without_kernels(config_file: Callable[..., Path]) -> 
     lacking = [*prepare.lacking_kernels(config, Machine((Node(12, "cuda"),)))]
     assert mentions(lacking, "actor_train.strategy_args.strategy_name", "TransformerEngine", "fsdp2_train")
     assert not [*prepare.lacking_kernels(config, Machine((Node(12),)))]
+
+
+def test_samples_that_are_shared_among_ranks_need_gpus(config_file: Callable[..., Path]) -> None:
+    config, _ = load_config(config_file(), megatron(context_parallel_size=2))
+    lacking = [*prepare.lacking_kernels(config, Machine((Node(12),)))]
+    assert mentions(lacking, f"{SIZE}.context_parallel_size", "got 2", "no GPU", "use 1")
+    assert not mentions([*prepare.lacking_kernels(config, Machine((Node(12, "cuda"),)))], "no GPU")
 
 
 @pytest.mark.parametrize(

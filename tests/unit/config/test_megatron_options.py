@@ -62,7 +62,8 @@ REFUSED = [
     ({"use_distributed_optimizer": "yes"}, "true or false"),
     ({"recompute_granularity": "half"}, "selective"),
     ({"expert_model_parallel_size": 2}, "experts"),
-    ({"context_parallel_size": 2}, "isn't in this version"),
+    ({"context_parallel_size": 0}, "at least 1"),
+    ({"context_parallel_size": 2, "cp_size": 3}, "differ"),
     ({"microbatch_group_size_per_vp_stage": 0}, "at least 1"),
     ({"microbatch_group_size_per_vp_stage": 2}, "interleaved"),
 ]
@@ -85,30 +86,41 @@ def test_what_megatron_knows_is_accepted() -> None:
     options |= {"recompute_granularity": "full", "bias_activation_fusion": True}
     config(options)
     parsed = MegatronOptions.of(options, 6)
-    assert parsed.sizes == (2, 3, 2) and parsed.passed == {"bias_activation_fusion": True}
+    assert parsed.sizes == (2, 3, 2, 1) and parsed.passed == {"bias_activation_fusion": True}
     assert parsed.use_distributed_optimizer and parsed.recomputes
 
 
 def test_names_of_other_engines_are_the_same_sizes() -> None:
     for names in (("tp_size", "pp_size"), ("tensor_parallel_size", "pipeline_parallel_size")):
         options = dict(zip(names, (2, 3), strict=True))
-        assert MegatronOptions.of(options, 6).sizes == (2, 3, None)
+        assert MegatronOptions.of(options, 6).sizes == (2, 3, None, 1)
         assert config(options).actor_train.data_parallel_size == 1
     assert MegatronOptions.of({"tp_size": 2, "tensor_model_parallel_size": 2}, 2).tp == 2
 
 
-@pytest.mark.parametrize(("sizes", "dp"), [({"tp_size": 2}, 3), ({"pp_size": 3}, 2), ({}, 6)])
+@pytest.mark.parametrize(
+    ("sizes", "dp"),
+    [
+        ({"tp_size": 2}, 3),
+        ({"pp_size": 3}, 2),
+        ({}, 6),
+        ({"cp_size": 3}, 2),
+        ({"tp_size": 2, "cp_size": 3}, 1),
+    ],
+)
 def test_samples_are_divided_among_copies_of_the_model(sizes: dict[str, Any], dp: int) -> None:
     divided = config(sizes)
     assert divided.actor_train.data_parallel_size == dp
     layout = place(divided, Machine((Node(6),))).roles["actor_train"].layout
-    assert layout == Layout(dp, sizes.get("tp_size", 1), sizes.get("pp_size", 1))
+    names = ("tp_size", "pp_size", "cp_size")
+    assert layout == Layout(dp, *(sizes.get(name, 1) for name in names))
 
 
 @pytest.mark.parametrize("by", [lambda o: MegatronOptions.of(o, 6), config])
-def test_ranks_hold_whole_copies(by: Any) -> None:
+@pytest.mark.parametrize("sizes", [{"tensor_model_parallel_size": 4}, {"pp_size": 3, "cp_size": 4}])
+def test_ranks_hold_whole_copies(by: Any, sizes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"whole copies|copies of the model"):
-        by({"tensor_model_parallel_size": 4})
+        by(sizes)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from turnwise.config.place import lent_replicas, place
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.pipelines.lent_replicas import LentReplicas
 from turnwise.pipelines.shared_devices import Resident, SharedDevices
+from turnwise.runtime.device_use import DeviceUse
 from turnwise.runtime.machine import Machine, Node
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
@@ -145,6 +146,32 @@ def test_a_run_that_ends_meanwhile_closes_the_replica_too() -> None:
     asyncio.run(run.shared.claim("actor_train"))
     asyncio.run(run.servers.close())
     assert "open" not in run.device
+
+
+def test_the_idle_share_of_each_device() -> None:
+    """Device 0 trains for 4 of 10 seconds, while a response of 6 seconds runs on it or, since it is lent, on
+    device 1."""
+    run, seconds = Shared(), [0.0]
+    use = DeviceUse([0, 1], lambda: seconds[0])
+    run.servers.use_devices = lambda server: use.using([server.number])
+
+    async def step() -> None:
+        for replica in (run.lent, run.staying):
+            replica.turn.clear()
+        response = asyncio.create_task(run.servers.generate([1], SAMPLING, "a"))
+        await asyncio.sleep(0)
+        seconds[0] += 6.0
+        for replica in (run.lent, run.staying):
+            replica.turn.set()
+        await response
+        await run.shared.claim("actor_train")
+        with use.using([0]):
+            seconds[0] += 4.0
+
+    asyncio.run(step())
+    assert use.idle_shares() == pytest.approx({0: 0.0, 1: 1.0})
+    asyncio.run(step())
+    assert use.idle_shares() == pytest.approx({0: 0.6, 1: 0.4})
 
 
 AHEAD = {"async_generation_ratio": 1}

@@ -60,8 +60,9 @@ def placed_model_problems(
     if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
         yield Problem.at(
             f"{prefix}device_mapping",
-            f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline "
-            f"parallel {role.model_parallel_size} devices each",
+            f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline × "
+            f"context parallel {role.model_parallel_size} devices each; use sizes whose product divides "
+            f"{len(role.device_mapping)}, or another device_mapping",
         )
 
 
@@ -221,7 +222,8 @@ def _unlike_sizes(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _sizes_text(options: megatron_options.MegatronOptions) -> str:
-    return f"tensor {options.tp} × pipeline {options.pp} × virtual {options.vp or 1}"
+    sizes = f"tensor {options.tp} × pipeline {options.pp} × virtual {options.vp or 1}"
+    return f"{sizes} × context {options.cp}"
 
 
 def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:

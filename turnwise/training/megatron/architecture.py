@@ -53,6 +53,7 @@ def transformer_config(
         "tensor_model_parallel_size": options.tp,
         "pipeline_model_parallel_size": options.pp,
         "virtual_pipeline_model_parallel_size": options.vp,
+        "context_parallel_size": options.cp,
         "sequence_parallel": options.sequence_parallel,
         "params_dtype": torch.float32,
         "pipeline_dtype": torch.float32,

@@ -34,6 +34,7 @@ def join(options: MegatronOptions, context: RankContext) -> None:
             options.tp,
             options.pp,
             options.vp,
+            context_parallel_size=options.cp,
             order="tp-cp-ep-pp-dp",  # as `Layout` counts
             distributed_timeout_minutes=_TIMEOUT_MINUTES,
             create_gloo_process_groups=False,
@@ -45,12 +46,13 @@ def join(options: MegatronOptions, context: RankContext) -> None:
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_world_size(),
         parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        parallel_state.get_context_parallel_world_size(),
     )
     if sizes != options.sizes:
         raise ConfigError(
             f"{context.role}: Megatron divides a process once, for all roles in it, and another role has "
-            f"tensor {sizes[0]} × pipeline {sizes[1]} (virtual {sizes[2] or 1}); give all Megatron roles the "
-            "same sizes, or use another strategy for one of them"
+            f"tensor {sizes[0]} × pipeline {sizes[1]} (virtual {sizes[2] or 1}) × context {sizes[3]}; "
+            "give all Megatron roles the same sizes, or use another strategy for one of them"
         )
 
 
@@ -75,6 +77,17 @@ def tensor_parts(tensor: Tensor) -> list[Tensor]:
     return parts
 
 
+def context_rank() -> tuple[int, int]:
+    """`(size, rank)` among the ranks that share the tokens of each sample."""
+    size: int = parallel_state.get_context_parallel_world_size()
+    return size, parallel_state.get_context_parallel_rank()
+
+
+def sum_over_context_ranks(tensor: Tensor) -> None:
+    """Replaces a tensor by its sum over the ranks that share the tokens of each sample."""
+    dist.all_reduce(tensor, group=parallel_state.get_context_parallel_group())
+
+
 def stage_rank() -> tuple[int, int]:
     """`(size, rank)` among the pipeline stages."""
     size: int = parallel_state.get_pipeline_model_parallel_world_size()
@@ -97,13 +110,14 @@ def on_all_stages(value: Any) -> list[Any]:
 
 
 def copy_rank() -> tuple[int, int]:
-    """`(size, rank)` among the ranks that hold the same part of the model."""
-    group = parallel_state.get_data_parallel_group()
+    """`(size, rank)` among the ranks that hold the same part of the model: copies, and the context-parallel
+    ranks of each."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return group.size(), group.rank()
 
 
 def sum_over_copies(tensor: Tensor) -> None:
     """Replaces a tensor by its sum over the ranks that hold the same part of the model."""
-    group = parallel_state.get_data_parallel_group()
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     if group.size() > 1:
         dist.all_reduce(tensor, group=group)

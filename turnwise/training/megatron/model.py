@@ -1,6 +1,8 @@
 """A decoder made of Megatron's layers, or the part of it that one rank holds, over packed samples."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,8 @@ from megatron.core.models.common.language_module.language_module import Language
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.enums import ModelType
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType, ModelType
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlock,
@@ -24,7 +27,13 @@ from turnwise.errors import NotAvailableError
 from turnwise.models.forward import kept_ids_of
 from turnwise.models.sharded_logprobs import VocabularyShard, sharded_logprobs
 from turnwise.protocols import Output
-from turnwise.training.megatron.groups import reduce_over_tensor_ranks, tensor_rank
+from turnwise.training.megatron.context import TokenShare, whole
+from turnwise.training.megatron.groups import (
+    context_rank,
+    reduce_over_tensor_ranks,
+    sum_over_context_ranks,
+    tensor_rank,
+)
 from turnwise.types import Batch
 
 POLICY_OUTPUTS: frozenset[Output] = frozenset({"logprobs", "full_logprobs", "entropy"})
@@ -130,25 +139,71 @@ class DecoderPart(LanguageModule):
         if outputs - gives:
             unknown = " or ".join(sorted(outputs - gives))
             raise NotAvailableError(f"this model gives {' and '.join(sorted(gives))}, but no {unknown}")
-        padded = _Padded.of(batch, tensor_rank()[0] if self.config.sequence_parallel else 1)
-        states = None
-        if self.pre_process:
-            states = self._embedded(padded.token_ids)
-        packed = padded.packed() if self.described.packs_kernels else None
-        states = self.decoder(
-            hidden_states=states,
-            attention_mask=None if packed is not None else padded.mask(),
-            rotary_pos_emb=self._angles(padded, packed is not None),
-            packed_seq_params=packed,
-        )
+        share = TokenShare.of(batch, *context_rank(), self._divisor)
+        states = self._states(share, self.described.packs_kernels)
         if not self.post_process:
             return states
-        if self.config.sequence_parallel:
+        computed = self._outputs(batch, share, states, outputs)
+        add = sum_over_context_ranks if context_rank()[0] > 1 else None
+        return {name: whole(values, add) for name, values in computed.items()}
+
+    def compared(self, token_ids: Tensor) -> Tensor | dict[str, Tensor]:
+        """As `forward`, of the tokens [N] of one sequence, all of them on each context-parallel rank, with
+        Megatron's own attention, which computes in fp32 on any device. On the last stage `compared`: this
+        rank's columns of the logits [N, V / ranks] at temperature 1; the hidden states [N, H] of a value
+        model."""
+        share = TokenShare.of_sequence(token_ids, self._divisor)
+        with self._own_attention():
+            states = self._states(share, is_packed=False)
+        if not self.post_process:
+            return states
+        states = states[: len(token_ids), 0]
+        if not self.described.is_value_model:
+            states = torch.nn.functional.linear(states, self._head_weight())
+        return {"compared": states}
+
+    @property
+    def _divisor(self) -> int:
+        """Which numbers of tokens can be divided among ranks."""
+        return tensor_rank()[0] if self.config.sequence_parallel else 1
+
+    def _states(self, share: TokenShare, is_packed: bool) -> Tensor:
+        """Hidden states [M, 1, H] after this part's layers, with sequence parallelism this rank's rows of
+        them unless the head is here."""
+        states = None
+        if self.pre_process:
+            states = self._embedded(share.token_ids)
+        states = self.decoder(
+            hidden_states=states,
+            attention_mask=None if is_packed else _mask(share),
+            rotary_pos_emb=self._angles(share, is_packed),
+            packed_seq_params=_packed(share) if is_packed else None,
+        )
+        if self.post_process and self.config.sequence_parallel:
             # The gradient that comes back is the same on all ranks, so each takes its rows of it.
             states = tensor_parallel.gather_from_sequence_parallel_region(
                 states, tensor_parallel_output_grad=False
             )
-        return self._outputs(batch, states[: batch.num_tokens, 0], outputs)
+        return states
+
+    @contextmanager
+    def _own_attention(self) -> Iterator[None]:
+        """In this context attention is Megatron's, not TransformerEngine's, which computes packed samples in
+        half precision alone. Neither has parameters."""
+        kernels: dict[Any, nn.Module] = {}
+        config = copy.copy(self.config)
+        config.context_parallel_size = 1
+        for layer in self.decoder.layers:
+            attention = layer.self_attention
+            kernels[attention] = attention.core_attention
+            attention.core_attention = DotProductAttention(
+                config, layer.layer_number, AttnMaskType.causal, "self"
+            )
+        try:
+            yield
+        finally:
+            for attention, kernel in kernels.items():
+                attention.core_attention = kernel
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """[N, 1, H], or this rank's rows of it with sequence parallelism."""
@@ -161,23 +216,33 @@ class DecoderPart(LanguageModule):
         is_padding = token_ids == self.described.padding_id
         return torch.where(is_padding[:, None, None], states.detach(), states)
 
-    def _angles(self, padded: "_Padded", is_packed: bool) -> Tensor:
-        """[N, 1, 1, D], the angles of each token's position; for packed kernels those of positions 0, 1, …
-        up to the longest sample."""
-        positions = padded.position_ids
+    def _angles(self, share: TokenShare, is_packed: bool) -> Tensor:
+        """[M, 1, 1, D], the angles of each token's position; for packed kernels those of positions 0, 1, …
+        up to the longest sample, of which each rank takes its own."""
+        positions = share.position_ids
         if is_packed:
-            positions = torch.arange(max(padded.lengths), device=positions.device)
+            positions = torch.arange(max(share.lengths), device=positions.device)
         angles = positions.float()[:, None] * self.frequencies
         return torch.cat([angles, angles], -1)[:, None, None]
 
-    def _outputs(self, batch: Batch, states: Tensor, outputs: frozenset[Output]) -> dict[str, Tensor]:
+    def _outputs(
+        self, batch: Batch, share: TokenShare, states: Tensor, outputs: frozenset[Output]
+    ) -> dict[str, Tensor]:
+        """The outputs of this rank's tokens, and 0 at other tokens."""
         trained = batch.response_mask.nonzero().squeeze(-1)
         if self.described.is_value_model:
-            rows = {"values": trained - 1, "next_values": trained}
-            return {name: _aligned(self._values(states[rows[name]]), batch, trained) for name in outputs}
+            tokens = {"values": trained - 1, "next_values": trained}
+            computed = {}
+            for name in outputs:
+                chosen, places = share.held(tokens[name], batch.num_tokens)
+                values = self._values(states[places, 0])
+                computed[name] = _aligned(values, batch, trained[chosen])
+            return computed
+        chosen, places = share.held(trained - 1, batch.num_tokens)
+        trained = trained[chosen]
         kept = kept_ids_of(batch, trained)
         result = sharded_logprobs(
-            states[trained - 1],
+            states[places, 0],
             self._head_weight(),
             batch.token_ids[trained],
             self._shard(),
@@ -218,44 +283,28 @@ class DecoderPart(LanguageModule):
         return of_tokens.where(of_tokens > 0, self.described.temperature)
 
 
-@dataclass(frozen=True, slots=True)
-class _Padded:
-    """The tokens of a batch, with another sequence behind them where their number must have a divisor."""
+def _mask(share: TokenShare) -> Tensor:
+    """bool [1, 1, M, M]: whether a token may not see another one."""
+    device = share.token_ids.device
+    lengths = torch.tensor([*share.lengths], device=device)
+    samples = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
+    is_other = samples[:, None] != samples
+    is_later = torch.ones_like(is_other).triu(1)
+    return (is_other | is_later)[None, None]
 
-    token_ids: Tensor
-    position_ids: Tensor
-    lengths: Sequence[int]
 
-    @classmethod
-    def of(cls, batch: Batch, divisor: int) -> "_Padded":
-        missing = -batch.num_tokens % divisor
-        if not missing:
-            return cls(batch.token_ids, batch.position_ids, batch.lengths)
-        more = batch.token_ids.new_zeros(missing)
-        token_ids = torch.cat([batch.token_ids, more])
-        position_ids = torch.cat([batch.position_ids, more])
-        return cls(token_ids, position_ids, [*batch.lengths, missing])
-
-    def mask(self) -> Tensor:
-        """bool [1, 1, N, N]: whether a token may not see another one."""
-        device = self.token_ids.device
-        lengths = torch.tensor([*self.lengths], device=device)
-        samples = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-        is_other = samples[:, None] != samples
-        is_later = torch.ones_like(is_other).triu(1)
-        return (is_other | is_later)[None, None]
-
-    def packed(self) -> PackedSeqParams:
-        lengths = torch.tensor([0, *self.lengths], device=self.token_ids.device)
-        boundaries = lengths.cumsum(0, dtype=torch.int32)
-        longest = max(self.lengths)
-        return PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=boundaries,
-            cu_seqlens_kv=boundaries,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-        )
+def _packed(share: TokenShare) -> PackedSeqParams:
+    """What fills a sample counts as a part of it, which causal attention allows."""
+    lengths = torch.tensor([0, *share.lengths], device=share.token_ids.device)
+    boundaries = lengths.cumsum(0, dtype=torch.int32)
+    longest = max(share.lengths)
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=boundaries,
+        cu_seqlens_kv=boundaries,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
 
 
 def _layer(config: TransformerConfig, decoder: Decoder) -> ModuleSpec:

@@ -11,7 +11,9 @@ from torch import Tensor
 from turnwise.protocols import Output
 from turnwise.types import Batch
 
-Judge = Callable[[Batch, dict[str, Tensor]], tuple[Tensor, Any]]
+Compute = Callable[[Any, Any], Any]
+"""What a part of the model computes of a micro-batch: hidden states, or tensors by name on the last stage."""
+Judge = Callable[[Any, dict[str, Tensor]], tuple[Tensor, Any]]
 """The loss of a micro-batch's outputs, and what the caller gets back."""
 
 
@@ -19,6 +21,21 @@ def run_pipeline(
     parts: Sequence[Any],
     batches: Sequence[Batch],
     outputs: frozenset[Output],
+    judge: Judge,
+    is_forward_only: bool = False,
+) -> list[Any]:
+    """`run_schedule` for the outputs of each batch."""
+
+    def compute(part: Any, batch: Batch) -> Any:
+        return part(batch, outputs)
+
+    return run_schedule(parts, batches, compute, judge, is_forward_only)
+
+
+def run_schedule(
+    parts: Sequence[Any],
+    batches: Sequence[Any],
+    compute: Compute,
     judge: Judge,
     is_forward_only: bool = False,
 ) -> list[Any]:
@@ -30,7 +47,7 @@ def run_pipeline(
     schedule = get_forward_backward_func()
     iterators = [iter(batches) for _ in parts]
     results: list[Any] = schedule(
-        forward_step_func=partial(_step, outputs=outputs, judge=judge),
+        forward_step_func=partial(_step, compute=compute, judge=judge),
         data_iterator=iterators if len(parts) > 1 else iterators[0],
         model=list(parts),
         num_microbatches=len(batches),
@@ -42,9 +59,9 @@ def run_pipeline(
 
 
 def _step(
-    batches: Iterator[Batch],
+    batches: Iterator[Any],
     part: Any,
-    outputs: frozenset[Output],
+    compute: Compute,
     judge: Judge,
 ) -> tuple[Any, Callable[[dict[str, Tensor]], tuple[Tensor, Tensor, Any]]]:
     batch = next(batches)
@@ -53,4 +70,4 @@ def _step(
         loss, answer = judge(batch, computed)
         return loss, torch.zeros((), dtype=torch.int), answer
 
-    return part(batch, outputs), judged
+    return compute(part, batch), judged

@@ -4,16 +4,17 @@ this rank builds."""
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
+from turnwise.models.slices import SlicedModel
 from turnwise.models.value_head import value_head
 from turnwise.runtime.rank import RankContext
-from turnwise.spec.megatron_options import NO_KERNELS, MegatronOptions
+from turnwise.spec.megatron_options import NO_KERNELS, MegatronOptions, no_context
 from turnwise.training.megatron import groups
 from turnwise.training.megatron.architecture import rotary_frequencies, transformer_config
 from turnwise.training.megatron.model import Decoder, DecoderPart
@@ -24,14 +25,23 @@ Read = Callable[[str], Tensor]
 """The whole tensor of a name in the Hugging Face model."""
 
 
-def open_model(source: ModelSource, rank: RankContext, is_trained: bool) -> tuple[PreTrainedModel, Read]:
-    """The model of a source, which needn't have weights, and what reads its tensors."""
+class OpenedModel(NamedTuple):
+    """A Hugging Face model, which needn't have weights, and what reads its tensors."""
+
+    model: PreTrainedModel
+    read: Read
+    slices: SlicedModel | None
+    """None if the model has its weights."""
+
+
+def open_model(source: ModelSource, rank: RankContext, is_trained: bool) -> OpenedModel:
+    """The model of a source."""
     slices = source.load_slices()
     if slices is None:
         model = source.load(replace(rank, device="cpu"))
         if is_trained:
             source.prepare(model, rank)
-        return model, model.state_dict().__getitem__
+        return OpenedModel(model, model.state_dict().__getitem__, None)
     if is_trained:
         with slices.standing_in():
             source.prepare(slices.model, rank)
@@ -42,7 +52,7 @@ def open_model(source: ModelSource, rank: RankContext, is_trained: bool) -> tupl
         shape = shapes[name]
         return opened.rows(opened.names[name], 0, shape[0], shape)
 
-    return slices.model, read
+    return OpenedModel(slices.model, read, slices)
 
 
 def build_parts(
@@ -82,7 +92,12 @@ def build_parts(
     return parts
 
 
-def require_kernels(device: torch.device) -> None:
-    """Raises NotAvailableError if the device is a GPU and TransformerEngine is missing."""
+def require_kernels(device: torch.device, options: MegatronOptions) -> None:
+    """Raises NotAvailableError if the device is a GPU and TransformerEngine is missing, or if it isn't one
+    and several ranks share the tokens of a sample."""
     if device.type == "cuda" and find_spec("transformer_engine") is None:
         raise NotAvailableError(NO_KERNELS)
+    if device.type != "cuda" and options.cp > 1:
+        raise NotAvailableError(
+            f"strategy_args.strategy_config.context_parallel_size: {no_context(options.cp)}"
+        )

@@ -27,7 +27,9 @@ from turnwise.spec.megatron_options import MegatronOptions
 from turnwise.training.base import BaseStrategy, Update
 from turnwise.training.host_copies import HostCopies
 from turnwise.training.megatron import groups
+from turnwise.training.megatron.architecture import check_shape
 from turnwise.training.megatron.bridge import Place, places_of, trained_places
+from turnwise.training.megatron.comparison import reference_of, require_same_outputs
 from turnwise.training.megatron.optimizer import MegatronAdam
 from turnwise.training.megatron.parts import HeldParameters
 from turnwise.training.megatron.schedule import run_pipeline
@@ -65,7 +67,7 @@ class MegatronStrategy(BaseStrategy):
     ) -> None:
         super().__init__(settings, rank)
         self._options = MegatronOptions.of(options, self._context.world_size)
-        require_kernels(self.device)
+        require_kernels(self.device, self._options)
         groups.join(self._options, self._context)
         tensors = model.state_dict()
         self._layout = self._context.layout
@@ -108,8 +110,21 @@ class MegatronStrategy(BaseStrategy):
                 "model_args.lora_rank: LoRA isn't in this version of megatron_train; use fsdp2_train, "
                 "deepspeed_train or torch_train"
             )
-        model, read = open_model(source, rank, settings.is_trained)
-        return cls(model, settings, options=options, rank=rank, read=read)
+        opened = open_model(source, rank, settings.is_trained)
+        check_shape(opened.model.config, options)
+        # The strategy takes the model's buffers away, so transformers computes first.
+        reference = reference_of(opened.model, opened.slices) if rank.answers else None
+        strategy = cls(opened.model, settings, options=options, rank=rank, read=opened.read)
+        strategy.require_same_outputs(reference)
+        return strategy
+
+    def require_same_outputs(self, reference: Tensor | None) -> None:
+        """Raises ModelError on all ranks if the model doesn't compute what transformers computed, the
+        `reference` on the rank that answers. All ranks must call this."""
+        num_batches = 1
+        if self._options.vp is not None:
+            num_batches = self._round_size
+        require_same_outputs(self._modules, num_batches, reference, self._context, self._ranks)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._held.whole(lambda parameter: parameter)
@@ -174,10 +189,15 @@ class MegatronStrategy(BaseStrategy):
         rounds of as many batches as there are stages, or as the options say."""
         if self._options.vp is None or not batches:
             return list(batches)
-        round_size = self._options.passed.get("microbatch_group_size_per_vp_stage", self._options.pp)
-        num_missing = -len(batches) % round_size
+        num_missing = -len(batches) % self._round_size
         last = batches[-1]
         return [*batches, *[replace(last, weights=0 * last.weights)] * num_missing]
+
+    @property
+    def _round_size(self) -> int:
+        """Number of batches in which the stages of an interleaved schedule take turns."""
+        size: int = self._options.passed.get("microbatch_group_size_per_vp_stage", self._options.pp)
+        return size
 
     # The parts of an optimiser step
 
@@ -261,15 +281,15 @@ class MegatronStrategy(BaseStrategy):
 
     def _read_weights(self, folder: Path) -> None:
         source = ModelSource(str(folder), has_value_head=self._is_value_model)
-        model, read = open_model(source, RankContext(), is_trained=False)
-        saved = {name: parameter.shape for name, parameter in model.named_parameters()}
+        opened = open_model(source, RankContext(), is_trained=False)
+        saved = {name: parameter.shape for name, parameter in opened.model.named_parameters()}
         for name, tensor in self._named.items():
             if saved.get(name) != tensor.shape:
                 raise ModelError(
                     f"the saved model has no tensor {name} of shape {tuple(tensor.shape)}; it is another "
                     "architecture"
                 )
-        self._fill(read)
+        self._fill(opened.read)
 
     def _set_weights(self, shares: Shares) -> None:
         require_same_tensors(shares, self._named)
@@ -352,7 +372,10 @@ class MegatronStrategy(BaseStrategy):
 
     def _sharding(self) -> str:
         sizes = f"tensor {self._layout.tp} × pipeline {self._layout.pp} × data {self._layout.dp} ranks"
+        if self._layout.cp > 1:
+            sizes = f"context {self._layout.cp} × {sizes}"
         sharding = f"; Megatron divides the model over {sizes}"
-        if self._options.use_distributed_optimizer and self._layout.dp > 1:
-            sharding += f", moments over {self._layout.dp}"
+        num_copies = self._layout.dp * self._layout.cp
+        if self._options.use_distributed_optimizer and num_copies > 1:
+            sharding += f", moments over {num_copies}"
         return sharding
