@@ -163,15 +163,15 @@ def main() -> None:
 def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One capability with one seed, from random weights."""
     job = JOBS[name]
-    out = options.work.absolute() / f"{name}_{seed}"
+    out = options.work.absolute() / f"{name.replace(' ', '_')}_{seed}"
     config = ROOT / "examples" / job.config
     started = time.perf_counter()
     start = out / "sft_model"
     if not start.exists():
         if job.package:
             turnwise("make-model", "--package", job.package, "--out", str(start))
-        words = job.prepare.replace("OUT", str(out)).replace("SEED", str(seed)).split()
-        script, *arguments = words
+        places = {"OUT": str(out), "SEED": str(seed)}
+        script, *arguments = [places.get(word, word) for word in job.prepare.split()]
         changes = job.toy.split() if options.toy else []
         subprocess.run([sys.executable, str(ROOT / script), *arguments_here(arguments), *changes], check=True)
     prepare_s = time.perf_counter() - started
@@ -180,8 +180,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     if options.toy:
         common += SMALL_RUN
     before = scores(out / "before.json", [*common, *tasks], str(start))
-    places = [f"output_dir={out}", "exp_name=rl", "resume_from_checkpoint=true", "save_steps=20"]
-    turnwise("train", *common, f"eval_steps={options.eval_steps}", *places, "--quiet")
+    run_folder = [f"output_dir={out}", "exp_name=rl", "resume_from_checkpoint=true", "save_steps=20"]
+    turnwise("train", *common, f"eval_steps={options.eval_steps}", *run_folder, "--quiet")
     folder = max(path.parent for path in (out / "rl").glob("*/metrics.jsonl"))
     checkpoints = (folder / "checkpoints").glob("checkpoint-*")
     model = max(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")))
