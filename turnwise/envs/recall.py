@@ -177,9 +177,14 @@ class RecallEnv(TextEnv):
     def expert_action(self) -> str:
         """A note of the facts that note and text show; at a question, the fact that the note has. A fact that
         an earlier note lost is lost for the expert too: a demonstration shows nothing that can't be seen. It
-        then answers with the first digit. Without a note the expert knows all facts."""
+        then answers with the first digit. Without a note the expert knows all facts.
+
+        The facts of a note are in a new order each turn. In the old order, a model would learn to copy by
+        places, and never to find the digit of a letter, which the questions need."""
         if self._turn < self._num_facts:
-            return _note_of(self._visible())
+            facts = self._visible()
+            random.Random(derive_seed(self._seed, "note", self._turn)).shuffle(facts)
+            return _note_of(facts)
         return self._answer(dict(self._visible()).get(self._asked() or "", VALUES[0]))
 
     def random_action(self, rng: random.Random) -> str:
@@ -187,8 +192,7 @@ class RecallEnv(TextEnv):
         if self._turn >= self._num_facts:
             return self._answer(rng.choice(VALUES))
         visible = self._visible()
-        drawn = sorted(rng.sample(range(len(visible)), rng.randint(1, len(visible))))
-        return _note_of([visible[number] for number in drawn])
+        return _note_of(rng.sample(visible, rng.randint(1, len(visible))))
 
     def _asked(self) -> str | None:
         """The letter that is asked for; None if facts are told, or the episode is over."""
