@@ -165,16 +165,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     job = JOBS[name]
     out = options.work.absolute() / f"{name.replace(' ', '_')}_{seed}"
     config = ROOT / "examples" / job.config
-    started = time.perf_counter()
     start = out / "sft_model"
-    if not start.exists():
-        if job.package:
-            turnwise("make-model", "--package", job.package, "--out", str(start))
-        places = {"OUT": str(out), "SEED": str(seed)}
-        script, *arguments = [places.get(word, word) for word in job.prepare.split()]
-        changes = job.toy.split() if options.toy else []
-        subprocess.run([sys.executable, str(ROOT / script), *arguments_here(arguments), *changes], check=True)
-    prepare_s = time.perf_counter() - started
+    prepare_s = prepared(job, seed, out, start, is_toy=options.toy)
     common = [str(config), f"seed={seed}", f"pretrain={start}", *rows_of(config, out)]
     tasks = (f"val_batch_size={options.tasks}", *job.held_out)
     if options.toy:
@@ -191,13 +183,28 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "seed": seed,
         "before": before,
         "after": after,
-        "prepare_s": round(prepare_s, 1),
+        "prepare_s": prepare_s,
         **course(folder, tag_of(config)),
     }
     if job.control:
         row["control"] = scores(out / "control.json", [*common, *tasks, job.control], str(model))
     print(f"{name}, seed {seed}: {beyond(row):+.3f} beyond the start, {row['train_s']:.0f} s", flush=True)
     return row
+
+
+def prepared(job: Job, seed: int, out: Path, start: Path, *, is_toy: bool) -> float:
+    """Makes the model that training starts from, unless it is there, and returns the seconds that it took."""
+    note = out / "prepare_s.txt"
+    if not start.exists():
+        started = time.perf_counter()
+        if job.package:
+            turnwise("make-model", "--package", job.package, "--out", str(start))
+        places = {"OUT": str(out), "SEED": str(seed)}
+        script, *arguments = [places.get(word, word) for word in job.prepare.split()]
+        changes = job.toy.split() if is_toy else []
+        subprocess.run([sys.executable, str(ROOT / script), *arguments_here(arguments), *changes], check=True)
+        note.write_text(f"{time.perf_counter() - started:.1f}\n", encoding="utf-8")
+    return float(note.read_text(encoding="utf-8")) if note.exists() else 0.0
 
 
 def arguments_here(words: Sequence[str]) -> list[str]:
