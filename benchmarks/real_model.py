@@ -160,7 +160,8 @@ def parts(answers: list[dict[str, Any]]) -> dict[str, float]:
         for name in names
     }
     seconds = {
-        name: round(statistics.median(middle(a[name]) for a in answers), 3) for name in ("rollout_s", "train_s")
+        name: round(statistics.median(middle(a[name]) for a in answers), 3)
+        for name in ("rollout_s", "train_s")
     }
     return seconds | shares
 

@@ -53,8 +53,8 @@ class RecallEnv(TextEnv):
         num_facts: number of facts, and of the turns that tell them, at most 26.
         num_distractors: maximum sentences that don't matter in each turn.
         min_distractors: minimum of these sentences: their number is drawn in each turn. None: it is
-            `num_distractors` where facts are told, and 0 where one is asked for. Where it varies, a fact stands
-            at another place in each prompt, and a model learns to look for letters instead of places.
+            `num_distractors` where facts are told, and 0 where one is asked for. Where it varies, a fact
+            stands at another place in each prompt, and a model learns to look for letters instead of places.
         num_questions: number of questions, which may ask for a fact again. More of them teach more of looking
             up: a note has many tokens, an answer one.
         shows_note: whether observations show the note. Without it, in mode `step`, a model can only guess: a

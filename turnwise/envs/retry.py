@@ -179,8 +179,8 @@ class RetryEnv(TextEnv):
         if len(answer) != len(solution):
             length = "few" if len(answer) < len(solution) else "many"
             return f"Too {length} digits. Answer again."
-        # A line for each digit: no blank stands before it, so that it is the same token as in the answer. Each
-        # verdict is one word, so that lines are equally long, and a small model finds the line of a digit.
+        # A line for each digit: no blank stands before it, so that it is the same token as in the answer.
+        # Each verdict is one word: lines are equally long, and a small model finds the line of a digit.
         lines = [f"{digit} {_verdict(digit, right)}" for digit, right in zip(answer, solution, strict=True)]
         return "\n".join([*lines, "Answer again."])
 
