@@ -5,8 +5,9 @@
 Each run makes a model that imitates a weak player, scores it on held-out tasks, sampled and greedy, trains it
 by `turnwise train` and scores it again. What RL taught *beyond the start* is the score after training less
 the better of the two before it. The seconds are those of the preparation and of the training, without the
-evaluations. Each result is written as soon as it is there, and what the file has isn't run again. `--report`
-runs nothing; the table of docs/capabilities.md and its picture are what it prints and draws.
+evaluations; `train_processor_s` are those of a core, with the run's start and validations. Each result is
+written as soon as it is there, and what the file has isn't run again. `--report` runs nothing; the table of
+docs/capabilities.md and its picture are what it prints and draws.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -173,7 +175,9 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         common += SMALL_RUN
     before = scores(out / "before.json", [*common, *tasks], str(start))
     run_folder = [f"output_dir={out}", "exp_name=rl", "resume_from_checkpoint=true", "save_steps=20"]
+    processor_s = processor_seconds()
     turnwise("train", *common, f"eval_steps={options.eval_steps}", *run_folder, "--quiet")
+    processor_s = processor_seconds() - processor_s
     folder = max(path.parent for path in (out / "rl").glob("*/metrics.jsonl"))
     checkpoints = (folder / "checkpoints").glob("checkpoint-*")
     model = max(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")))
@@ -184,6 +188,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "before": before,
         "after": after,
         "prepare_s": prepare_s,
+        "train_processor_s": round(processor_s, 1),
         **course(folder, tag_of(config)),
     }
     if job.control:
@@ -250,6 +255,13 @@ def course(folder: Path, tag: str) -> dict[str, Any]:
 
 def turnwise(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "turnwise.cli.main", *arguments], check=True)
+
+
+def processor_seconds() -> float:
+    """Seconds of a core that this process's children have taken. On a busy machine, they say more than those
+    of a clock."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
 
 
 def beyond(row: dict[str, Any]) -> float:
