@@ -98,7 +98,7 @@ JOBS = {
     "self-improvement": Job(
         "retry of a sum",
         "retry/agentic.yaml",
-        imitated("retry", 12_000, 0.4),
+        imitated("retry", 20_000, 0.5),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Retry.env_config.message=neutral",
         metric="repaired",
