@@ -46,8 +46,8 @@ EXAMPLE = HERE.parent / "examples" / "smollm" / "one_digit.py"
 NUM_WARM_UP = 2
 PAUSE_S = 2.0
 """Before each run, for the threads of the last one to end."""
-PROMPT_TOKENS = 40
-"""About as many as a prompt of the rows has with the model's chat template."""
+PROMPT_TOKENS = 44
+"""As many as a prompt of the rows has with the model's chat template."""
 
 
 def main() -> None:
