@@ -126,7 +126,7 @@ def with_fastest_micro_batch(job: RealJob, python: str, sizes: list[int]) -> Rea
 
 
 def medians(answers: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of the steps that count: seconds, and sampled tokens; and the seconds of the script."""
+    """Medians of the steps that count: seconds and sampled tokens; and the seconds of the script."""
     return {
         name: {
             "step_s": round(middle(answer["step_s"]), 3),
