@@ -90,7 +90,7 @@ JOBS = {
     "memory": Job(
         "recall of three facts by a note",
         "recall/agentic.yaml",
-        imitated("recall", 3000, 0.2),
+        imitated("recall", 4000, 0.05),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Recall.env_config.shows_note=false",
         held_out=("custom_envs.Recall.env_config.num_questions=1",),
