@@ -5,8 +5,9 @@
 Each run makes a model that imitates a weak player, scores it on held-out tasks, sampled and greedy, trains it
 by `turnwise train` and scores it again. What RL taught *beyond the start* is the score after training less
 the better of the two before it. The seconds are those of the preparation and of the training, without the
-evaluations. Each result is written as soon as it is there, and what the file has isn't run again. `--report`
-runs nothing; the table of docs/capabilities.md and its picture are what it prints and draws.
+evaluations; `train_processor_s` are those of a core, with the run's start and validations. Each result is
+written as soon as it is there, and what the file has isn't run again. `--report` runs nothing; the table of
+docs/capabilities.md and its picture are what it prints and draws.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -88,7 +90,7 @@ JOBS = {
     "memory": Job(
         "recall of three facts by a note",
         "recall/agentic.yaml",
-        imitated("recall", 3000, 0.2),
+        imitated("recall", 4000, 0.05),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Recall.env_config.shows_note=false",
         held_out=("custom_envs.Recall.env_config.num_questions=1",),
@@ -96,7 +98,7 @@ JOBS = {
     "self-improvement": Job(
         "retry of a sum",
         "retry/agentic.yaml",
-        imitated("retry", 12_000, 0.4),
+        imitated("retry", 20_000, 0.5),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Retry.env_config.message=neutral",
         metric="repaired",
@@ -163,25 +165,19 @@ def main() -> None:
 def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One capability with one seed, from random weights."""
     job = JOBS[name]
-    out = options.work.absolute() / f"{name}_{seed}"
+    out = options.work.absolute() / f"{name.replace(' ', '_')}_{seed}"
     config = ROOT / "examples" / job.config
-    started = time.perf_counter()
     start = out / "sft_model"
-    if not start.exists():
-        if job.package:
-            turnwise("make-model", "--package", job.package, "--out", str(start))
-        words = job.prepare.replace("OUT", str(out)).replace("SEED", str(seed)).split()
-        script, *arguments = words
-        changes = job.toy.split() if options.toy else []
-        subprocess.run([sys.executable, str(ROOT / script), *arguments_here(arguments), *changes], check=True)
-    prepare_s = time.perf_counter() - started
+    prepare_s = prepared(job, seed, out, start, is_toy=options.toy)
     common = [str(config), f"seed={seed}", f"pretrain={start}", *rows_of(config, out)]
     tasks = (f"val_batch_size={options.tasks}", *job.held_out)
     if options.toy:
         common += SMALL_RUN
     before = scores(out / "before.json", [*common, *tasks], str(start))
-    places = [f"output_dir={out}", "exp_name=rl", "resume_from_checkpoint=true", "save_steps=20"]
-    turnwise("train", *common, f"eval_steps={options.eval_steps}", *places, "--quiet")
+    run_folder = [f"output_dir={out}", "exp_name=rl", "resume_from_checkpoint=true", "save_steps=20"]
+    processor_s = processor_seconds()
+    turnwise("train", *common, f"eval_steps={options.eval_steps}", *run_folder, "--quiet")
+    processor_s = processor_seconds() - processor_s
     folder = max(path.parent for path in (out / "rl").glob("*/metrics.jsonl"))
     checkpoints = (folder / "checkpoints").glob("checkpoint-*")
     model = max(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")))
@@ -191,13 +187,29 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "seed": seed,
         "before": before,
         "after": after,
-        "prepare_s": round(prepare_s, 1),
+        "prepare_s": prepare_s,
+        "train_processor_s": round(processor_s, 1),
         **course(folder, tag_of(config)),
     }
     if job.control:
         row["control"] = scores(out / "control.json", [*common, *tasks, job.control], str(model))
     print(f"{name}, seed {seed}: {beyond(row):+.3f} beyond the start, {row['train_s']:.0f} s", flush=True)
     return row
+
+
+def prepared(job: Job, seed: int, out: Path, start: Path, *, is_toy: bool) -> float:
+    """Makes the model that training starts from, unless it is there, and returns the seconds that it took."""
+    note = out / "prepare_s.txt"
+    if not start.exists():
+        started = time.perf_counter()
+        if job.package:
+            turnwise("make-model", "--package", job.package, "--out", str(start))
+        places = {"OUT": str(out), "SEED": str(seed)}
+        script, *arguments = [places.get(word, word) for word in job.prepare.split()]
+        changes = job.toy.split() if is_toy else []
+        subprocess.run([sys.executable, str(ROOT / script), *arguments_here(arguments), *changes], check=True)
+        note.write_text(f"{time.perf_counter() - started:.1f}\n", encoding="utf-8")
+    return float(note.read_text(encoding="utf-8")) if note.exists() else 0.0
 
 
 def arguments_here(words: Sequence[str]) -> list[str]:
@@ -243,6 +255,13 @@ def course(folder: Path, tag: str) -> dict[str, Any]:
 
 def turnwise(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "turnwise.cli.main", *arguments], check=True)
+
+
+def processor_seconds() -> float:
+    """Seconds of a core that this process's children have taken. On a busy machine, they say more than those
+    of a clock."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
 
 
 def beyond(row: dict[str, Any]) -> float:

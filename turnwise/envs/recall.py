@@ -51,7 +51,10 @@ class RecallEnv(TextEnv):
 
     Args:
         num_facts: number of facts, and of the turns that tell them, at most 26.
-        num_distractors: sentences that don't matter in each of these turns.
+        num_distractors: maximum sentences that don't matter in each turn.
+        min_distractors: minimum of these sentences: their number is drawn in each turn. None: it is
+            `num_distractors` where facts are told, and 0 where one is asked for. Where it varies, a fact
+            stands at another place in each prompt, and a model learns to look for letters instead of places.
         num_questions: number of questions, which may ask for a fact again. More of them teach more of looking
             up: a note has many tokens, an answer one.
         shows_note: whether observations show the note. Without it, in mode `step`, a model can only guess: a
@@ -86,6 +89,7 @@ class RecallEnv(TextEnv):
         self,
         num_facts: int = 3,
         num_distractors: int = 3,
+        min_distractors: int | None = None,
         num_questions: int = 1,
         shows_note: bool = True,
         note_length: int = 12,
@@ -96,17 +100,24 @@ class RecallEnv(TextEnv):
         check_count("recall", "num_facts", num_facts)
         check_count("recall", "num_questions", num_questions)
         check_type("recall", "num_distractors", num_distractors, int, "a whole number")
+        if min_distractors is not None:
+            check_type("recall", "min_distractors", min_distractors, int, "a whole number, or null")
         check_type("recall", "shows_note", shows_note, bool, "true or false")
         check_count("recall", "note_length", note_length)
         check_choice("recall", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
-        if num_facts > len(KEYS) or num_distractors < 0:
+        if num_distractors < 0:
+            raise EnvironmentFault(f"recall: got num_distractors {num_distractors}; it must be 0 or more")
+        if not 0 <= (min_distractors or 0) <= num_distractors:
             raise EnvironmentFault(
-                f"recall: got num_facts {num_facts} and num_distractors {num_distractors}; num_facts must be "
-                f"at most {len(KEYS)}, and num_distractors 0 or more"
+                f"recall: got min_distractors {min_distractors}; it must be 0 to num_distractors, "
+                f"{num_distractors}"
             )
+        if num_facts > len(KEYS):
+            raise EnvironmentFault(f"recall: got num_facts {num_facts}; it must be at most {len(KEYS)}")
         self._num_facts = num_facts
         self._num_distractors = num_distractors
+        self._min_distractors = min_distractors
         self._num_questions = num_questions
         self._shows_note = shows_note
         self._note_length = note_length
@@ -129,7 +140,7 @@ class RecallEnv(TextEnv):
         rng = random.Random(derive_seed(self._seed, "texts"))
         self._questions = [rng.choice(self._facts)[0] for _ in range(self._num_questions)]
         self._texts = [self._telling(key, value, rng) for key, value in self._facts]
-        self._texts += [f"What is ({key})?" for key in self._questions]
+        self._texts += [self._asking(key, rng) for key in self._questions]
         self._num_right = 0
         self._turn = 0
         self.note = ""
@@ -166,9 +177,14 @@ class RecallEnv(TextEnv):
     def expert_action(self) -> str:
         """A note of the facts that note and text show; at a question, the fact that the note has. A fact that
         an earlier note lost is lost for the expert too: a demonstration shows nothing that can't be seen. It
-        then answers with the first digit. Without a note the expert knows all facts."""
+        then answers with the first digit. Without a note the expert knows all facts.
+
+        The facts of a note are in a new order each turn. In the old order, a model would learn to copy by
+        places, and never to find the digit of a letter, which the questions need."""
         if self._turn < self._num_facts:
-            return _note_of(self._visible())
+            facts = self._visible()
+            random.Random(derive_seed(self._seed, "note", self._turn)).shuffle(facts)
+            return _note_of(facts)
         return self._answer(dict(self._visible()).get(self._asked() or "", VALUES[0]))
 
     def random_action(self, rng: random.Random) -> str:
@@ -176,8 +192,7 @@ class RecallEnv(TextEnv):
         if self._turn >= self._num_facts:
             return self._answer(rng.choice(VALUES))
         visible = self._visible()
-        drawn = sorted(rng.sample(range(len(visible)), rng.randint(1, len(visible))))
-        return _note_of([visible[number] for number in drawn])
+        return _note_of(rng.sample(visible, rng.randint(1, len(visible))))
 
     def _asked(self) -> str | None:
         """The letter that is asked for; None if facts are told, or the episode is over."""
@@ -205,11 +220,20 @@ class RecallEnv(TextEnv):
         return self._texts[self._turn] if self._turn < len(self._texts) else "That is all."
 
     def _telling(self, key: str, value: str, rng: random.Random) -> str:
-        sentences = [
-            f"The {rng.choice(_THINGS)} is {rng.choice(_STATES)}." for _ in range(self._num_distractors)
-        ]
-        sentences.insert(rng.randint(0, self._num_distractors), f"Remember ({key}{value}).")
+        sentences = self._distractors(self._num_distractors, rng)
+        sentences.insert(rng.randint(0, len(sentences)), f"Remember ({key}{value}).")
         return " ".join(sentences)
+
+    def _asking(self, key: str, rng: random.Random) -> str:
+        sentences = self._distractors(0, rng)
+        return " ".join([*sentences, f"What is ({key})?"])
+
+    def _distractors(self, fixed_number: int, rng: random.Random) -> list[str]:
+        """Sentences that don't matter: `fixed_number` of them, or as many as are drawn."""
+        number = fixed_number
+        if self._min_distractors is not None:
+            number = rng.randint(self._min_distractors, self._num_distractors)
+        return [f"The {rng.choice(_THINGS)} is {rng.choice(_STATES)}." for _ in range(number)]
 
     def _drawn_facts(self) -> list[tuple[str, str]]:
         for draw in range(MAX_DRAWS):

@@ -31,7 +31,7 @@ class RetryEnv(TextEnv):
     attempt and `second_reward` at the second. Raises EnvironmentFault if an argument is out of range.
 
     After a wrong first answer a message follows, which never tells the sum. With `message: fault` it says for
-    each digit of the answer whether it is right, too low or too high; with `neutral` only that the answer is
+    each digit of the answer whether it is right, low or high; with `neutral` only that the answer is
     wrong, as a control. An answer that isn't a number of at most 9 digits is wrong and costs
     `format_penalty` (≤ 0) as well.
 
@@ -51,7 +51,7 @@ class RetryEnv(TextEnv):
     >>> sums.reset(seed=4)[0]
     '50+97='
     >>> sums.step("137")[:3], sums.step("147")[1:3]
-    (('1 right\\n3 too low\\n7 right\\nAnswer again.', 0.0, False), (0.5, True))
+    (('1 right\\n3 low\\n7 right\\nAnswer again.', 0.0, False), (0.5, True))
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
@@ -180,6 +180,7 @@ class RetryEnv(TextEnv):
             length = "few" if len(answer) < len(solution) else "many"
             return f"Too {length} digits. Answer again."
         # A line for each digit: no blank stands before it, so that it is the same token as in the answer.
+        # Each verdict is one word: lines are equally long, and a small model finds the line of a digit.
         lines = [f"{digit} {_verdict(digit, right)}" for digit, right in zip(answer, solution, strict=True)]
         return "\n".join([*lines, "Answer again."])
 
@@ -187,4 +188,4 @@ class RetryEnv(TextEnv):
 def _verdict(digit: str, right: str) -> str:
     if digit == right:
         return "right"
-    return "too low" if digit < right else "too high"
+    return "low" if digit < right else "high"

@@ -44,6 +44,8 @@ class EpisodeSpans(SilentObserver):
         self._num_heard: dict[int, int] = {}
         """Number of a turn → how many calls of tools and users had been heard at its end."""
         self._num_calls = 0
+        self._open_calls: list[tuple[int, str, Any]] = []
+        """The calls of responses that no tool has answered yet: number of the turn, name, arguments."""
         self._steps: list[Span] = []
         self._unanswered: int | None = None
         """The newest turn, until the environment has answered it."""
@@ -88,6 +90,9 @@ class EpisodeSpans(SilentObserver):
         self._lengths[number] = reused + num_prompt + num_sampled
         self._num_heard[number] = self._num_calls
         self._unanswered = number
+        for call in reply.get("tool_calls") or ():
+            function = call["function"]
+            self._open_calls.append((number, function["name"], json_of(function.get("arguments"))))
 
     def called(
         self,
@@ -99,18 +104,20 @@ class EpisodeSpans(SilentObserver):
         is_error: bool = False,
         waited_s: float = 0.0,
     ) -> None:
+        shown_arguments = json_of(arguments)
         attributes = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": name,
-            "gen_ai.tool.call.arguments": json_of(arguments),
+            "gen_ai.tool.call.arguments": shown_arguments,
             "gen_ai.tool.call.result": result,
             "turnwise.waited_s": round(waited_s, 6),
         }
         error = result if is_error else ""
-        self._add_call(f"execute_tool {name}", "tool", seconds, attributes, error)
+        turn = self._turn_of_call(name, shown_arguments)
+        self._add_call(f"execute_tool {name}", "tool", seconds, attributes, error, turn)
 
     def replied(self, text: str, seconds: float) -> None:
-        self._add_call("user", "user", seconds, {"turnwise.user_text": text}, "")
+        self._add_call("user", "user", seconds, {"turnwise.user_text": text}, "", self._unanswered)
 
     def rewarded(self, place: TurnPlace, turn: Turn) -> None:
         index = self._generated.get(place.number)
@@ -184,6 +191,15 @@ class EpisodeSpans(SilentObserver):
         if start - end >= _SHORTEST_NS:
             self.spans.append(Span("agent", "agent", end, start, 0, {"turnwise.turn": before}))
 
+    def _turn_of_call(self, name: str, arguments: Any) -> int | None:
+        """The number of the turn that made a call. Branches play at the same time, so it needn't be the
+        newest turn: it is the oldest that has made this call and has no answer to it."""
+        for entry in self._open_calls:
+            if entry[1:] == (name, arguments):
+                self._open_calls.remove(entry)
+                return entry[0]
+        return self._unanswered
+
     def _add_call(
         self,
         name: str,
@@ -191,10 +207,11 @@ class EpisodeSpans(SilentObserver):
         seconds: float,
         attributes: dict[str, Any],
         error: str,
+        turn: int | None,
     ) -> None:
         now = time.time_ns()
-        if self._unanswered is not None:
-            attributes["turnwise.turn"] = self._unanswered
+        if turn is not None:
+            attributes["turnwise.turn"] = turn
         self.spans.append(Span(name, kind, now - int(seconds * 1e9), now, 0, attributes, error))
         self._num_calls += 1
 

@@ -40,4 +40,4 @@ def test_demonstrations_call_for_sums_and_products_alike(script: dict[str, Any])
         shown = [script["demonstration"](question, random.Random(seed))["messages"] for seed in range(200)]
         return sum(len(messages) == 4 for messages in shown) / len(shown)
 
-    assert share_called("3 + 4") == share_called("123 * 456") > 0.7
+    assert share_called("3 + 4") == share_called("123 * 456") > script["SHARE_CALLED"] - 0.1

@@ -41,8 +41,8 @@ def test_a_second_answer_is_the_last_one(is_repaired: bool) -> None:
 
 def test_the_message_names_the_fault_and_never_the_answer() -> None:
     env = started()  # 50 + 97 = 147
-    assert mentions_of(env, "149") == "1 right\n4 right\n9 too high"
-    assert mentions_of(env, "037") == "0 too low\n3 too low\n7 right"
+    assert mentions_of(env, "149") == "1 right\n4 right\n9 high"
+    assert mentions_of(env, "037") == "0 low\n3 low\n7 right"
     assert mentions_of(env, "14") == "Too few digits"
     assert mentions_of(env, "1470") == "Too many digits"
     for seed in range(60):

@@ -201,6 +201,22 @@ def test_a_tree_is_traced_turn_by_turn_with_its_branches() -> None:
     assert generated[1]["turnwise.reused_tokens"] == generated[2]["turnwise.reused_tokens"] > 0
 
 
+def test_a_call_of_a_branch_belongs_to_the_turn_that_made_it() -> None:
+    class Branches:
+        async def run(self, task: Task, sibling: int, contexts: Any, sampling: Any) -> list[Trajectory]:
+            tree = contexts.open_tree(sampling)
+            asked = [{"role": "user", "content": "go"}]
+            for text in ("left", "right"):
+                await tree.answer([*asked, {"role": "user", "content": text}], tools=[Notebook().schema])
+            for text in ("x", "y", "x"):  # the newest turn is the second one; nobody asked for the third call
+                contexts.called("note", {"text": text}, text, 0.0)
+            return [Trajectory(task, sibling, tree.turns)]
+
+    trace = one(Branches(), ROW, [CALL, CALL.replace('"x"', '"y"')])
+    called = [span.attributes["turnwise.turn"] for span in trace.spans if span.kind == "tool"]
+    assert called == [0, 1, 1]
+
+
 def test_what_no_step_has_used_is_written_at_the_end() -> None:
     store = Kept()
     traces = traced(store)
