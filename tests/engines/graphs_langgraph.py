@@ -490,6 +490,20 @@ def test_a_call_after_the_end_of_the_episode_is_refused() -> None:
         asyncio.run(calls._tree.answer([{"role": "user", "content": "x"}]))
 
 
+async def rewriting(model: ChatModel, state: Any) -> Any:
+    await model.ainvoke(state["messages"])
+    changed = [*state["messages"], AIMessage("what it never said"), HumanMessage("go on")]
+    return {"messages": [await model.ainvoke(changed)]}
+
+
+def test_a_graph_that_rewrites_what_the_model_said_starts_a_context_with_it() -> None:
+    episode = play(react(simple(rewriting)), ["a", "b"])
+    assert episode.contexts == [[0], [1]]
+    assert [turn.text for turn in episode.trajectory.turns] == ["a", "b"]
+    assert "what it never said" in episode.prompts[1]
+    assert episode.trajectory.metrics["calls/contexts/changed"] == 1
+
+
 class HeldServer(ScriptedServer):
     """Answers while its `gate` is open."""
 
