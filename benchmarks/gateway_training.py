@@ -4,7 +4,9 @@
 
 Both train on the products of examples/products from the same model: examples/gateway/openai.yaml, with
 OpenAI's client, and examples/products/grpo.yaml. They run by turns, in the same minutes. Rollouts, training
-and weights are in the time of a step; validations aren't.
+and weights are in the time of a step; validations aren't. Then each plays batches without training, which
+tells apart the CPU time of the engine, of the rest of the run's own thread (the gateway, the tree and the
+scheduler), and of other threads (the client and the user's function; 0 for `tool_agent`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from machine import describe_machine
 from toy import parse_arguments
 
 from turnwise.cli.main import main as turnwise
+from turnwise.inference.embedded.engine import Engine
 from turnwise.models.make import make_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +42,7 @@ sys.path[:0] = [str(PRODUCTS), str(ROOT / "examples" / "gateway")]
 import products  # noqa: E402
 
 
-def start_model(folder: Path, preset: str, num_steps: int) -> Path:
+def start_model(folder: Path, preset: str, num_steps: int, batch: int) -> Path:
     """A model that has seen how the calculator is called, and files of rows beside it."""
     drawn = products.pairs(42)[:NUM_ROWS]
     rows = [products.row(a, b, index, True) for index, (a, b) in enumerate(drawn)]
@@ -53,6 +57,7 @@ def start_model(folder: Path, preset: str, num_steps: int) -> Path:
         f"output_dir={folder / 'sft'}",
         f"train_files=[{folder / 'demonstrations.jsonl'}]",
         f"max_steps={num_steps}",
+        f"training_args.per_device_train_batch_size={batch}",
         "track_with=[]",
     ]
     assert turnwise(["sft", str(PRODUCTS / "sft.yaml"), *arguments]) == 0
@@ -60,10 +65,56 @@ def start_model(folder: Path, preset: str, num_steps: int) -> Path:
     return model
 
 
-def steps_of(name: str, folder: Path, model: Path, words: list[str]) -> list[dict[str, Any]]:
-    """What was measured of each step, without the first."""
-    output = tempfile.mkdtemp(dir=folder)
-    arguments = [
+class EngineClock:
+    """CPU seconds from the engine's first step to its newest: its own, those of the thread that it runs in,
+    and those of the whole process."""
+
+    def __init__(self) -> None:
+        self.engine_s = 0.0
+        self.thread_s = 0.0
+        self.process_s = 0.0
+
+    def timed(self, step: Any) -> Any:
+        """The method `Engine.step`, timed."""
+        starts: list[tuple[float, float]] = []
+
+        def timed_step(engine: Engine) -> Any:
+            started = time.thread_time()
+            if not starts:
+                starts.append((started, time.process_time()))
+            finished = step(engine)
+            ended = time.thread_time()
+            self.engine_s += ended - started
+            self.thread_s = ended - starts[0][0]
+            self.process_s = time.process_time() - starts[0][1]
+            return finished
+
+        return timed_step
+
+
+def cpu_of_episodes(name: str, folder: Path, model: Path, words: list[str]) -> dict[str, float]:
+    """CPU milliseconds of an episode by who used them, over three batches that are played alone."""
+    clock = EngineClock()
+    step = Engine.step
+    Engine.step = clock.timed(step)  # type: ignore[method-assign]
+    out = Path(tempfile.mkdtemp(dir=folder)) / "rollouts.jsonl"
+    arguments = arguments_of(name, folder, out.parent, model, words)
+    try:
+        command = ["rollout", str(CONFIGS[name]), "--out", str(out), "--batches", "3", *arguments]
+        assert turnwise(command) == 0
+    finally:
+        Engine.step = step  # type: ignore[method-assign]
+    num_episodes = len(out.read_text().splitlines())
+    parts = {
+        "engine": clock.engine_s,
+        "rest_of_its_thread": clock.thread_s - clock.engine_s,
+        "other_threads": clock.process_s - clock.thread_s,
+    }
+    return {part: round(1e3 * seconds / num_episodes, 2) for part, seconds in parts.items()}
+
+
+def arguments_of(name: str, folder: Path, output: Path, model: Path, words: list[str]) -> list[str]:
+    return [
         f"pretrain={model}",
         f"output_dir={output}",
         f"data.train_files={folder / 'train.jsonl'}",
@@ -73,8 +124,14 @@ def steps_of(name: str, folder: Path, model: Path, words: list[str]) -> list[dic
         *OWN_WORDS[name],
         *words,
     ]
+
+
+def steps_of(name: str, folder: Path, model: Path, words: list[str]) -> list[dict[str, Any]]:
+    """What was measured of each step, without the first."""
+    output = Path(tempfile.mkdtemp(dir=folder))
+    arguments = arguments_of(name, folder, output, model, words)
     assert turnwise(["train", str(CONFIGS[name]), "--quiet", *arguments]) == 0
-    [metrics] = Path(output).glob("*/*/metrics.jsonl")
+    [metrics] = output.glob("*/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [row for row in rows if "time/step_total" in row]
     return steps[1:] or steps
@@ -86,6 +143,7 @@ def main() -> None:
     )
     parser.add_argument("--preset", choices=("tiny", "small"), default="small")
     parser.add_argument("--sft-steps", type=int, default=100)
+    parser.add_argument("--sft-batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gateway_training.json")
@@ -98,12 +156,13 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in CONFIGS}
     parity: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as work:
-        model = start_model(Path(work), options.preset, options.sft_steps)
+        model = start_model(Path(work), options.preset, options.sft_steps, options.sft_batch)
         for _ in range(options.rounds):
             for name in CONFIGS:
                 steps = steps_of(name, Path(work), model, words)
                 seconds[name].append(statistics.median(step["time/step_total"] for step in steps))
                 parity[name] = max(step.get("parity/logprob_diff_max", 0.0) for step in steps)
+        cpu = {name: cpu_of_episodes(name, Path(work), model, words) for name in CONFIGS}
     ratios = [own / others for own, others in zip(seconds["tool_agent"], seconds["openai"], strict=True)]
     result = {
         "machine": describe_machine(),
@@ -111,6 +170,7 @@ def main() -> None:
         "step_s": {name: round(statistics.median(of), 3) for name, of in seconds.items()},
         "steps_per_s_of_tool_agent": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
+        "cpu_ms_an_episode": cpu,
         "logprob_diff_max": parity,
     }
     print(json.dumps(result, indent=2))

@@ -490,6 +490,59 @@ def test_a_call_after_the_end_of_the_episode_is_refused() -> None:
         asyncio.run(calls._tree.answer([{"role": "user", "content": "x"}]))
 
 
+async def rewriting(model: ChatModel, state: Any) -> Any:
+    await model.ainvoke(state["messages"])
+    changed = [*state["messages"], AIMessage("what it never said"), HumanMessage("go on")]
+    return {"messages": [await model.ainvoke(changed)]}
+
+
+def test_a_graph_that_rewrites_what_the_model_said_starts_a_context_with_it() -> None:
+    episode = play(react(simple(rewriting)), ["a", "b"])
+    assert episode.contexts == [[0], [1]]
+    assert [turn.text for turn in episode.trajectory.turns] == ["a", "b"]
+    assert "what it never said" in episode.prompts[1]
+    assert episode.trajectory.metrics["calls/contexts/changed"] == 1
+
+
+class HeldServer(ScriptedServer):
+    """Answers while its `gate` is open."""
+
+    def __init__(self, responses: Iterable[str]) -> None:
+        super().__init__([TEMPLATE.respond(response) for response in responses])
+        self.is_asked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def generate(self, *args: Any, **options: Any) -> Any:
+        self.is_asked.set()
+        await self.gate.wait()
+        return await super().generate(*args, **options)
+
+
+def test_a_call_of_the_model_that_the_graph_cancels_is_sampled_to_its_end_and_not_trained() -> None:
+    async def episode() -> Trajectory:
+        server = HeldServer([DIVIDE, "2"])
+
+        async def give_up(model: ChatModel, state: Any) -> Any:
+            first = asyncio.ensure_future(model.ainvoke([*state["messages"], HumanMessage("or")]))
+            await server.is_asked.wait()
+            first.cancel()
+            server.gate.set()
+            while not model.client.turns:
+                await asyncio.sleep(0)
+            return {"messages": [await model.ainvoke(state["messages"])]}
+
+        contexts = TokenContexts(TEMPLATE, server, 4096, "episode", find_parser("hermes", TEMPLATE))
+        [trajectory] = await react(simple(give_up)).run(TASK, 0, contexts, SAMPLING)
+        contexts.verify()
+        await contexts.close()
+        return trajectory
+
+    trajectory = asyncio.run(asyncio.wait_for(episode(), 60))
+    assert (trajectory.status, trajectory.answer_turn) == ("finished", 1)
+    assert [turn.is_trained for turn in trajectory.turns] == [False, True]
+    assert trajectory.metrics["tool_calls"] == 0
+
+
 def test_the_graphs_of_the_docs_play() -> None:
     page = Path(__file__).parents[2] / "docs" / "langgraph.md"
     namespace: dict[str, Any] = {"__name__": "docs"}

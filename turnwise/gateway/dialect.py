@@ -95,7 +95,7 @@ class TokenLogprob(NamedTuple):
     token: str
     logprob: float
     token_bytes: tuple[int, ...] | None
-    """The token's text in UTF-8; None for a part of a character, whose bytes its text doesn't say."""
+    """The token's bytes, those of a part of a character included; None if the tokenizer doesn't say them."""
 
 
 class Choice(NamedTuple):

@@ -63,7 +63,7 @@ async def read_body(
         async with asyncio.timeout(_BODY_S):
             content = await _content(request, max_bytes, hint)
     except TimeoutError:
-        request.protocol.force_close()
+        request.protocol.keep_alive(False)
         raise GatewayError(f"the body didn't arrive within {_BODY_S:g} s", "request_timeout") from None
     return parsed_body(content)
 

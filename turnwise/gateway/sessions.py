@@ -14,10 +14,12 @@ from typing import NamedTuple, Protocol
 from turnwise.chat.message_content import num_characters_of
 from turnwise.chat.message_keys import read_history, read_tools
 from turnwise.chat.sampler import NoRoom
+from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tree import Answer, ConversationTree
 from turnwise.errors import ChatTemplateError, ConfigError, DeadlineError, ReplicasDeadError, RequestError
 from turnwise.gateway.dialect import Choice, GatewayError, ModelRequest, TokenLogprob
 from turnwise.gateway.rules import Notices, SessionRules
+from turnwise.model_files.token_pieces import bytes_of_piece
 from turnwise.types import Turn
 
 logger = logging.getLogger(__name__)
@@ -340,11 +342,19 @@ def token_logprobs(tree: ConversationTree, turn: Turn) -> tuple[TokenLogprob, ..
     stop_token_ids = turn.sampling.stop_token_ids if turn.sampling else ()
     if token_ids and token_ids[-1] in stop_token_ids:
         token_ids.pop()
-    texts = [tree.template.decode([token_id], skips_turn_tokens=False) for token_id in token_ids]
     return tuple(
-        TokenLogprob(text, logprob, None if _NO_CHARACTER in text else tuple(text.encode()))
-        for text, logprob in zip(texts, turn.logprobs.tolist(), strict=False)
+        _token_logprob(tree.template, token_id, logprob)
+        for token_id, logprob in zip(token_ids, turn.logprobs.tolist(), strict=False)
     )
+
+
+def _token_logprob(template: ChatTemplate, token_id: int, logprob: float) -> TokenLogprob:
+    text = template.decode([token_id], skips_turn_tokens=False)
+    content: bytes | None = text.encode()
+    if _NO_CHARACTER in text:
+        # A part of a character: its piece says the bytes that its text has lost.
+        content = bytes_of_piece(template.tokenizer.convert_ids_to_tokens(token_id))
+    return TokenLogprob(text, logprob, None if content is None else tuple(content))
 
 
 def _digest(key: str) -> bytes:

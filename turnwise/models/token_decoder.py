@@ -1,14 +1,13 @@
 """Names the tokens of a model folder for readers, without transformers, which takes seconds to import."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from turnwise.errors import ModelError
+from turnwise.model_files.token_pieces import bytes_of_piece
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _BLANK = "\u2581"
 """What stands for a blank in the tokens of SentencePiece."""
 
@@ -31,7 +30,6 @@ class TokenDecoder:
             raise ModelError(f"{file} can't be read: {fault}") from fault
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
-        self._bytes = _bytes_by_letter()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included. A single token keeps its blank in front."""
@@ -50,19 +48,4 @@ class TokenDecoder:
         piece = self._tokenizer.id_to_token(token_id)
         if piece is None:
             return None
-        match = _BYTE.fullmatch(piece)
-        if match:
-            return bytes.fromhex(match[1])
-        if not all(letter in self._bytes for letter in piece):
-            return None
-        return bytes(self._bytes[letter] for letter in piece)
-
-
-def _bytes_by_letter() -> dict[str, int]:
-    """The letters by which byte-level tokenizers write bytes (GPT-2): printable ones stand for themselves,
-    the others for letters from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): byte for byte in plain}
-    others = [byte for byte in range(256) if byte not in plain]
-    letters |= {chr(0x100 + place): byte for place, byte in enumerate(others)}
-    return letters
+        return bytes_of_piece(piece)

@@ -36,14 +36,13 @@ ASKED = (
     "Compute {expression}"
 )
 MAX_TEST = 700
-NUM_SHOWN = 4_800
+NUM_SHOWN = 16_000
 """Conversations that are demonstrated."""
-NUM_REPEATED = 4_800
-"""Demonstrations that only repeat numbers: a model with random weights learns sooner to copy from these."""
+LENGTHS = (2, 3, 3, 4)
+"""Numbers in a demonstrated expression, one drawn for each. There are 310 expressions to train on, which a
+model would learn by heart. Of four numbers there are 6,561, and none of them is tested."""
 SHARE_WRONG = 0.6
 """Demonstrations with one wrong number in a call."""
-SHARE_LARGE = 0.5
-"""Numbers of demonstrations that have two digits."""
 SCHEMA = {
     "type": "function",
     "function": {
@@ -101,19 +100,12 @@ def row(numbers: Sequence[int], index: int, name: str) -> dict[str, Any]:
 
 
 def drawn_numbers(rng: random.Random, tested: set[tuple[int, ...]]) -> tuple[int, ...]:
-    """Numbers of an expression to demonstrate, none that is tested. There are 310 expressions to train on,
-    which a model would learn by heart; with numbers up to 99 it has to copy."""
+    """Numbers of an expression to demonstrate, none that is tested."""
     while True:
-        length = rng.choice((2, 3))
-        numbers = tuple(_drawn_number(rng) for _ in range(length))
+        length = rng.choice(LENGTHS)
+        numbers = tuple(rng.randrange(1, 10) for _ in range(length))
         if numbers not in tested:
             return numbers
-
-
-def _drawn_number(rng: random.Random) -> int:
-    if rng.random() < SHARE_LARGE:
-        return rng.randrange(10, 100)
-    return rng.randrange(1, 10)
 
 
 def demonstration(numbers: Sequence[int], rng: random.Random) -> dict[str, Any]:
@@ -134,18 +126,10 @@ def demonstration(numbers: Sequence[int], rng: random.Random) -> dict[str, Any]:
     return {"messages": messages, "tools": [SCHEMA]}
 
 
-def repetition(rng: random.Random) -> dict[str, Any]:
-    """Ten numbers, and the same again."""
-    numbers = " ".join(str(_drawn_number(rng)) for _ in range(10))
-    asked = {"role": "user", "content": f"Compute {numbers}"}
-    return {"messages": [asked, {"role": "assistant", "content": f"Compute {numbers}"}]}
-
-
 def make_start(out: Path, seed: int, tested: set[tuple[int, ...]], overrides: Sequence[str]) -> Path:
     """A tiny model that calls the tool, mostly with a wrong number."""
     rng = random.Random(seed)
     shown = [demonstration(drawn_numbers(rng, tested), rng) for _ in range(NUM_SHOWN)]
-    shown += [repetition(rng) for _ in range(NUM_REPEATED)]
     demonstrations = out / "demonstrations.jsonl"
     write_new_or_same(demonstrations, "".join(json.dumps(each) + "\n" for each in shown), "--output_dir")
     texts = [json.dumps(SCHEMA) * 50, *(json.dumps(each) for each in shown[:2000])]

@@ -208,6 +208,14 @@ def test_an_exception_fails_the_episode() -> None:
         play_episodes(function_player(play), ["x"])
 
 
+def test_a_function_that_asks_for_nothing_fails_its_episode() -> None:
+    def play(base_url: str, api_key: str, task: dict[str, Any]) -> str:
+        return "an answer"
+
+    with pytest.raises(EnvironmentFault, match="without a request"):
+        play_episodes(function_player(play), ["x"])
+
+
 def test_a_mistake_of_the_model_ends_the_episode_with_its_reward() -> None:
     def play(base_url: str, api_key: str, task: dict[str, Any]) -> None:
         ask(base_url, api_key)

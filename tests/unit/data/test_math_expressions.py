@@ -46,6 +46,14 @@ def test_demonstrations_call_the_tool_step_by_step() -> None:
     assert 0.3 < share_right < 0.5
 
 
+def test_no_expression_that_is_tested_is_demonstrated() -> None:
+    _, tested = SCRIPT["split"](42, 500)
+    rng = random.Random(0)
+    drawn = {SCRIPT["drawn_numbers"](rng, set(tested)) for _ in range(2000)}
+    assert drawn.isdisjoint(tested)
+    assert {len(numbers) for numbers in drawn} == set(SCRIPT["LENGTHS"])
+
+
 def test_too_many_tests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         write(tmp_path, "--test_size", "800")

@@ -222,6 +222,25 @@ def test_a_body_that_never_ends_is_cut_off() -> None:
     assert asked(ask, GatewaySettings(max_body_bytes=2**18)) == 413
 
 
+def test_a_body_that_stops_in_the_middle_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.gateway.incoming._BODY_S", 0.1)
+
+    async def ask(scripted: Scripted) -> bytes:
+        host, _, port = scripted.gateway.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        lines = [f"POST {CHAT} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+        lines += [f"{name}: {value}" for name, value in scripted.headers.items()]
+        lines += ["Content-Length: 1000", "", '{"model": ']
+        writer.write("\r\n".join(lines).encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        body = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
+        writer.close()
+        return head + body
+
+    answer = asked(ask)
+    assert answer.startswith(b"HTTP/1.1 408") and b"request_timeout" in answer
+
+
 def test_a_port_in_use() -> None:
     async def play() -> None:
         first = Gateway(Sessions(), GatewaySettings())

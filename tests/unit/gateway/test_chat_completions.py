@@ -110,6 +110,17 @@ def test_several_choices_are_siblings_with_logprobs() -> None:
     assert trained == [0, 1, 2]
 
 
+def test_the_bytes_of_parts_of_characters_are_exact() -> None:
+    async def play() -> Any:
+        async with scripted_gateway(["é✓"]) as scripted:
+            _, answer = await scripted.chat("go", logprobs=True)
+            return answer["choices"][0]["logprobs"]["content"]
+
+    tokens = asyncio.run(play())
+    assert len(tokens) == 5, "each byte is a token"
+    assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == "é✓"
+
+
 def test_a_stop_string_is_cut_from_the_text_and_stays_in_the_ledger() -> None:
     async def play() -> Any:
         async with scripted_gateway(["so Observation: no", "ok"]) as scripted:

@@ -14,7 +14,7 @@ from small_runs import LETTERS, folder_of_run, measured, played, small_config, t
 from turnwise.assemble.gateway import RunGateway
 from turnwise.assemble.saved import replay_rollouts
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.examine.examined import examine
 from turnwise.examine.problems import object_problems
 from turnwise.protocols import PlaysInPlaces
@@ -113,6 +113,15 @@ def test_what_is_played_is_checked_before_a_run(
     config = gateway_config(tiny_model, tmp_path, agent)
     [problem, *_] = object_problems(examine(config))
     assert sentence in problem.message
+
+
+def test_a_run_without_aiohttp_names_its_extra(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = gateway_config(tiny_model, tmp_path, {"play": "http_players:two_turns"})
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(NotAvailableError, match=r"aiohttp.*\[gateway\]"):
+        list(object_problems(examine(config)))
 
 
 def test_agents_of_commands_share_so_many_places_as_processes_may_run(
