@@ -58,11 +58,11 @@ class Recorder:
     """What a run does, in seconds of one clock."""
 
     calls: list[list[Call]] = field(default_factory=list)
-    """Of each replica."""
+    """For each replica."""
     batches: list[tuple[float, float]] = field(default_factory=list)
     """When a batch was asked for, and when it was complete."""
     ages: list[int] = field(default_factory=list)
-    """Of each trained turn, in versions."""
+    """The age of each trained turn, in versions."""
     end: float = 0.0
 
     def watch_server(self, server: Any) -> None:
