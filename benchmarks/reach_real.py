@@ -122,6 +122,7 @@ def train(model: Path, folder: Path, conversations: int, num_steps: int) -> Reco
         "sequence_length": 2048,
         "rollout_batch_size": max(1, num_groups // 4) * GROUP_SIZE,
         "async_generation_ratio": RATIO,
+        "stream_training": False,
         "num_gpus_per_node": 1 + NUM_REPLICAS,
         "actor_infer": {"device_mapping": [1, 2]},
         "cluster": {"name": "process"},
