@@ -214,22 +214,27 @@ def main() -> None:
     options = parse_arguments(parser, megabytes=1, requests=64, rounds=1, steps=1, step_rounds=1)
     prepare_processes(["turnwise.assemble.servers"])
     address = options.address
-    report: dict[str, Any] = {"machine": describe_machine()}
+    report: dict[str, Any] = {"machine": describe_machine(), "load_average": round(os.getloadavg()[1], 1)}
     report["cpu_ms_a_request"] = {
         kind: request_cpu_ms(kind, address, options.requests) for kind in ("here", *KINDS)
     }
+    write(report, options.out)
     report["arrays"] = {
         kind: array_seconds(kind, address, options.megabytes, options.rounds) for kind in KINDS
     }
+    write(report, options.out)
     words = [*SMALL_RUN] if options.toy else ["eval_steps=0", "save_steps=0"]
     words.append(f"max_steps={options.steps}")
-    report["step_s"] = {
-        model: compared_steps(model, address, options.step_rounds, [*changes, *words])
-        for model, changes in MODELS.items()
-    }
-    text = json.dumps(report, indent=2)
-    print(text)
-    options.out.write_text(text + "\n", encoding="utf-8")
+    report["step_s"] = {}
+    for model, changes in MODELS.items():
+        report["step_s"][model] = compared_steps(model, address, options.step_rounds, [*changes, *words])
+        write(report, options.out)
+    print(json.dumps(report, indent=2))
+
+
+def write(report: dict[str, Any], path: Path) -> None:
+    """Writes what has been measured so far."""
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -58,11 +58,11 @@ class Recorder:
     """What a run does, in seconds of one clock."""
 
     calls: list[list[Call]] = field(default_factory=list)
-    """Of each replica."""
+    """For each replica."""
     batches: list[tuple[float, float]] = field(default_factory=list)
     """When a batch was asked for, and when it was complete."""
     ages: list[int] = field(default_factory=list)
-    """Of each trained turn, in versions."""
+    """The age of each trained turn, in versions."""
     end: float = 0.0
 
     def watch_server(self, server: Any) -> None:
@@ -122,6 +122,7 @@ def train(model: Path, folder: Path, conversations: int, num_steps: int) -> Reco
         "sequence_length": 2048,
         "rollout_batch_size": max(1, num_groups // 4) * GROUP_SIZE,
         "async_generation_ratio": RATIO,
+        "stream_training": False,
         "num_gpus_per_node": 1 + NUM_REPLICAS,
         "actor_infer": {"device_mapping": [1, 2]},
         "cluster": {"name": "process"},

@@ -1,4 +1,4 @@
-"""Of several ranks that fail, the one whose process has ended is the cause, also where that is known late."""
+"""The cause of a failure of several ranks is one whose process has ended, also where that is known late."""
 
 from __future__ import annotations
 
