@@ -236,7 +236,7 @@ FEATURES = (
             "torch": works("tests/engines/train_vllm.py"),
             "fsdp2": works(FED_VLLM),
             "deepspeed": works(FED_VLLM, remark=NOT_RUN),
-            "megatron": works(FED_VLLM, remark=NOT_RUN),
+            "megatron": works(FED_VLLM),
         },
         is_sampled=True,
     ),
