@@ -59,6 +59,10 @@ KINDS: dict[str, tuple[int, Kind]] = {
             config={"num_hidden_layers": 6},
         ),
     ),
+    "cp2": (2, Kind(megatron={"context_parallel_size": 2})),
+    "cp2_dp2": (4, Kind(megatron={"context_parallel_size": 2})),
+    "cp2_tp2": (4, Kind(megatron={"cp_size": 2, "tp_size": 2, "sequence_parallel": True})),
+    "value_cp2_pp2": (4, Kind("value", megatron={"cp_size": 2, "pp_size": 2}, outputs=VALUES)),
     "llama": (2, Kind(megatron={"tp_size": 2}, config={"model_type": "llama", **UNTIED})),
     "qwen2": (2, Kind(megatron={"pp_size": 2}, config={"model_type": "qwen2", **UNTIED})),
     "value_tp2": (2, Kind("value", megatron={"tp_size": 2}, outputs=VALUES)),
@@ -143,7 +147,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role, 
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "kind"), named("tp2", "pp2", "dp2", "value_tp2", "dp2_plain_optimizer", "tp2_dp2")
+    ("num_ranks", "kind"), named("tp2", "pp2", "dp2", "value_tp2", "dp2_plain_optimizer", "tp2_dp2", "cp2")
 )
 def test_a_checkpoint_goes_on_anywhere(make_role, tmp_path, num_ranks, kind):  # noqa: F811
     """Bit by bit on the same ranks; up to rounding in plain torch, from which Megatron can go on too."""

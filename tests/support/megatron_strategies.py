@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -64,8 +65,14 @@ def recorded(
     reference = reference_of(model, None) if rank.answers else None
     if averages:
         startup.transformer_config = averaging
+    kernels: AbstractContextManager[None] = nullcontext()
+    if rank.layout.cp > 1:
+        from megatron_context import on_kernels
+
+        kernels = on_kernels()
     try:
-        parts = RecordedParts()
+        with kernels:
+            parts = RecordedParts()
     finally:
         startup.transformer_config = made
     parts.require_same_outputs(reference)

@@ -212,8 +212,8 @@ FEATURES = (
         {
             "torch": works(NODES, "tests/engines/nodes_ray.py", remark="Ray or torchrun"),
             "fsdp2": works(NODES, remark="tried with torchrun"),
-            "deepspeed": works(ENGINE_NODES, remark=NOT_RUN),
-            "megatron": works(ENGINE_NODES, remark=NOT_RUN),
+            "deepspeed": works(ENGINE_NODES, remark="tried with torchrun"),
+            "megatron": works(ENGINE_NODES, remark="tried with torchrun"),
         },
     ),
     Feature(
@@ -236,7 +236,7 @@ FEATURES = (
             "torch": works("tests/engines/train_vllm.py"),
             "fsdp2": works(FED_VLLM),
             "deepspeed": works(FED_VLLM, remark=NOT_RUN),
-            "megatron": works(FED_VLLM, remark=NOT_RUN),
+            "megatron": works(FED_VLLM),
         },
         is_sampled=True,
     ),

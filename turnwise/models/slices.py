@@ -89,7 +89,9 @@ class SlicedModel:
 
         def read(module: nn.Module, _: object) -> None:
             for name, tensor in weights[module]:
-                shape = module._parameters[name].shape
+                parameter = module._parameters[name]
+                assert parameter is not None, "a place is that of a parameter"
+                shape = parameter.shape
                 module._parameters[name] = nn.Parameter(self.rows(tensor, 0, shape[0], shape), False)
 
         def forget(module: nn.Module, *_: object) -> None:

@@ -13,6 +13,7 @@ import yaml
 from turnwise.config import parse_config
 from turnwise.config.place import place
 from turnwise.config.schema.agentic import AgenticConfig
+from turnwise.config.show.sizes import shards
 from turnwise.errors import ConfigError
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.rank import Layout
@@ -114,6 +115,11 @@ def test_samples_are_divided_among_copies_of_the_model(sizes: dict[str, Any], dp
     layout = place(divided, Machine((Node(6),))).roles["actor_train"].layout
     names = ("tp_size", "pp_size", "cp_size")
     assert layout == Layout(dp, *(sizes.get(name, 1) for name in names))
+
+
+def test_ranks_that_share_tokens_hold_the_same_weights() -> None:
+    role = config({"tp_size": 2, "cp_size": 3}).actor_train
+    assert shards(role, 6) == 2
 
 
 @pytest.mark.parametrize("by", [lambda o: MegatronOptions.of(o, 6), config])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -146,6 +147,65 @@ def test_a_run_that_ends_meanwhile_closes_the_replica_too() -> None:
     asyncio.run(run.shared.claim("actor_train"))
     asyncio.run(run.servers.close())
     assert "open" not in run.device
+
+
+class Memory:
+    """The bytes of a device that lent replicas and training share. More than its capacity is a fault."""
+
+    CAPACITY = 80
+    SIZES: ClassVar[dict[str, int]] = {"weights": 20, "optimizer": 40, "kv_cache": 60}
+
+    def __init__(self) -> None:
+        self.present = {("replica 0", "weights"), ("replica 0", "kv_cache")}
+        self.largest = 0
+
+    def resident(self, owner: str, *kinds: str) -> Resident:
+        async def offload(leaving: list[str]) -> None:
+            self.present -= {(owner, kind) for kind in leaving}
+
+        async def onload(coming: list[str]) -> None:
+            self.present |= {(owner, kind) for kind in coming}
+            used = sum(self.SIZES[kind] for _, kind in self.present)
+            assert used <= self.CAPACITY, sorted(self.present)
+            self.largest = max(self.largest, used)
+
+        return Resident(frozenset({0}), frozenset(kinds), offload, onload)
+
+
+def test_in_a_step_memory_of_a_replica_and_of_training_take_turns() -> None:
+    """Reference, old log-probs, values, critic and policy come one after the other, while the other replica
+    samples; then the lent one is back with its cache."""
+    memory, run = Memory(), Shared("abort_continue")
+    cache = memory.resident("replica 0", "kv_cache")
+
+    async def leave(kinds: list[str]) -> None:
+        await run.replicas.leave(kinds)
+        await cache.offload(kinds)
+
+    async def come_back(kinds: list[str]) -> None:
+        await cache.onload(kinds)
+        await run.replicas.come_back(kinds)
+
+    training = {name: memory.resident(name, "weights", "optimizer") for name in ("actor_train", "critic")}
+    training["reference"] = memory.resident("reference", "weights")
+    for resident in training.values():
+        resident.present.clear()
+    shared = SharedDevices({**training, "lent": Resident(frozenset({0}), cache.kinds, leave, come_back)})
+
+    async def step() -> None:
+        for role in ("reference", "actor_train", "critic"):
+            await shared.claim(role, ["weights"])
+            assert run.servers.servers == (run.staying,)
+            run.staying.turn.set()
+            assert (await run.servers.generate([1], SAMPLING, role)).token_ids.tolist() == [1]
+        for role in ("critic", "actor_train"):
+            await shared.claim(role)
+        await shared.claim("lent")
+
+    asyncio.run(step())
+    assert memory.present == {("replica 0", "weights"), ("replica 0", "kv_cache")}
+    assert memory.largest == memory.CAPACITY
+    assert run.servers.servers == (run.lent, run.staying)
 
 
 def test_the_idle_share_of_each_device() -> None:

@@ -153,7 +153,8 @@ def shards(role: PlacedModel, size: int) -> int:
     """Among how many of the `size` ranks of a role its model is divided."""
     strategy = role.strategy_args
     if strategy.spec.divides_layers:
-        return role.model_parallel_size
+        # Ranks that share a sample's tokens have the same weights.
+        return role.tensor_parallel_size * role.pipeline_parallel_size
     if not strategy.is_sharded:
         return 1
     return strategy.strategy_config.get("fsdp_size") or size

@@ -35,6 +35,8 @@ def join(options: MegatronOptions, context: RankContext) -> None:
             options.pp,
             options.vp,
             context_parallel_size=options.cp,
+            # There are no experts, but in this order Megatron wants as many copies of them as of the rest.
+            expert_tensor_parallel_size=options.tp * options.cp,
             order="tp-cp-ep-pp-dp",  # as `Layout` counts
             distributed_timeout_minutes=_TIMEOUT_MINUTES,
             create_gloo_process_groups=False,

@@ -232,7 +232,7 @@ class DecoderPart(LanguageModule):
         trained = batch.response_mask.nonzero().squeeze(-1)
         if self.described.is_value_model:
             tokens = {"values": trained - 1, "next_values": trained}
-            computed = {}
+            computed: dict[str, Tensor] = {}
             for name in outputs:
                 chosen, places = share.held(tokens[name], batch.num_tokens)
                 values = self._values(states[places, 0])
