@@ -296,7 +296,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         start = " and ".join(f"{mean_of(own, 'before', mode):.3f}" for mode in ("sampled", "greedy"))
         control = beside(job, own)
         minutes = statistics.fmean(row["prepare_s"] + row["train_s"] for row in own) / 60
-        reached = f"**{mean_of(own, 'after', 'sampled'):.3f}** [{low:.3f}, {high:.3f}], {counted(len(own), 'seed')}"
+        seeds = counted(len(own), "seed")
+        reached = f"**{mean_of(own, 'after', 'sampled'):.3f}** [{low:.3f}, {high:.3f}], {seeds}"
         gain = statistics.fmean(map(beyond, own))
         cells = [name, job.environment, start, reached, f"{gain:+.3f}", control, f"{minutes:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
