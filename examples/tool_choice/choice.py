@@ -53,10 +53,11 @@ def needless_call(
     completions: Sequence[Sequence[Mapping[str, Any]]], needs_call: Sequence[bool]
 ) -> list[float]:
     """-1 for an episode that calls a tool where none is needed, else 0."""
-    return [
-        -float(not needed and any(message.get("tool_calls") for message in messages))
-        for messages, needed in zip(completions, needs_call, strict=True)
-    ]
+    scores = []
+    for messages, needed in zip(completions, needs_call, strict=True):
+        is_needless = not needed and any(message.get("tool_calls") for message in messages)
+        scores.append(-1.0 if is_needless else 0.0)
+    return scores
 
 
 def questions(seed: int) -> list[str]:
