@@ -29,6 +29,7 @@ from machine import describe_machine
 from toy import SMALL_RUN, parse_arguments
 
 from turnwise.config import AgenticConfig, load_config
+from turnwise.errors import counted
 from turnwise.report.curve import compared_curves
 from turnwise.report.intervals import wilson_interval
 from turnwise.spec import ROWS_TAG
@@ -80,7 +81,7 @@ JOBS = {
         "sums that need no call, products that do",
         "tool_choice/grpo.yaml",
         "examples/tool_choice/choice.py --out OUT --seed SEED",
-        shown="tool_calls",
+        shown="reward/needless_call",
     ),
     "planning": Job(
         "Sokoban, 6×6 with one box",
@@ -295,7 +296,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         start = " and ".join(f"{mean_of(own, 'before', mode):.3f}" for mode in ("sampled", "greedy"))
         control = beside(job, own)
         minutes = statistics.fmean(row["prepare_s"] + row["train_s"] for row in own) / 60
-        reached = f"**{mean_of(own, 'after', 'sampled'):.3f}** [{low:.3f}, {high:.3f}], {len(own)} seeds"
+        seeds = counted(len(own), "seed")
+        reached = f"**{mean_of(own, 'after', 'sampled'):.3f}** [{low:.3f}, {high:.3f}], {seeds}"
         gain = statistics.fmean(map(beyond, own))
         cells = [name, job.environment, start, reached, f"{gain:+.3f}", control, f"{minutes:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")

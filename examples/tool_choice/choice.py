@@ -8,7 +8,9 @@ are held out; the 25 sums are in training and validation alike, since what is le
 call.
 2. A model with random weights and a tokenizer are made.
 3. Supervised fine-tuning shows it conversations that call the calculator in seven of ten cases, needed or
-not. The rest teaches it the sums: a call that it can't do without is never needless.
+not.
+4. A shorter one teaches it the sums themselves, among conversations as before: for who can't do without it, a
+call is never needless.
 
 Then: `turnwise train examples/tool_choice/grpo.yaml`, whose reward takes a little off for a call that wasn't
 needed. `env/sums/tool_calls` is the number of needless calls of an episode.
@@ -37,8 +39,11 @@ HERE = Path(__file__).parent
 NUM_ROWS, NUM_HELD_OUT = 20_000, 1_000
 SHARE_CALLED = 0.7
 BELOW = 5
-"""The terms of a sum are smaller: of 100 sums of one digit the model knew a quarter after as many
-demonstrations, so that a call was worth more than it cost."""
+"""The terms of a sum are smaller."""
+NUM_LEARNT_BY_HEART = 3_000
+"""Demonstrations of sums without a call, and as many of the others, in the second fine-tuning. In the first
+one the answers of sums are one token in a thousand: the model then was right in half of those that it
+answered by itself."""
 SHARE_WRONG = 0.5
 """Demonstrations of products whose call has one wrong digit."""
 SCHEMA = FunctionTool(calculator).schema
@@ -48,10 +53,11 @@ def needless_call(
     completions: Sequence[Sequence[Mapping[str, Any]]], needs_call: Sequence[bool]
 ) -> list[float]:
     """-1 for an episode that calls a tool where none is needed, else 0."""
-    return [
-        -float(not needed and any(message.get("tool_calls") for message in messages))
-        for messages, needed in zip(completions, needs_call, strict=True)
-    ]
+    scores = []
+    for messages, needed in zip(completions, needs_call, strict=True):
+        is_needless = not needed and any(message.get("tool_calls") for message in messages)
+        scores.append(-1.0 if is_needless else 0.0)
+    return scores
 
 
 def questions(seed: int) -> list[str]:
@@ -80,6 +86,15 @@ def row(question: str, index: int) -> dict[str, Any]:
             "tools_kwargs": {"calculator": {"create_kwargs": {}}},
         },
     }
+
+
+def known(question: str) -> dict[str, Any]:
+    """A conversation that answers without a call."""
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": f"#### {calculator(question)}"},
+    ]
+    return {"messages": messages, "tools": [SCHEMA]}
 
 
 def demonstration(question: str, rng: random.Random) -> dict[str, Any]:
@@ -129,12 +144,20 @@ def main() -> None:
     write(out / "demonstrations.jsonl", shown)
     text = [json.dumps(SCHEMA) * 50, *(json.dumps(conversation) for conversation in shown[:2000])]
     made = make_model("tiny", out / "model", text, seed=options.seed)
-    paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
-    config, _ = load_config(
-        HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig
-    )
-    point_link(start, fine_tune(examine(config)), "--out")
+    sums = [known(question) for question in asked[-2 * NUM_LEARNT_BY_HEART :] if "+" in question]
+    write(out / "sums.jsonl", [*sums, *shown[:NUM_LEARNT_BY_HEART]])
+    common = [f"output_dir={out}", f"seed={options.seed}", *options.overrides]
+    caller = fine_tuned(made.folder, out / "demonstrations.jsonl", common)
+    slower = ["exp_name=tool_choice_sums", "training_args.learning_rate=1.0e-3"]
+    point_link(start, fine_tuned(caller, out / "sums.jsonl", [*common, *slower]), "--out")
     print(f"\nnext: turnwise train examples/tool_choice/grpo.yaml  (starts from {start})")
+
+
+def fine_tuned(model: Path, rows: Path, overrides: Sequence[str]) -> Path:
+    """The model after supervised fine-tuning on the rows, as sft.yaml has it."""
+    own = [f"pretrain={model}", f"train_files=[{rows}]"]
+    config, _ = load_config(HERE / "sft.yaml", [*own, *overrides], SFTConfig)
+    return fine_tune(examine(config))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -41,3 +41,8 @@ def test_demonstrations_call_for_sums_and_products_alike(script: dict[str, Any])
         return sum(len(messages) == 4 for messages in shown) / len(shown)
 
     assert share_called("3 + 4") == share_called("123 * 456") > script["SHARE_CALLED"] - 0.1
+
+
+def test_a_sum_that_is_known_is_answered_without_a_call(script: dict[str, Any]) -> None:
+    user, answer = script["known"]("3 + 4")["messages"]
+    assert (user["content"], answer["content"]) == ("3 + 4", "#### 7")

@@ -33,7 +33,8 @@ def pages(tmp_path_factory) -> Path:
     of_group = [line(0, 0, 0.0), line(0, 2, 0.0), line(0, 3, 0.5), line(0, 4, 1.0, is_baseline=True)]
     filtered = [line(1, sibling, 0.0, rejected="filtered") for sibling in range(2)]
     (run / "rollouts.jsonl").write_text("".join([*of_group, *filtered]))
-    measured = [line(0, sibling, 1.0, metrics={"success": float(sibling)}) for sibling in range(2)]
+    no_cost = {"outcome_rewards": {"cost": -0.0}}
+    measured = [line(0, sibling, 1.0, metrics={"success": float(sibling)}, **no_cost) for sibling in range(2)]
     (run / "val_rollouts.jsonl").write_text("".join(measured))
     assert main(["view", str(run), "--out", str(run / "pages")]) == 0
     return run / "pages"
@@ -77,6 +78,10 @@ def test_a_step_counts_siblings_and_says_success_only_where_it_is_measured(go):
         "[...document.querySelector('.rows tr').children].map((cell) => cell.textContent.trim())"
     )
     assert cells[2] == "0.1"
+
+
+def test_no_number_is_minus_nothing(go):
+    assert go("#/0/val/0/0/0").run(FACTS)["rewards"] == "cost 0"
 
 
 def test_an_episode_has_its_own_number_wherever_it_is_named(go):

@@ -218,7 +218,7 @@ function meanText(values) {
 
 function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isInteger(value)) return (value + 0).toLocaleString("en"); // -0 + 0 is 0
   const size = Math.abs(value);
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (size !== 0 && size < 0.001) return value.toExponential(1);
