@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic_core import to_json
+
 from turnwise.errors import DataError
 from turnwise.runtime.rotating import RotatingFile, earlier_part
 from turnwise.tracking.spans import Decode, Span, SpanKind, Trace
@@ -23,12 +25,19 @@ class TracesFile:
     def write(self, traces: Sequence[Trace]) -> int:
         num_left_out = 0
         for trace in traces:
-            line = json.dumps(trace.written(self._decode), ensure_ascii=False, separators=(",", ":"))
-            num_left_out += not self._file.write(line.encode(errors="replace") + b"\n")
+            num_left_out += not self._file.write(_line(trace.written(self._decode)))
         return num_left_out
 
     def close(self) -> None:
         self._file.close()
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    try:
+        return to_json(record) + b"\n"
+    except ValueError:  # a text with half a surrogate pair
+        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace") + b"\n"
 
 
 def traces_beside(rollouts: Path) -> Path:

@@ -32,7 +32,7 @@ from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.interactions import Interactions
 from turnwise.tools.tool_box import OfferedTool, ToolBox
 from turnwise.tracking.mlflow_traces import mlflow_spans
-from turnwise.tracking.spans import Trace
+from turnwise.tracking.spans import Span, Trace
 from turnwise.tracking.traces import Traces, TraceSettings
 from turnwise.tracking.traces_file import TracesFile, read_traces
 from turnwise.types import Group, SamplingParams, Task, Trajectory
@@ -350,6 +350,15 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path, has_text: bool) -> Non
     assert len(list(read_traces(path, lost))) == 1 and len(lost) == 1
     with pytest.raises(DataError, match=r"trace\.backend"):
         list(read_traces(tmp_path / "none.jsonl", []))
+
+
+def test_half_a_surrogate_pair_spoils_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    file = TracesFile(path, 1000, None)
+    assert file.write([Trace("0" * 32, {"task": "é\ud800"}, [Span("s", "episode", 0, 1, None)])]) == 0
+    file.close()
+    [trace] = read_traces(path, [])
+    assert trace.tags == {"task": "é?"}
 
 
 def test_a_trace_that_is_larger_than_its_file_is_left_out(
