@@ -235,10 +235,15 @@ def main() -> None:
             }
             rows.append(row)
             print(json.dumps(row), flush=True)
-    differences = {
-        name: round(statistics.median(abs(row["real"][name] - row["simulated"][name]) for row in rows), 3)
-        for name in COMPARED
-    }
+            write(rows, options)
+
+
+def write(rows: list[dict[str, dict[str, float]]], options: argparse.Namespace) -> None:
+    """Writes the runs so far, and how far the simulation is from them."""
+    differences: dict[str, float] = {}
+    for name in COMPARED:
+        distances = [abs(row["real"][name] - row["simulated"][name]) for row in rows]
+        differences[name] = round(statistics.median(distances), 3)
     result = {
         "median_difference": differences,
         "runs": rows,
@@ -246,7 +251,6 @@ def main() -> None:
         "load_average": round(os.getloadavg()[1], 1),
         "machine": describe_machine(),
     }
-    print(json.dumps(differences))
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
