@@ -60,7 +60,6 @@ NODES = (
     "tests/extras/test_two_machines.py::test_a_run_on_two_machines_makes_the_steps_of_two_processes_of_one"
 )
 ENGINE_NODES = f"{EXAMPLES}::test_two_machines_train_what_two_processes_train"
-NOT_RUN = "but its test hasn't been run"
 
 
 def works(*tests: str, remark: str = "") -> Works:
@@ -235,7 +234,7 @@ FEATURES = (
         {
             "torch": works("tests/engines/train_vllm.py"),
             "fsdp2": works(FED_VLLM),
-            "deepspeed": works(FED_VLLM, remark=NOT_RUN),
+            "deepspeed": works(FED_VLLM),
             "megatron": works(FED_VLLM),
         },
         is_sampled=True,
