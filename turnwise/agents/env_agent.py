@@ -92,9 +92,21 @@ class EnvAgent:
         try:
             await session.make(self._make_env, task)
             try:
-                await self._play_in_time(session, episode, task, lambda: open_conversation(sampling))
+                await self._play_in_time(
+                    session,
+                    episode,
+                    task,
+                    lambda: open_conversation(sampling),
+                )
                 is_in_steps = self._settings.mode == "step"
-                return [episode.trajectory(task, sibling, session.env.metric_reductions, is_in_steps)]
+                return [
+                    episode.trajectory(
+                        task,
+                        sibling,
+                        session.env.metric_reductions,
+                        is_in_steps,
+                    )
+                ]
             finally:
                 await session.close()
         finally:

@@ -133,7 +133,12 @@ class GatewayAgent:
             )
         except settings.mistakes as mistake:
             if episode.limit_reached is not None:  # the client raises what a refused request raises
-                logger.info("%s ended by its limit %s: %r", episode.name, episode.limit_reached, mistake)
+                logger.info(
+                    "%s ended by its limit %s: %r",
+                    episode.name,
+                    episode.limit_reached,
+                    mistake,
+                )
             else:
                 logger.info("%s ended by a mistake of the model: %r", episode.name, mistake)
                 episode.outcome = Outcome(metrics={"mistakes": 1.0})

@@ -69,7 +69,13 @@ class PlayedEnv:
         self.observation = step.observation.text
         self.info = step.info
         is_truncated = self._limit is not None
-        return PlayedStep(self.observation, step.reward, step.is_terminated, is_truncated, step.info)
+        return PlayedStep(
+            self.observation,
+            step.reward,
+            step.is_terminated,
+            is_truncated,
+            step.info,
+        )
 
     def _note_end(self, step: StepResult) -> None:
         if step.is_terminated:

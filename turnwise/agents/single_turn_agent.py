@@ -43,14 +43,28 @@ class SingleTurnAgent:
         """One trajectory: finished, or truncated by a limit. It has one turn if there is no simulated
         user."""
         users = self._interactions
-        async with users.open(task, sibling, self._settings.max_user_turns, open_conversation) as user:
+        async with users.open(
+            task,
+            sibling,
+            self._settings.max_user_turns,
+            open_conversation,
+        ) as user:
             # Special tokens in a user's message would forge a turn.
             conversation = open_conversation(sampling, encode_special_tokens=not user.is_there)
             prompt = prompt_of(task.payload, self._settings.prompt_key)
             limit = await self._converse(user, conversation, prompt)
             metrics = await user.metrics()
         status: Status = "truncated" if limit else "finished"
-        return [Trajectory(task, sibling, conversation.turns, status=status, limit=limit, metrics=metrics)]
+        return [
+            Trajectory(
+                task,
+                sibling,
+                conversation.turns,
+                status=status,
+                limit=limit,
+                metrics=metrics,
+            )
+        ]
 
     async def _converse(
         self,

@@ -166,7 +166,14 @@ def _roles(
         trained_roles.append("critic")
     for name in trained_roles:
         num_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
-        strategy = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
+        strategy = partial(
+            trained_strategy,
+            config,
+            name,
+            num_steps,
+            policy.tokenizer,
+            folder.path,
+        )
         roles[name] = ModelRole(
             name,
             cluster.spawn(name, strategy),

@@ -46,11 +46,23 @@ class RunGateway:
         """The agent that plays the environments of a tag."""
         config = self._config
         game = game_of_tag(config, tag)
-        of_env = agent_settings(config, tag, split, self._event_loop.watchdog, self._event_loop.stopwatch)
+        of_env = agent_settings(
+            config,
+            tag,
+            split,
+            self._event_loop.watchdog,
+            self._event_loop.stopwatch,
+        )
         settings = self._settings(game, split, tag)(
             calls=of_env.calls, episode_timeout_s=of_env.episode_timeout_s, max_steps=of_env.max_steps
         )
-        return GatewayAgent(self._host, self._player(game), settings, make_env, self._places_of(game))
+        return GatewayAgent(
+            self._host,
+            self._player(game),
+            settings,
+            make_env,
+            self._places_of(game),
+        )
 
     def agent_of_rows(self, split: Split, loop: LoopEntry | None = None) -> GatewayAgent:
         """The agent that plays rows, with the arguments of its entry in `agent.agent_config_path`."""
@@ -89,7 +101,13 @@ class RunGateway:
     def _player(self, game: GatewayGame) -> Player:
         keys = game.keys
         if game.function is not None:
-            return PlayedFunction(game.function, game.label, game.offered, keys.grace_s, self._stuck)
+            return PlayedFunction(
+                game.function,
+                game.label,
+                game.offered,
+                keys.grace_s,
+                self._stuck,
+            )
         return PlayedCommand(game.command, game.label, keys.environment, keys.grace_s)
 
     def _places_of(self, game: GatewayGame) -> asyncio.Semaphore | None:

@@ -47,7 +47,14 @@ def _play_at_random(config: AgenticConfig) -> Outcomes | None:
             make_env = partial(env_factory(config, tag, "train"), source.task(0))
             max_steps = config.custom_envs[tag].max_steps
             budget_s = BUDGET_S / len(seeds)
-            outcomes.append(random_outcomes(make_env, seeds_of_tag[:NUM_EPISODES], max_steps, budget_s))
+            outcomes.append(
+                random_outcomes(
+                    make_env,
+                    seeds_of_tag[:NUM_EPISODES],
+                    max_steps,
+                    budget_s,
+                )
+            )
     finally:
         generators.load_state_dict(generator_states)
     if not all(outcomes):

@@ -55,7 +55,14 @@ def _prompts(examined: Examined, policy: ServedPolicy, sampling: SamplingParams)
     for tag in [tag for tag in config.train_env_manager.env_tags if tag not in config.gateway_tags]:
         settings = agent_settings(config, tag, "train", policy.event_loop.watchdog)
         agents[tag] = build_agent(examined, tag, "train", settings=settings)
-    by_tag = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
+    by_tag = policy.event_loop.run(
+        first_prompts(
+            agents,
+            config.seed,
+            sampling,
+            config.sequence_length,
+        )
+    )
     room = config.sequence_length - TOKENS_PER_TURN
     prompts = [prompt for prompt in by_tag.values() if len(policy.template.start(prompt)) <= room]
     return prompts or [_PLAIN_PROMPT]

@@ -79,4 +79,9 @@ def _settings(config: AgenticConfig | SFTConfig) -> RaySettings:
     if isinstance(config, SFTConfig):
         return settings
     deadlines = config.deadlines
-    return replace(settings, start_s=deadlines.start_s, node_s=deadlines.node_s, stopped_s=deadlines.train_s)
+    return replace(
+        settings,
+        start_s=deadlines.start_s,
+        node_s=deadlines.node_s,
+        stopped_s=deadlines.train_s,
+    )

@@ -56,7 +56,12 @@ class ModelReward:
 
     async def __call__(self, group: Group) -> RewardResult:
         samples = [self._sample(messages_of(run[-1], self.prompt_key)) for run in runs_of(group)]
-        waiting = self.watchdog.waiting("an episode", "the reward model", self.timeout_s, "deadlines.train_s")
+        waiting = self.watchdog.waiting(
+            "an episode",
+            "the reward model",
+            self.timeout_s,
+            "deadlines.train_s",
+        )
         async with waiting:
             values = await self.role.forward_async(samples, output="next_values")
         return RewardResult([float(of_sample[-1]) for of_sample in values])
@@ -101,7 +106,13 @@ def build_reward_model(
     workers = cluster.spawn("reward", partial(_score_head, arguments))
     role = ModelRole("reward", workers, plan, event_loop.stopwatch)
     tokenizer = load_tokenizer(path, arguments.trust)
-    return ModelReward(role, tokenizer, config.data.prompt_key, event_loop.watchdog, config.deadlines.train_s)
+    return ModelReward(
+        role,
+        tokenizer,
+        config.data.prompt_key,
+        event_loop.watchdog,
+        config.deadlines.train_s,
+    )
 
 
 def _reward_cluster(
@@ -162,7 +173,15 @@ def build_judge(
     factory = partial(server_class.for_policy, policy=info, **strategy.strategy_config)
     servers: list[InferenceServer] = []
     if hosts is not None and placement.cluster == "ray":
-        servers += start_servers(config, placement, "reward", ["the judge"], factory, event_loop, hosts)
+        servers += start_servers(
+            config,
+            placement,
+            "reward",
+            ["the judge"],
+            factory,
+            event_loop,
+            hosts,
+        )
     else:
         rank = RankContext("reward", device=placement.device_of("reward"), stopwatch=event_loop.stopwatch)
         servers.append(factory(rank))

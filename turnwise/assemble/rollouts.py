@@ -263,12 +263,27 @@ def agents_of(
             make_env = pool.make
             make_shown = partial(pool.make, renders=True)
             settings = replace(settings, calls=replace(settings.calls, are_remote=True))
-        build = partial(build_agent, examined, tag, split, settings=settings, gateway=policy.gateway)
+        build = partial(
+            build_agent,
+            examined,
+            tag,
+            split,
+            settings=settings,
+            gateway=policy.gateway,
+        )
         agent = build(make_env)
         if pictures is not None:
             agent = pictures.recorded(build, make_env, make_shown)
         of_environments[tag, config.custom_envs[tag].agent_name] = agent
-    of_rows = cache(lambda name: build_row_agent(examined, split, name, event_loop, policy.gateway))
+    of_rows = cache(
+        lambda name: build_row_agent(
+            examined,
+            split,
+            name,
+            event_loop,
+            policy.gateway,
+        )
+    )
 
     def agent_of(task: Task) -> AgentLoop:
         key = (task.tag, task.agent)
@@ -308,7 +323,12 @@ def _grace_s(config: AgenticConfig) -> float:
 def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
     """The tasks of a split in playing order. The split must have no rows of data sets."""
     manager = config.env_manager(split)
-    return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
+    return SeededTasks(
+        config.seed,
+        split,
+        tuple(manager.tags),
+        tuple(manager.num_groups_partition),
+    )
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:

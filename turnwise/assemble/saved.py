@@ -209,7 +209,14 @@ def replay_rollouts(
             is_of_http = is_of_gateway(examined, trajectory.task)
             is_tree = is_of_http or trajectory.answer_turn is not None
             if is_whole and is_tree and has_requests:
-                policy.event_loop.run(replay_tree(trajectory, contexts, sampling, config.gateway.match))
+                policy.event_loop.run(
+                    replay_tree(
+                        trajectory,
+                        contexts,
+                        sampling,
+                        config.gateway.match,
+                    )
+                )
                 continue
             if is_of_http:
                 raise DataError(

@@ -80,7 +80,17 @@ def build_servers(
         factory = partial(server_class.for_policy, policy=policy, **options)
         size = placement.num_servers
         names = [f"inference replica {replica}" for replica in range(size)]
-        return list(start_servers(config, placement, "actor_infer", names, factory, event_loop, hosts))
+        return list(
+            start_servers(
+                config,
+                placement,
+                "actor_infer",
+                names,
+                factory,
+                event_loop,
+                hosts,
+            )
+        )
     if is_embedded:
         options["schedule_log"] = schedule_log
     devices = placement.devices_of("actor_infer")
@@ -111,7 +121,12 @@ def start_servers(
     equally."""
     size = len(names)
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
-    logger.info("%s in %s of their own, with %d threads each", role, counted(size, "process"), num_threads)
+    logger.info(
+        "%s in %s of their own, with %d threads each",
+        role,
+        counted(size, "process"),
+        num_threads,
+    )
     levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
     begin = partial(_begin, config, num_threads)
     set_up = SetUp(hosts.environment, list(sys.path), os.getcwd(), levels, begin)

@@ -38,7 +38,12 @@ def share_devices(
         return None
     residents = _training_residents(config, placement, servers, roles)
     devices = frozenset(placement.of("actor_infer").devices)
-    residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)
+    residents["actor_infer"] = Resident(
+        devices,
+        servers.info().sleeps,
+        servers.sleep,
+        servers.wake,
+    )
     shared = SharedDevices(residents)
     _claim_before_computing(shared, event_loop, roles)
     servers.claim_devices = lambda: shared.claim("actor_infer")
@@ -71,7 +76,12 @@ def lend_devices(
     for replica in lent:
         devices.update(placement.of("actor_infer").ranks[replica])
     residents = _training_residents(config, placement, servers, roles)
-    residents[_LENT] = Resident(frozenset(devices), servers.info().sleeps, replicas.leave, replicas.come_back)
+    residents[_LENT] = Resident(
+        frozenset(devices),
+        servers.info().sleeps,
+        replicas.leave,
+        replicas.come_back,
+    )
     shared = SharedDevices(residents)
     _claim_before_computing(shared, event_loop, roles)
 

@@ -26,7 +26,13 @@ def build_tasks(examined: Examined, split: Split, template: ChatTemplate) -> Tas
     if manager.has_rows:
         fitting = _fitting(examined, split, template)
         if is_training:
-            rows = RowTasks(config.seed, split, fitting, config.data.shuffle, config.data.num_epochs)
+            rows = RowTasks(
+                config.seed,
+                split,
+                fitting,
+                config.data.shuffle,
+                config.data.num_epochs,
+            )
         else:
             rows = RowTasks(config.seed, split, fitting, shuffle=False, num_epochs=1)
     if config.data.curriculum and is_training:

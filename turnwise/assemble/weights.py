@@ -59,7 +59,13 @@ def build_transfer(
     host = home.address or _LOOPBACK
     if OWN_TRANSFER in config.actor_infer.strategy_args.strategy_config:
         num_processes = _require_sent_apart(config, placement)
-        sender = SendingEngines(senders, replicas, host, num_processes, timeout_s + _BEYOND_DEADLINE_S)
+        sender = SendingEngines(
+            senders,
+            replicas,
+            host,
+            num_processes,
+            timeout_s + _BEYOND_DEADLINE_S,
+        )
         form = f"over gloo into vLLM's own processes, in {servers.info().model.dtype}"
         num_copies = placement.num_servers * num_processes
     elif nodes:

@@ -115,7 +115,12 @@ def late_systems_as_users(messages: Messages, is_start: bool) -> list[Message]:
 def key_of_reply(message: Message) -> MessageKey:
     """The key of a sampled message."""
     calls = tuple(_call_key(call["function"], "a sampled call") for call in message.get("tool_calls") or ())
-    return MessageKey("assistant", message["content"], calls, message.get("reasoning_content") or "")
+    return MessageKey(
+        "assistant",
+        message["content"],
+        calls,
+        message.get("reasoning_content") or "",
+    )
 
 
 def is_sent_back(reply: MessageKey, key: MessageKey, is_exact: bool) -> bool:

@@ -243,7 +243,13 @@ class ConversationTree:
         return RequestError(f"{self.name!r} has ended: it takes no more requests", "session_ended")
 
     def _answer_of(self, node: Node) -> Answer:
-        return Answer(node.message, self.turns[node.turn], node.finish_reason, node.usage, node.turn)
+        return Answer(
+            node.message,
+            self.turns[node.turn],
+            node.finish_reason,
+            node.usage,
+            node.turn,
+        )
 
     def _end(self, request: _Request) -> None:
         self.num_running -= 1

@@ -33,7 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
             missing.append(str(error))
 
     try:
-        examined, notes = load_any_examined(arguments.config, arguments.overrides, arguments.strict, find)
+        examined, notes = load_any_examined(
+            arguments.config,
+            arguments.overrides,
+            arguments.strict,
+            find,
+        )
     except ConfigError as error:
         if arguments.all:
             raise ConfigError(error.complete) from None

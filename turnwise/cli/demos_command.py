@@ -32,12 +32,22 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.play.demonstrator import Demonstrator, as_row, demonstrate
 
     error_rate = 0.5 if options.error_rate is None else options.error_rate
-    demonstrator = Demonstrator(options.policy, error_rate, read_actions(options), options.model_name or "")
+    demonstrator = Demonstrator(
+        options.policy,
+        error_rate,
+        read_actions(options),
+        options.model_name or "",
+    )
     outcomes = []
     num_rows = 0
     try:
         with naming(file), file.open("w", encoding="utf-8") as lines:
-            for episode in demonstrate(examine(target.config), target.tag, demonstrator, options.episodes):
+            for episode in demonstrate(
+                examine(target.config),
+                target.tag,
+                demonstrator,
+                options.episodes,
+            ):
                 for conversation in episode.conversations:
                     lines.write(as_row(conversation, episode.tools) + "\n")
                     num_rows += 1

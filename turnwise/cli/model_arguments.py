@@ -5,7 +5,12 @@ from argparse import ArgumentParser
 
 def add_export(parser: ArgumentParser) -> None:
     """Adds those of `turnwise export`."""
-    parser.add_argument("--model", required=True, metavar="DIR", help="checkpoint, adapter or model folder")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="DIR",
+        help="checkpoint, adapter or model folder",
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--dtype",

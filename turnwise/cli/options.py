@@ -27,7 +27,13 @@ def read_examined(
     """What the config names that the command line names. Prints the notes on the config. `find` yields the
     faults of what it names."""
     with ends_at_once():  # the user's classes are imported
-        examined, notes = load_examined(options.config, options.overrides, options.strict, purpose, find)
+        examined, notes = load_examined(
+            options.config,
+            options.overrides,
+            options.strict,
+            purpose,
+            find,
+        )
     print_notes(notes)
     return examined
 

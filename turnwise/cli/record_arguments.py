@@ -56,7 +56,12 @@ def add_trace(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run folder, or a traces.jsonl")
     parser.add_argument("--task", metavar="ID", help="show the episodes of this task, span by span")
     parser.add_argument("--step", type=int, metavar="N", help="show those of this step (from 0)")
-    parser.add_argument("--sibling", type=int, metavar="N", help="show those of this sibling (from 0)")
+    parser.add_argument(
+        "--sibling",
+        type=int,
+        metavar="N",
+        help="show those of this sibling (from 0)",
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON, one line an episode")
 
 
@@ -64,7 +69,12 @@ def add_convert(parser: ArgumentParser) -> None:
     """Adds the arguments of `turnwise convert`."""
     parser.add_argument("source", metavar="FROM", help="a rollouts.jsonl, or a file of TrainingTraces")
     parser.add_argument("target", metavar="TO", help="a new file of the other kind")
-    parser.add_argument("--group-size", type=int, metavar="N", help="so many consecutive traces are a group")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        metavar="N",
+        help="so many consecutive traces are a group",
+    )
     parser.add_argument("--rewards", metavar="FILE", help="the reward of each trace, one number a line")
 
 
@@ -72,10 +82,26 @@ def add_serve_env(parser: ArgumentParser) -> None:
     """Adds the arguments of `turnwise serve-env`."""
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
     parser.add_argument("tag", metavar="TAG", help="which environment of the config")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the file's")
-    parser.add_argument("--split", choices=["train", "val"], default="train", help="(default: train)")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="values that replace the file's",
+    )
+    parser.add_argument(
+        "--split",
+        choices=["train", "val"],
+        default="train",
+        help="(default: train)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 = a free one (default: 8000)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        metavar="N",
+        help="0 = a free one (default: 8000)",
+    )
     parser.add_argument(
         "--max-sessions", type=int, default=64, metavar="N", help="episodes at once (default: 64)"
     )

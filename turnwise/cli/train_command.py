@@ -65,7 +65,12 @@ def run(options: argparse.Namespace) -> int:
 def run_sft(options: argparse.Namespace) -> int:
     """Trains on demonstrations, and prints where the model is."""
     with ends_at_once():
-        examined, notes = load_examined_sft(options.config, options.overrides, options.strict, problems)
+        examined, notes = load_examined_sft(
+            options.config,
+            options.overrides,
+            options.strict,
+            problems,
+        )
     print_notes(notes)
     with ends_at_once():
         from turnwise.assemble.sft import fine_tune

@@ -14,7 +14,12 @@ from turnwise.report.view.server import LiveRuns, ViewServer
 def run(options: argparse.Namespace) -> int:
     """Writes the pages of the runs, serves them, or prints them as text."""
     _check(options)
-    runs = find_runs(options.runs, options.tokenizer, _steps(options.steps), waits=options.port is not None)
+    runs = find_runs(
+        options.runs,
+        options.tokenizer,
+        _steps(options.steps),
+        waits=options.port is not None,
+    )
     for viewed in runs:
         for note in viewed.notes:
             print(f"note: {note}", file=sys.stderr)

@@ -137,7 +137,12 @@ def _run_of(path: Path, texts: TokenTexts | None) -> ViewedRun:
         episodes.append(Episodes("val", _scanned(folder.val_rollouts), 0))
     resolved = path.resolve()
     name = f"{resolved.parent.name}/{resolved.name}"
-    viewed = ViewedRun(RunSource(name, str(resolved), episodes, texts), path / "view", notes, folder)
+    viewed = ViewedRun(
+        RunSource(name, str(resolved), episodes, texts),
+        path / "view",
+        notes,
+        folder,
+    )
     _read_run(viewed, path)
     _find_texts(viewed, path)
     viewed.source.spans = TraceSpans(folder.traces).of_step

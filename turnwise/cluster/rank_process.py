@@ -73,7 +73,12 @@ class RankProcess(ABC):
 
     async def _wait_for(self, name: str, call: Awaitable[Any]) -> Any:
         settings = self.settings
-        async with settings.watchdog.waiting("the pipeline", name, settings.deadline_s, "deadlines.train_s"):
+        async with settings.watchdog.waiting(
+            "the pipeline",
+            name,
+            settings.deadline_s,
+            "deadlines.train_s",
+        ):
             return await call
 
     def abandon(self) -> None:

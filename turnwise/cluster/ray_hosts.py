@@ -85,7 +85,12 @@ class RayHosts:
 
     def _waiting(self) -> Any:
         start_s = self.settings.start_s
-        return self._watchdog.waiting("the run", "Ray to start its actors", start_s, "deadlines.start_s")
+        return self._watchdog.waiting(
+            "the run",
+            "Ray to start its actors",
+            start_s,
+            "deadlines.start_s",
+        )
 
     def _start(self, module: str, names: Sequence[str], devices: Sequence[int]) -> list[WorkerProcess]:
         indices = [self.placement.machine.locate(device)[0] for device in devices]
@@ -126,11 +131,25 @@ class RayHosts:
             if not sees_devices:
                 environment["CUDA_VISIBLE_DEVICES"] = ""
             bundle = bundles.index(index)
-            actors.append(self._remote(ActorHost, bundle, environment, part.facts.agent, **options))
+            actors.append(
+                self._remote(
+                    ActorHost,
+                    bundle,
+                    environment,
+                    part.facts.agent,
+                    **options,
+                )
+            )
         self._actors += actors
         answers = [actor.facts.options(concurrency_group="control").remote() for actor in actors]
         processes: list[WorkerProcess] = []
-        for name, index, actor, facts in zip(names, indices, actors, ray.get(answers), strict=True):
+        for name, index, actor, facts in zip(
+            names,
+            indices,
+            actors,
+            ray.get(answers),
+            strict=True,
+        ):
             actor.serve.remote(module)
             processes.append(self._process(name, index, actor, facts))
         return processes

@@ -199,7 +199,14 @@ class FunctionReward:
         arguments |= self.arguments
         templates = _FOR_TEXTS if self.form == "text" else _FOR_MESSAGES
         remedies = {pattern: template.format(name=self.name) for pattern, template in templates.items()}
-        values = await call_reward(self.function, self.name, group.task.id, arguments, self._pool, remedies)
+        values = await call_reward(
+            self.function,
+            self.name,
+            group.task.id,
+            arguments,
+            self._pool,
+            remedies,
+        )
         return RewardResult(
             read_scores(values, len(runs), self.name),
             metrics=collected.per_run,

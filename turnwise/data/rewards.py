@@ -67,7 +67,13 @@ class GroupReward:
     _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
 
     async def __call__(self, group: Group) -> RewardResult:
-        returned = await call_reward(self.reward, self.name, group.task.id, {"group": group}, self._pool)
+        returned = await call_reward(
+            self.reward,
+            self.name,
+            group.task.id,
+            {"group": group},
+            self._pool,
+        )
         result = returned if isinstance(returned, RewardResult) else RewardResult(returned)
         runs = runs_of(group)
         scores = read_scores(result.scores, len(runs), self.name)

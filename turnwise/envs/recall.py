@@ -101,7 +101,13 @@ class RecallEnv(TextEnv):
         check_count("recall", "num_questions", num_questions)
         check_type("recall", "num_distractors", num_distractors, int, "a whole number")
         if min_distractors is not None:
-            check_type("recall", "min_distractors", min_distractors, int, "a whole number, or null")
+            check_type(
+                "recall",
+                "min_distractors",
+                min_distractors,
+                int,
+                "a whole number, or null",
+            )
         check_type("recall", "shows_note", shows_note, bool, "true or false")
         check_count("recall", "note_length", note_length)
         check_choice("recall", "split", split, (*get_args(Split), None))

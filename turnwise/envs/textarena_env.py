@@ -53,7 +53,13 @@ class TextArenaEnv(HeldOutEnv):
         check_choice("textarena", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
         check_type("textarena", "id", id, str, "a string, such as GuessTheNumber-v0")
-        check_type("textarena", "kwargs", kwargs or {}, Mapping, "a mapping of the constructor's arguments")
+        check_type(
+            "textarena",
+            "kwargs",
+            kwargs or {},
+            Mapping,
+            "a mapping of the constructor's arguments",
+        )
         with needs("textarena", "textarena"):
             import textarena
             from textarena.envs.registration import ENV_REGISTRY

@@ -103,7 +103,12 @@ def row_agent_class(config: AgenticConfig, loops: Mapping[str, LoopEntry], name:
         )
     if issubclass(make, AgentLoopBase):
         played = partial(PlayedLoop, make, arguments)
-        return AgentClass(label, played, ("settings", "published_config", "tokenizer"), loaded=make)
+        return AgentClass(
+            label,
+            played,
+            ("settings", "published_config", "tokenizer"),
+            loaded=make,
+        )
     if issubclass(make, ReactAgentLoop):
         require_langgraph()
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"

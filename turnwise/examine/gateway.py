@@ -122,7 +122,16 @@ def _game(config: AgenticConfig, keys: GatewayPlay, section: str) -> GatewayGame
         offered = _offered(function, label)
     command = _whole_paths(keys.command, label) if keys.command else []
     mistakes = mistakes_of(keys, section)
-    return GatewayGame(keys, label, function, offered, command, mistakes, models, (names or [folder])[0])
+    return GatewayGame(
+        keys,
+        label,
+        function,
+        offered,
+        command,
+        mistakes,
+        models,
+        (names or [folder])[0],
+    )
 
 
 def mistakes_of(keys: GatewayPlay, section: str) -> tuple[type[BaseException], ...]:

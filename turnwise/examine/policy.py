@@ -26,7 +26,13 @@ def read_policy(config: AgenticConfig, path: str) -> PolicyFiles:
     arguments = config.actor_train.model_args
     dtype = config.actor_infer.model_args.dtype
     tokenizer = load_tokenizer(path, arguments.trust)
-    info = policy_info(path, dtype, config.sequence_length, arguments.attn_implementation, arguments.trust)
+    info = policy_info(
+        path,
+        dtype,
+        config.sequence_length,
+        arguments.attn_implementation,
+        arguments.trust,
+    )
     template = ChatTemplate(
         tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids
     )

@@ -96,7 +96,14 @@ class PromptLimit:
         key = config.data.prompt_key
         files = f"data.{split}_files"
         if config.data.max_prompt_length:
-            return cls(config.data.max_prompt_length, "data.max_prompt_length", files, key, template, tools)
+            return cls(
+                config.data.max_prompt_length,
+                "data.max_prompt_length",
+                files,
+                key,
+                template,
+                tools,
+            )
         room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
         if room <= 0:  # a response may fill the context, so a prompt may fill half of it
             room = config.sequence_length // 2

@@ -158,7 +158,13 @@ class ServedModel:
         if conversation is None:
             self._num_trees += 1
             name = f"conversation {self._num_trees}"
-            session = EpisodeSession(self._key, name, self._open_tree(name), self._rules, self._notices)
+            session = EpisodeSession(
+                self._key,
+                name,
+                self._open_tree(name),
+                self._rules,
+                self._notices,
+            )
             session.fault.add_done_callback(self._note_fault)
             conversation = _Conversation(session, self._clock())
             self._conversations[opening] = conversation

@@ -103,7 +103,12 @@ class Gateway:
         web = aiohttp_web()
         settings = self.settings
         # A client that goes away cancels its handler.
-        server = web.Server(self._handle, handler_cancellation=True, auto_decompress=False, access_log=None)
+        server = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+        )
         runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_S)
         self._runner = runner
         await runner.setup()

@@ -103,7 +103,12 @@ class Judge:
         self.chat: OpenAIChat | ServedChat | None = None
         """The model that is asked; a run sets it if `base_url` is empty."""
         if base_url:
-            self.chat = OpenAIChat(base_url, model, os.environ.get("OPENAI_API_KEY", ""), timeout_s)
+            self.chat = OpenAIChat(
+                base_url,
+                model,
+                os.environ.get("OPENAI_API_KEY", ""),
+                timeout_s,
+            )
         self._sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature)
         self._turn = asyncio.Semaphore(max_concurrency)
 
@@ -181,7 +186,12 @@ class Judge:
     async def _first_wins(self, first: _Case, second: str) -> float:
         form = "Winner: A, Winner: B, or Winner: tie"
         answers = {"A": first.answer, "B": second}
-        reply = await self._ask(first.task, answers, "Say which of the answers A and B is better", form)
+        reply = await self._ask(
+            first.task,
+            answers,
+            "Say which of the answers A and B is better",
+            form,
+        )
         winners = _WINNER.findall(reply)
         if not winners:
             raise self._unreadable(form, reply)

@@ -133,7 +133,12 @@ class LLMServerManager:
                 await self._release(last_replica, request_id)
             self._tokens_in_flight[replica] += num_tokens
             try:
-                completion = await self._ask(replica, _conversation(request_id), "answer", generate)
+                completion = await self._ask(
+                    replica,
+                    _conversation(request_id),
+                    "answer",
+                    generate,
+                )
             finally:
                 self._tokens_in_flight[replica] -= num_tokens
             if completion is not None:
@@ -143,7 +148,12 @@ class LLMServerManager:
         self._in_flight.discard(request_id)
         replica = self._replica_of.get(request_id)
         conversation = _conversation(request_id)
-        await self._ask(replica, conversation, "abort its request", lambda server: server.abort(request_id))
+        await self._ask(
+            replica,
+            conversation,
+            "abort its request",
+            lambda server: server.abort(request_id),
+        )
 
     async def release(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
@@ -151,7 +161,12 @@ class LLMServerManager:
 
     async def _release(self, replica: int | None, request_id: str) -> None:
         conversation = _conversation(request_id)
-        await self._ask(replica, conversation, "release its cache", lambda server: server.release(request_id))
+        await self._ask(
+            replica,
+            conversation,
+            "release its cache",
+            lambda server: server.release(request_id),
+        )
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Suspends all replicas. Running requests end first (`finish`), pause (`keep`), or are interrupted.

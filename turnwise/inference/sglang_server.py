@@ -234,7 +234,12 @@ def _launch(options: Mapping[str, Any]) -> _SGLangProcess:
     number, name = tempfile.mkstemp(prefix="turnwise-sglang-", suffix=".log")
     command = [sys.executable, "-m", "sglang.launch_server", *arguments]
     with open(number, "wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True), Path(name)
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ), Path(name)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -231,7 +231,14 @@ def _git_revision() -> str | None:
         here = Path(__file__).parent
         # An installed package may lie inside somebody else's repository.
         for command in (["git", "ls-files", "--error-unmatch", __file__], ["git", "rev-parse", "HEAD"]):
-            process = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
+            process = subprocess.run(
+                command,
+                cwd=here,
+                capture_output=True,
+                text=True,
+                timeout=5,
+                check=True,
+            )
     except (OSError, subprocess.SubprocessError):
         return None
     return process.stdout.strip()

@@ -101,7 +101,13 @@ def convert_gguf(
     report(f"writing {out}")
     save_model(model, tokenizer, out)
     end_tokens = tuple(tokenizer.convert_ids_to_tokens(end_ids))
-    return ConvertedModel(out, header.architecture, model.num_parameters(), len(tokenizer), end_tokens)
+    return ConvertedModel(
+        out,
+        header.architecture,
+        model.num_parameters(),
+        len(tokenizer),
+        end_tokens,
+    )
 
 
 def read_header(file: Path) -> GgufHeader:

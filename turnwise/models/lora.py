@@ -188,7 +188,14 @@ class Adapters:
         if rank:
             numbers.append(f"rank {rank}")
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-            torch.manual_seed(derive_seed("lora_dropout", self._settings.seed, str(position), *numbers))
+            torch.manual_seed(
+                derive_seed(
+                    "lora_dropout",
+                    self._settings.seed,
+                    str(position),
+                    *numbers,
+                )
+            )
             for dropout in dropouts:
                 dropout.train()
             try:

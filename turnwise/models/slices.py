@@ -92,7 +92,15 @@ class SlicedModel:
                 parameter = module._parameters[name]
                 assert parameter is not None, "a place is that of a parameter"
                 shape = parameter.shape
-                module._parameters[name] = nn.Parameter(self.rows(tensor, 0, shape[0], shape), False)
+                module._parameters[name] = nn.Parameter(
+                    self.rows(
+                        tensor,
+                        0,
+                        shape[0],
+                        shape,
+                    ),
+                    False,
+                )
 
         def forget(module: nn.Module, *_: object) -> None:
             module._parameters.update(empty[module])

@@ -47,7 +47,12 @@ def load_value_model(
     base = base_of_adapter(folder)
     if base is not None:
         check_adapter(folder)
-        model = load_value_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
+        model = load_value_model(
+            base,
+            device=device,
+            attn_implementation=attn_implementation,
+            trust=trust,
+        )
         if is_value_adapter(folder):
             with told_as_one_sentence(folder, NOT_MERGED):
                 merge_adapter(model, folder)

@@ -214,7 +214,13 @@ class ParityGate:
         # Perhaps only one replica is wrong, so conversations that agree are left out.
         failing = [sample for sample in played if not self._differences([sample]).mean() <= self.max_diff]
         ask_afresh = partial(self._ask_afresh, version, played)
-        return Evidence(version, failing or played, self.max_diff, ask_afresh, self._change_since_last(new))
+        return Evidence(
+            version,
+            failing or played,
+            self.max_diff,
+            ask_afresh,
+            self._change_since_last(new),
+        )
 
     def _change_since_last(self, new: Sequence[Sample]) -> tuple[int, float] | None:
         if self._last is None:

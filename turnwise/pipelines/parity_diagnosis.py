@@ -199,7 +199,13 @@ def _folder_faults(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fa
 
 def _trainer_fault(suspects: Suspects, samples: Sequence[Sample]) -> Fault:
     """A trainer whose forward pass, or its dtype, isn't that of transformers."""
-    distance = partial(_plain_distance, suspects, samples, suspects.temperature, suspects.sampler_dtype)
+    distance = partial(
+        _plain_distance,
+        suspects,
+        samples,
+        suspects.temperature,
+        suspects.sampler_dtype,
+    )
     if suspects.trainer_dtype == suspects.sampler_dtype:
         return Fault(
             cause="trainer's forward pass",

@@ -69,7 +69,15 @@ def show_tokens(onlooker: Onlooker, contexts: TokenContexts) -> TokenContexts:
         budget = turn.sampling.max_new_tokens if turn.sampling else len(turn.response_ids)
         added_ids = turn.prompt_ids.tolist()
         parent = None if turn.parent == answer.node - 1 else turn.parent
-        onlooker.prompted(ShownPrompt(added_ids, (), answer.usage.prompt - len(added_ids), budget, parent))
+        onlooker.prompted(
+            ShownPrompt(
+                added_ids,
+                (),
+                answer.usage.prompt - len(added_ids),
+                budget,
+                parent,
+            )
+        )
 
     return replace(contexts, on_prompt=on_prompt, on_commit=on_commit)
 

@@ -113,7 +113,14 @@ class EpisodeSetup:
     def play(self, onlooker: Onlooker) -> PlayedEpisode:
         """Plays the episode before an onlooker; see `play_episode` for what is raised."""
         contexts = self.policy.contexts(onlooker)
-        playing = play_episode(self.agent, self.task, self.sampling, contexts, onlooker, self.score)
+        playing = play_episode(
+            self.agent,
+            self.task,
+            self.sampling,
+            contexts,
+            onlooker,
+            self.score,
+        )
         return self.policy.event_loop.run(playing)
 
     def close(self) -> None:
@@ -234,7 +241,13 @@ def _over_tokens(
     template: ChatTemplate,
 ) -> OpenContexts:
     """The `PlayPolicy.contexts` of a policy that samples tokens."""
-    contexts = TokenContexts(template, server, config.sequence_length, task.id, parser_of(config, template))
+    contexts = TokenContexts(
+        template,
+        server,
+        config.sequence_length,
+        task.id,
+        parser_of(config, template),
+    )
     return lambda onlooker: show_tokens(onlooker, contexts)
 
 
@@ -301,7 +314,12 @@ def _url_policy(examined: Examined, choices: Choices) -> PlayPolicy:
     chat = model_at(choices.policy, choices.model_name, examined.config)
     event_loop = WatchedRunner()
     note = f"{chat.url} answers in text: there are no token ids to show, and nothing here could be trained on"
-    return PlayPolicy(event_loop, partial(TextContexts, chat.complete), event_loop.close, note=note)
+    return PlayPolicy(
+        event_loop,
+        partial(TextContexts, chat.complete),
+        event_loop.close,
+        note=note,
+    )
 
 
 def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolicy:
@@ -315,4 +333,10 @@ def _model_policy(examined: Examined, task: Task, choices: Choices) -> PlayPolic
     require(unavailable_to_play(config, choices.split))
     served = open_served_policy(examined, choices.policy)
     contexts = _over_tokens(config, task, served.servers, served.template)
-    return PlayPolicy(served.event_loop, contexts, served.close, served.tokenizer, has_logprobs=True)
+    return PlayPolicy(
+        served.event_loop,
+        contexts,
+        served.close,
+        served.tokenizer,
+        has_logprobs=True,
+    )

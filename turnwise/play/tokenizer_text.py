@@ -31,7 +31,12 @@ def environment_text() -> Iterator[str]:
             return FrozenLakeEnv(observation=kind, split=task.split)
 
         yield from message_text(
-            demonstrations(make_env, settings, lambda env, task: RandomPlayer(env, task.seed), tasks)
+            demonstrations(
+                make_env,
+                settings,
+                lambda env, task: RandomPlayer(env, task.seed),
+                tasks,
+            )
         )
 
 

@@ -141,9 +141,23 @@ class ObservedContexts:
         is_error: bool = False,
         waited_s: float = 0.0,
     ) -> None:
-        self._observer.called(name, arguments, result, seconds, is_error=is_error, waited_s=waited_s)
+        self._observer.called(
+            name,
+            arguments,
+            result,
+            seconds,
+            is_error=is_error,
+            waited_s=waited_s,
+        )
         if isinstance(self._outer, HearsCalls):
-            self._outer.called(name, arguments, result, seconds, is_error=is_error, waited_s=waited_s)
+            self._outer.called(
+                name,
+                arguments,
+                result,
+                seconds,
+                is_error=is_error,
+                waited_s=waited_s,
+            )
 
     def replied(self, text: str, seconds: float) -> None:
         self._observer.replied(text, seconds)

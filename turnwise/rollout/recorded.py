@@ -189,7 +189,12 @@ async def replay(
     open_recorded = _RecordedContexts(opened, server, trajectory.turns)
     try:
         with Foreign(f"the agent of {task.id}", are_faults=True):
-            played = await agents(task).run(task, trajectory.sibling, open_recorded, seeded_sampling)
+            played = await agents(task).run(
+                task,
+                trajectory.sibling,
+                open_recorded,
+                seeded_sampling,
+            )
     except RecordEnd:
         return ""
     except EnvironmentFault as fault:

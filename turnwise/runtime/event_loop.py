@@ -96,7 +96,13 @@ class WatchedRunner:
         watchdog.start()
         watchdog.loop = self._runner.get_loop()
         doing = "the event loop", "a task that blocks it"
-        with LoopIteration(watchdog, *doing, self._iteration_s, _SETTING, DeadlineError) as iteration:
+        with LoopIteration(
+            watchdog,
+            *doing,
+            self._iteration_s,
+            _SETTING,
+            DeadlineError,
+        ) as iteration:
             watchdog.loop_iteration = iteration
             results: list[T] = []
             started = self.stopwatch.now()

@@ -101,7 +101,14 @@ def join_processes(
         backend = "cpu:gloo,cuda:nccl"
     try:
         if rendezvous is None:
-            store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=_JOIN_S)))
+            store, *_ = next(
+                dist.rendezvous(
+                    "env://",
+                    rank,
+                    world_size,
+                    timeout=timedelta(seconds=_JOIN_S),
+                )
+            )
         elif isinstance(rendezvous, Meeting):
             store = dist.TCPStore(*rendezvous, is_master=False, timeout=timedelta(seconds=_JOIN_S))
         else:

@@ -166,7 +166,13 @@ class InteractionSession:
         box = self._box
         call = f"{self._label}.{method}"
         waiter = f"an episode of {self._task.tag}"
-        limit = box.watchdog.waiting(waiter, call, box.timeout_s, "agent.tool_timeout_s", ToolFault)
+        limit = box.watchdog.waiting(
+            waiter,
+            call,
+            box.timeout_s,
+            "agent.tool_timeout_s",
+            ToolFault,
+        )
         started = box.stopwatch.now()
         try:
             with Foreign(call, self._task.id, are_faults=True):

@@ -226,7 +226,13 @@ def _spawned(folder: str, limits: Limits, output: int) -> int:
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
     ]
     # Unlike subprocess, posix_spawn waits for no pipe, whose other end a process forked elsewhere might hold.
-    return os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsigmask=())
+    return os.posix_spawn(
+        sys.executable,
+        command,
+        environment,
+        file_actions=streams,
+        setsigmask=(),
+    )
 
 
 def _descriptor_of(pid: int) -> int:

@@ -89,5 +89,10 @@ def _is_readable(pattern: str, label: str) -> bool:
     except (re.error, regex.error, OverflowError, RecursionError) as fault:
         problem = str(fault)
     if problem:
-        logger.warning("%s: Python can't read the pattern %r (%s); it isn't checked", label, pattern, problem)
+        logger.warning(
+            "%s: Python can't read the pattern %r (%s); it isn't checked",
+            label,
+            pattern,
+            problem,
+        )
     return not problem

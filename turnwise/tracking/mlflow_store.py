@@ -34,7 +34,12 @@ class MlflowStore:
         from mlflow.entities import Metric, Param
 
         self._metric = Metric
-        self._client, experiment_id = open_experiment(run, tracking_uri, experiment_name, artifact_location)
+        self._client, experiment_id = open_experiment(
+            run,
+            tracking_uri,
+            experiment_name,
+            artifact_location,
+        )
         new_run = self._client.create_run(
             experiment_id,
             run_name=run_name or run.name,

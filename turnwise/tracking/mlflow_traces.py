@@ -56,7 +56,12 @@ class MlflowTraces:
 
         # MLflow logs each statement that its database refuses, with a stack; the run says it once.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-        client, self._experiment_id = open_experiment(run, tracking_uri, experiment_name, artifact_location)
+        client, self._experiment_id = open_experiment(
+            run,
+            tracking_uri,
+            experiment_name,
+            artifact_location,
+        )
         self._client = TracingClient(client.tracking_uri)
         self._decode = decode
         self.place = f"experiment {self._experiment_id} in {client.tracking_uri}"

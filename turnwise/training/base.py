@@ -333,7 +333,13 @@ class BaseStrategy(ABC):
         self._stopwatch.did_tokens(self._take_counts())
 
     def _note(self, name: str, started: float, batch: Batch) -> None:
-        self._stopwatch.add("trainer", name, started, samples=len(batch.lengths), tokens=batch.num_tokens)
+        self._stopwatch.add(
+            "trainer",
+            name,
+            started,
+            samples=len(batch.lengths),
+            tokens=batch.num_tokens,
+        )
         self._stopwatch.did_batch(batch.num_tokens)
 
     def _to_device(self, batch: Batch) -> Batch:

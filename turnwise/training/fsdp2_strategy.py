@@ -255,7 +255,15 @@ class Fsdp2Strategy(BaseStrategy):
             tensors = itertools.chain(saved_tensors(self.model), tensors)
         size = self._model.describe().saved_bytes
         blocks = self._sharded.blocks(tensors)
-        write_training(folder, self._ranks, blocks, state, self._steps(), size, self.max_file_bytes)
+        write_training(
+            folder,
+            self._ranks,
+            blocks,
+            state,
+            self._steps(),
+            size,
+            self.max_file_bytes,
+        )
         if self._model.adapters is not None:
             self._write_model(folder)
             return

@@ -56,7 +56,12 @@ class ModelSource:
             load = load_value_model
         elif self.is_fused:
             load = load_fused
-        return load(self.path, device=rank.device, attn_implementation=self.attention, trust=self.trust)
+        return load(
+            self.path,
+            device=rank.device,
+            attn_implementation=self.attention,
+            trust=self.trust,
+        )
 
     def load_slices(self) -> SlicedModel | None:
         """The model without its weights, of which each rank reads its own slices; None if this folder's
@@ -71,8 +76,20 @@ class ModelSource:
         if self.adapters is None:
             freeze(model, self.frozen)
         else:
-            base = plain_base(self.path, model, self.adapters.tokenizer, self.adapters.merged, rank)
-            adapters = Adapters(model, self.adapters.settings, base, value_head(model), fingerprint)
+            base = plain_base(
+                self.path,
+                model,
+                self.adapters.tokenizer,
+                self.adapters.merged,
+                rank,
+            )
+            adapters = Adapters(
+                model,
+                self.adapters.settings,
+                base,
+                value_head(model),
+                fingerprint,
+            )
         self._check_head(model)
         return adapters
 

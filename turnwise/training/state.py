@@ -119,7 +119,12 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
     """The contents of a `TRAINER_FILE`. `is_mapped` memory-maps it. Raises ModelError if another program
     wrote it."""
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
+        state: dict[str, Any] = torch.load(
+            file,
+            map_location="cpu",
+            weights_only=True,
+            mmap=is_mapped,
+        )
         if not state.keys() >= _PARTS:
             raise ValueError("it has other parts")
     except (
@@ -157,7 +162,13 @@ def read_model_weights(
         )
     trust = trusted_already(model)
     config = load_model_config(folder, trust)
-    saved, missing, unexpected = load_pretrained(type(model), folder, config, dtype=model.dtype, trust=trust)
+    saved, missing, unexpected = load_pretrained(
+        type(model),
+        folder,
+        config,
+        dtype=model.dtype,
+        trust=trust,
+    )
     require_weights(folder, missing, unexpected)
     copy_weights(saved, model, gathered, copy)
 

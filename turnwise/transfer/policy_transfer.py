@@ -112,4 +112,9 @@ class PolicyTransfer:
         return [Metric("system/replica_restarts", num_joined, "sum")] if num_joined else []
 
     def _waiting(self, awaited: str) -> Wait:
-        return self.watchdog.waiting("the pipeline", awaited, self.timeout_s, "deadlines.weights_s")
+        return self.watchdog.waiting(
+            "the pipeline",
+            awaited,
+            self.timeout_s,
+            "deadlines.weights_s",
+        )

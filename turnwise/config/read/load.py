@@ -58,7 +58,15 @@ def load_config(
     if config_class is None:
         config_class = SFTConfig if "train_files" in composed.values else AgenticConfig
     source = display(Path(path))
-    config, parse_notes = _parse(composed, config_class, strict, source, overrides, purpose, examine)
+    config, parse_notes = _parse(
+        composed,
+        config_class,
+        strict,
+        source,
+        overrides,
+        purpose,
+        examine,
+    )
     return config, notes + parse_notes
 
 

@@ -172,7 +172,12 @@ class CheckedEnv(AbstractContextManager["CheckedEnv"]):
 
     def step(self, action: str) -> CallResult:
         self._num_steps += 1
-        read = partial(read_step, env_name=self.name, turn=self._num_steps, reductions=self.reductions)
+        read = partial(
+            read_step,
+            env_name=self.name,
+            turn=self._num_steps,
+            reductions=self.reductions,
+        )
         step: StepResult = self.call("step", lambda: self.env.step(action), read)
         call_result = self._result(step.observation, step.info)
         return call_result._replace(

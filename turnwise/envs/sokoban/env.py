@@ -98,7 +98,12 @@ class SokobanEnv(GridEnv):
         if grid_lookup is None:
             grid_lookup = GRID_LOOKUP
         numbers = tuple(GRID_LOOKUP)
-        self._symbols = words_by_number("grid_lookup", grid_lookup, numbers, is_case_sensitive=True)
+        self._symbols = words_by_number(
+            "grid_lookup",
+            grid_lookup,
+            numbers,
+            is_case_sensitive=True,
+        )
         self._meanings = self._checked_meanings(grid_vocab)
         check_room_arguments(dim_room, num_boxes, search_depth)
         height, width = dim_room

@@ -100,7 +100,13 @@ class Engine:
             if not len(slots):
                 return []
             self._reserve(0, int(rows["length"].max()) + 1)
-            step = PackedStep.pack(self._rows.ids, slots, rows["cached"], rows["num_new"], rows["length"])
+            step = PackedStep.pack(
+                self._rows.ids,
+                slots,
+                rows["cached"],
+                rows["num_new"],
+                rows["length"],
+            )
             logits = self._runner.forward(step)
             state["cached"][slots] += rows["num_new"]
             self._prefill.end_step()

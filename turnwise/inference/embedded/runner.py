@@ -207,7 +207,12 @@ class GenericRunner:
     def _row(self, slot: int, start: int, token_ids: Any) -> Tensor:
         cache = self._caches.pop(slot) if start else None
         input_ids = torch.from_numpy(token_ids)[None].to(self._model.device)
-        output = self._model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        output = self._model(
+            input_ids=input_ids,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         if output.get("past_key_values") is None:
             raise ModelError(
                 f"{type(self._model).__name__} returns no past_key_values; sample from it with "

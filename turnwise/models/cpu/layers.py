@@ -83,7 +83,15 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         x_grad = torch.empty_like(x)
-        weight_grad = _heads_backward(ctx, grad[:, None], x, weight, None, x_grad, ctx.needs_input_grad[1])
+        weight_grad = _heads_backward(
+            ctx,
+            grad[:, None],
+            x,
+            weight,
+            None,
+            x_grad,
+            ctx.needs_input_grad[1],
+        )
         return x_grad, weight_grad, None, None
 
 
@@ -289,7 +297,15 @@ def _attention_forward(
     num_heads = (num_rows - 2 * num_kv_heads, num_kv_heads)
     heads = SplitHeads.apply(qkv, q_weight, k_weight, tables, eps, num_heads, kernels)
     query, key, value = (part.transpose(0, 1)[None] for part in heads)
-    mixed, _ = packed_attention(module, query, key, value, None, scaling=module.scaling, sequences=sequences)
+    mixed, _ = packed_attention(
+        module,
+        query,
+        key,
+        value,
+        None,
+        scaling=module.scaling,
+        sequences=sequences,
+    )
     return module.o_proj(mixed.reshape(1, num_tokens, -1)), None
 
 

@@ -219,7 +219,12 @@ class MegatronStrategy(BaseStrategy):
         self._set_training(self.settings.is_gradient_checkpointing or self._options.recomputes)
         try:
             with self._autocast():
-                metrics = run_pipeline(self._parts, self._whole_rounds(tensors), loss.outputs, judge)
+                metrics = run_pipeline(
+                    self._parts,
+                    self._whole_rounds(tensors),
+                    loss.outputs,
+                    judge,
+                )
         finally:
             self._set_training(False)
         return [metric for of_batch in metrics for metric in of_batch]
@@ -270,7 +275,15 @@ class MegatronStrategy(BaseStrategy):
     def _write_training(self, folder: Path, state: Mapping[str, Any], has_model: bool) -> None:
         blocks = itertools.chain(self._held.blocks(lambda parameter: parameter), self._moment_blocks())
         size = self._describe().saved_bytes
-        write_training(folder, self._ranks, blocks, state, self._steps(), size, self.max_file_bytes)
+        write_training(
+            folder,
+            self._ranks,
+            blocks,
+            state,
+            self._steps(),
+            size,
+            self.max_file_bytes,
+        )
         add_settings(folder, self._ranks, self.model)
         if has_model:
             add_weights(folder, self._ranks, self.max_file_bytes)
