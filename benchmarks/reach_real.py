@@ -1,6 +1,6 @@
 """The simulation of `reach.py` beside real runs of two replicas: is it right about utilisation and staleness?
 
-    python benchmarks/reach_real.py [--runs 5] [--steps 6]
+    python benchmarks/reach_real.py [--runs 5] [--steps 8]
 
 A run trains asynchronously on a lake of always eight turns: the trainer and two replicas with an embedded
 engine are processes. What it shows of its service times is given to the simulation: seconds of an engine's

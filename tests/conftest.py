@@ -65,10 +65,22 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds[report.nodeid] += report.duration
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist: its controller gets all reports
-    if is_worker or not os.environ.get("TURNWISE_DURATIONS"):
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("exit_status_file", "where pytest's exit status is written, which make hides")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workerinput"):  # of pytest-xdist: its controller gets all reports
         return
+    file = session.config.getini("exit_status_file")
+    if file:
+        Path(file).write_text(f"{int(exitstatus)}\n")
+    if os.environ.get("TURNWISE_DURATIONS"):
+        _write_durations(session)
+
+
+def _write_durations(session: pytest.Session) -> None:
     saved = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {"files": {}, "tests": {}}
     files: Counter[str] = Counter()
     for test, seconds in _seconds.items():

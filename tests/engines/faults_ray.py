@@ -43,7 +43,10 @@ NUM_STARTS = 3
 START_S = 900.0
 END_S = 300.0
 """No clock is tested: these are what a wait may take where everything is slow."""
-NODE_S = 10
+NODE_S = 30
+NODE_FREEZES_S = 10  # of a run whose node is frozen
+NOT_TRIED = 77
+"""The exit status where Ray's processes don't start."""
 NUM_ACTORS = 5
 """Two ranks, a replica, and an agent on each node."""
 RATIO = 1
@@ -112,7 +115,7 @@ class Nodes:
 class Run:
     """A start of `turnwise train`, which goes on with the start before."""
 
-    def __init__(self, nodes: Nodes, scratch: str, model: str, max_steps: int) -> None:
+    def __init__(self, nodes: Nodes, scratch: str, model: str, max_steps: int, node_s: int = NODE_S) -> None:
         keys = small(scratch, model) | {
             "cluster.address": nodes.address,
             "async_generation_ratio": RATIO,
@@ -121,7 +124,7 @@ class Run:
             "num_gpus_per_node": 2,
             "max_steps": max_steps,
             "save_steps": 1,
-            "deadlines.node_s": NODE_S,
+            "deadlines.node_s": node_s,
             "deadlines.start_s": START_S,
             "output_dir": f"{scratch}/runs",
             "exp_name": "run",
@@ -297,7 +300,8 @@ def meet(kinds: list[str], chance: random.Random, scratch: str, model: str) -> d
     try:
         for kind in kinds:
             nodes.repair()
-            run = Run(nodes, scratch, model, max_steps=1000)
+            node_s = NODE_FREEZES_S if kind == "freeze" else NODE_S
+            run = Run(nodes, scratch, model, max_steps=1000, node_s=node_s)
             try:
                 run.wait_for_a_step()
                 time.sleep(chance.uniform(0.0, SPREAD_S))
@@ -346,7 +350,7 @@ def main() -> None:
             if os.environ.get("TURNWISE_FULL"):
                 raise
             print(f"ray: faults were not tried: {error}")
-            return
+            sys.exit(NOT_TRIED)
     for name, values in seconds.items():
         middle = statistics.median(values)
         print(f"ray: {name} after {middle:.1f} s (at most {max(values):.1f}, {len(values)} times)")

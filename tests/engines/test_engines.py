@@ -14,7 +14,8 @@ ENGINES = Path(__file__).parent
 sys.path.insert(0, str(ENGINES))
 from environment import EXTRAS, LackingError, engine_python  # noqa: E402
 
-TIMEOUT_S = 3600 if os.environ.get("TURNWISE_FULL") else 1200
+TIMEOUT_S = 3600 if os.environ.get("TURNWISE_FULL") else 1800
+NOT_TRIED = 77  # the exit status of a script for which this machine is too slow
 PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
 SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine in ("ray", "deepspeed")] + [
     ("vllm", "train_vllm.py")
@@ -66,6 +67,8 @@ def test_agrees_with_plain_torch(engine, script, words):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
     command = [python, ENGINES / script, *words]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    if run.returncode == NOT_TRIED:
+        pytest.skip(run.stdout)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert f"{engine}" in run.stdout
     print(run.stdout)
@@ -87,7 +90,7 @@ def test_vllm_is_fed_by_other_engines(trainer):
 
 
 @pytest.mark.parametrize("engine", UNDER_RAY)
-def test_sharded_strategies_train_under_ray(engine):
+def test_sharded_strategies_train_under_ray(request, engine):
     """In the environment of the engine that trains, with Ray's packages behind its own: what DeepSpeed
     compiles is made for this torch."""
     try:
@@ -95,7 +98,10 @@ def test_sharded_strategies_train_under_ray(engine):
         if engine != "fsdp2":
             behind = packages_of(python)
             python = engine_python(engine)
-            (Path(packages_of(python)) / "ray.pth").write_text(behind)
+            added = Path(packages_of(python), "ray.pth")
+            added.write_text(behind)
+            # Else Ray's packages would stand in for what the engine's own extra lacks.
+            request.addfinalizer(added.unlink)
     except LackingError as error:
         pytest.skip(str(error))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}

@@ -17,6 +17,8 @@ from turnwise.cluster.weight_senders import spawn_senders
 from turnwise.pipelines.model_role import ModelRole
 
 EPS = 1e-4
+MOST_APART = 2e-6
+"""Of what the steps moved on average; 2e-7 to 6e-7 was measured, which is the rounding of fp32."""
 """Adam's ε. With the usual 1e-8 the first steps of parameters without a gradient follow the sign of rounding
 errors."""
 KINDS = {
@@ -180,11 +182,11 @@ def require_same_steps(roles: tuple[ModelRole, ModelRole], loss: WeightedLoss) -
     for role in roles:
         steps(role, loss, STEPS - 1)
     displaced = [moved(role, start) for role, start in zip(roles, starts, strict=True)]
-    assert mean_distance(*displaced) <= 1e-6
+    assert mean_distance(*displaced) <= MOST_APART
     for role in roles:
         in_two_parts(role, loss)
     gradients = [ask(role, "last_gradient") for role in roles]
     assert distance(*gradients) <= 1e-5
     assert all(gradient.any() for gradient in gradients[1].values())
     displaced = [moved(role, start) for role, start in zip(roles, starts, strict=True)]
-    assert mean_distance(*displaced) <= 1e-6
+    assert mean_distance(*displaced) <= MOST_APART

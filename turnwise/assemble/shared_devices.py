@@ -103,8 +103,14 @@ def _measure_use(
     replicas = _processes(servers, range(len(servers.servers)))
     if not config.plays_ahead or not replicas:
         return list
-    use = DeviceUse(placement.all_devices)
     ranks = placement.of("actor_infer").ranks
+    measured_devices = set(placement.of("actor_infer").devices)
+    for role in roles.values():
+        measured_devices.update(placement.roles[role.owner].devices)
+    # What scores answers announces no work.
+    if "reward" in placement.served:
+        measured_devices -= set(placement.served["reward"].devices)
+    use = DeviceUse(measured_devices)
     # One that is started again has the name of the one before.
     devices = {replica.name: ranks[number] for number, replica in enumerate(replicas)}
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from turnwise.runtime.watchdog import Watchdog
 RANKS = "turnwise.cluster.child"
 """The module that a process of ranks runs, see `hosts`."""
 _OTHERS_S = 5.0  # seconds to wait, after the first rank has failed, for others to fail too
+_UNREACHED_S = 60.0  # seconds to wait for the fate of a process that is out of reach
 _LOOK_S = 0.5  # seconds between two looks whether a process that is out of reach has ended
 
 
@@ -62,7 +64,8 @@ class StartedAll:
             await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
             if failed:
                 await asyncio.wait(waits, timeout=_OTHERS_S)
-                while self._has_missing_cause(waits):
+                end = time.monotonic() + _UNREACHED_S
+                while self._has_missing_cause(waits) and time.monotonic() < end:
                     await asyncio.wait(waits, timeout=_LOOK_S)
                 raise next((error for call, error in failed if call.process.is_gone), failed[0][1])
             return self.join([wait.result() for wait in waits])

@@ -67,7 +67,9 @@ def smallest_machine(config: AnyConfig) -> Machine:
     numbers = union(devices)
     last = numbers[-1]
     num_launched = 1
-    needed = [problem.role for problem in undivided(demand, devices)]
+    needed: list[str] = []
+    if demand.cluster in ("auto", "launched") and len(demand.server_devices) <= 1:
+        needed = [problem.role for problem in undivided(demand, devices)]
     if demand.cluster == "launched" or needed or any(unsharded(demand, devices)):
         sizes = [demand.roles[role].model_parallel_size for role in needed]
         num_launched = max(2, last + 1, *sizes)

@@ -26,8 +26,9 @@ class DeviceUse:
 
     @contextmanager
     def using(self, devices: Iterable[int]) -> Iterator[None]:
-        """In this context work runs on these devices. Several contexts may overlap."""
-        numbers = list(devices)
+        """In this context work runs on these devices. Several contexts may overlap. Devices that aren't
+        measured are passed over."""
+        numbers = [device for device in devices if device in self._num_running]
         self._advance()
         for device in numbers:
             self._num_running[device] += 1

@@ -193,8 +193,9 @@ class EpisodeSpans(SilentObserver):
 
     def _turn_of_call(self, name: str, arguments: Any) -> int | None:
         """The number of the turn that made a call. Branches play at the same time, so it needn't be the
-        newest turn: it is the oldest that has made this call and has no answer to it."""
-        for entry in self._open_calls:
+        newest turn: it is the last that has made this call and has no answer to it. A call beyond
+        `max_parallel_calls` never gets one."""
+        for entry in reversed(self._open_calls):
             if entry[1:] == (name, arguments):
                 self._open_calls.remove(entry)
                 return entry[0]

@@ -217,6 +217,21 @@ def test_a_call_of_a_branch_belongs_to_the_turn_that_made_it() -> None:
     assert called == [0, 1, 1]
 
 
+def test_a_call_that_was_never_made_takes_no_later_one() -> None:
+    class Twice:
+        async def run(self, task: Task, sibling: int, contexts: Any, sampling: Any) -> list[Trajectory]:
+            tree = contexts.open_tree(sampling)
+            for text in ("left", "right"):
+                await tree.answer([{"role": "user", "content": text}], tools=[Notebook().schema])
+                contexts.called("note", {"text": "x" if text == "left" else "y"}, text, 0.0)
+            return [Trajectory(task, sibling, tree.turns)]
+
+    other = CALL.replace('"x"', '"y"')
+    trace = one(Twice(), ROW, [CALL + other, other])  # the first turn's second call is beyond the maximum
+    called = [span.attributes["turnwise.turn"] for span in trace.spans if span.kind == "tool"]
+    assert called == [0, 1]
+
+
 def test_what_no_step_has_used_is_written_at_the_end() -> None:
     store = Kept()
     traces = traced(store)

@@ -1,7 +1,8 @@
 """Compares the model that is built of Megatron's layers with that of transformers, before a run begins."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -65,13 +66,14 @@ def require_same_outputs(
     has. All ranks must call this; `num_batches` is as many as their schedule needs."""
     device = parts[0].frequencies.device
     token_ids = compared_tokens(parts[0].described.vocab_size).to(device)
-    results = run_schedule(
-        parts,
-        [token_ids] * num_batches,
-        lambda part, tokens: part.compared(tokens),
-        lambda _, computed: (torch.zeros(()), computed["compared"]),
-        is_forward_only=True,
-    )
+    with _exact_products():
+        results = run_schedule(
+            parts,
+            [token_ids] * num_batches,
+            lambda part, tokens: part.compared(tokens),
+            lambda _, computed: (torch.zeros(()), computed["compared"]),
+            is_forward_only=True,
+        )
     sentence = ""
     if results:  # on the last stage
         outputs = _whole_outputs(results[0], parts[-1])
@@ -84,6 +86,17 @@ def require_same_outputs(
         logger.info(
             "%s: Megatron's model computes what transformers' does (%d tokens)", rank.role, NUM_TOKENS
         )
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """In this context matrices of fp32 aren't rounded to TF32, which containers for GPUs may turn on."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def _whole_outputs(outputs: Tensor, part: DecoderPart) -> Tensor:

@@ -233,7 +233,8 @@ class DecoderPart(LanguageModule):
         if self.described.is_value_model:
             tokens = {"values": trained - 1, "next_values": trained}
             computed: dict[str, Tensor] = {}
-            for name in outputs:
+            # In an order that is the same in all processes, since the ranks add one output up at a time.
+            for name in sorted(outputs):
                 chosen, places = share.held(tokens[name], batch.num_tokens)
                 values = self._values(states[places, 0])
                 computed[name] = _aligned(values, batch, trained[chosen])

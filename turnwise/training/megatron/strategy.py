@@ -110,6 +110,7 @@ class MegatronStrategy(BaseStrategy):
                 "model_args.lora_rank: LoRA isn't in this version of megatron_train; use fsdp2_train, "
                 "deepspeed_train or torch_train"
             )
+        require_kernels(torch.device(rank.device), MegatronOptions.of(options, rank.world_size))
         opened = open_model(source, rank, settings.is_trained)
         check_shape(opened.model.config, options)
         # The strategy takes the model's buffers away, so transformers computes first.
