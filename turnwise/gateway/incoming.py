@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _SLASHES = re.compile("/+")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_CLOSE = {"Connection": "close"}
 _BODY_S = 60.0
 """Maximum seconds in which a body must arrive."""
 _MAX_DEPTH = 200
@@ -63,8 +64,8 @@ async def read_body(
         async with asyncio.timeout(_BODY_S):
             content = await _content(request, max_bytes, hint)
     except TimeoutError:
-        request.protocol.keep_alive(False)
-        raise GatewayError(f"the body didn't arrive within {_BODY_S:g} s", "request_timeout") from None
+        sentence = f"the body didn't arrive within {_BODY_S:g} s"
+        raise GatewayError(sentence, "request_timeout", headers=_CLOSE) from None
     return parsed_body(content)
 
 
@@ -80,8 +81,7 @@ async def _content(request: "web.BaseRequest", limit: int, hint: str) -> bytes:
         else:
             return b"".join(chunks)
     # The rest isn't read, so the connection can't serve another request.
-    request.protocol.keep_alive(False)
-    raise GatewayError(f"the body has more than {limit:,} bytes; {hint}", "body_too_large")
+    raise GatewayError(f"the body has more than {limit:,} bytes; {hint}", "body_too_large", headers=_CLOSE)
 
 
 def parsed_body(content: bytes) -> Mapping[str, Any]:

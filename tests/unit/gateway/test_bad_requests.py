@@ -239,6 +239,7 @@ def test_a_body_that_stops_in_the_middle_is_not_waited_for(monkeypatch: pytest.M
 
     answer = asked(ask)
     assert answer.startswith(b"HTTP/1.1 408") and b"request_timeout" in answer
+    assert b"connection: close" in answer.lower()
 
 
 def test_a_port_in_use() -> None:
