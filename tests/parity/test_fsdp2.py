@@ -18,7 +18,7 @@ from turnwise.pipelines.model_role import ModelRole
 
 EPS = 1e-4
 MOST_APART = 2e-6
-"""Of what the steps moved on average; 2e-7 to 6e-7 was measured, which is the rounding of fp32."""
+"""A share of what the steps moved on average; 2e-7 to 6e-7 was measured, which is the rounding of fp32."""
 """Adam's ε. With the usual 1e-8 the first steps of parameters without a gradient follow the sign of rounding
 errors."""
 KINDS = {
