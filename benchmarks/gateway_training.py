@@ -1,12 +1,13 @@
 """Steps per second of an agent that speaks HTTP, beside `tool_agent` at the same task.
 
-    python benchmarks/gateway_training.py [--preset small] [--sft-steps N] [--steps N] [--rounds N]
+    python benchmarks/gateway_training.py [--preset small] [--sft-steps N] [--steps N] [--rounds N] [--work DIR]
 
 Both train on the products of examples/products from the same model: examples/gateway/openai.yaml, with
 OpenAI's client, and examples/products/grpo.yaml. They run by turns, in the same minutes. Rollouts, training
 and weights are in the time of a step; validations aren't. Then each plays batches without training, which
 tells apart the CPU time of the engine, of the rest of the run's own thread (the gateway, the tree and the
-scheduler), and of other threads (the client and the user's function; 0 for `tool_agent`).
+scheduler), and of other threads (the client and the user's function; 0 for `tool_agent`). With `--work` a fine-tuned model
+that lies in DIR is used again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,12 @@ import products  # noqa: E402
 
 
 def start_model(folder: Path, preset: str, num_steps: int, batch: int) -> Path:
-    """A model that has seen how the calculator is called, and files of rows beside it."""
+    """A model that has seen how the calculator is called, and files of rows beside it. What an earlier call
+    has left in the folder is used."""
+    saved = "sft/*/*/checkpoints/checkpoint-*"
+    if made_before := sorted(folder.glob(saved)):
+        return made_before[-1]
+    folder.mkdir(parents=True, exist_ok=True)
     drawn = products.pairs(42)[:NUM_ROWS]
     rows = [products.row(a, b, index, True) for index, (a, b) in enumerate(drawn)]
     products.write(folder / "train.jsonl", rows)
@@ -61,7 +68,7 @@ def start_model(folder: Path, preset: str, num_steps: int, batch: int) -> Path:
         "track_with=[]",
     ]
     assert turnwise(["sft", str(PRODUCTS / "sft.yaml"), *arguments]) == 0
-    [*_, model] = sorted(folder.glob("sft/*/*/checkpoints/checkpoint-*"))
+    [*_, model] = sorted(folder.glob(saved))
     return model
 
 
@@ -93,7 +100,8 @@ class EngineClock:
 
 
 def cpu_of_episodes(name: str, folder: Path, model: Path, words: list[str]) -> dict[str, float]:
-    """CPU milliseconds of an episode by who used them, over three batches that are played alone."""
+    """CPU milliseconds of an episode by who used them, over three batches that are played alone, and what
+    these episodes were like: the mean number of turns, and of the score."""
     clock = EngineClock()
     step = Engine.step
     Engine.step = clock.timed(step)  # type: ignore[method-assign]
@@ -104,13 +112,16 @@ def cpu_of_episodes(name: str, folder: Path, model: Path, words: list[str]) -> d
         assert turnwise(command) == 0
     finally:
         Engine.step = step  # type: ignore[method-assign]
-    num_episodes = len(out.read_text().splitlines())
+    episodes = [json.loads(line) for line in out.read_text().splitlines()]
     parts = {
         "engine": clock.engine_s,
         "rest_of_its_thread": clock.thread_s - clock.engine_s,
         "other_threads": clock.process_s - clock.thread_s,
     }
-    return {part: round(1e3 * seconds / num_episodes, 2) for part, seconds in parts.items()}
+    result = {part: round(1e3 * seconds / len(episodes), 2) for part, seconds in parts.items()}
+    result["turns"] = round(statistics.fmean(len(episode["turns"]) for episode in episodes), 3)
+    result["score"] = round(statistics.fmean(episode["score"] for episode in episodes), 3)
+    return result
 
 
 def arguments_of(name: str, folder: Path, output: Path, model: Path, words: list[str]) -> list[str]:
@@ -146,6 +157,7 @@ def main() -> None:
     parser.add_argument("--sft-batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", type=Path, help="a folder for what is made [one that is removed]")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gateway_training.json")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="settings of both runs")
     options = parse_arguments(parser, preset="tiny", sft_steps=2, steps=1, rounds=1)
@@ -155,14 +167,15 @@ def main() -> None:
         words += ["actor_train.training_args.per_device_train_batch_size=8"]
     seconds: dict[str, list[float]] = {name: [] for name in CONFIGS}
     parity: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as work:
-        model = start_model(Path(work), options.preset, options.sft_steps, options.sft_batch)
+    with ExitStack() as removed:
+        work = options.work or Path(removed.enter_context(tempfile.TemporaryDirectory()))
+        model = start_model(work, options.preset, options.sft_steps, options.sft_batch)
         for _ in range(options.rounds):
             for name in CONFIGS:
-                steps = steps_of(name, Path(work), model, words)
+                steps = steps_of(name, work, model, words)
                 seconds[name].append(statistics.median(step["time/step_total"] for step in steps))
                 parity[name] = max(step.get("parity/logprob_diff_max", 0.0) for step in steps)
-        cpu = {name: cpu_of_episodes(name, Path(work), model, words) for name in CONFIGS}
+        cpu = {name: cpu_of_episodes(name, work, model, words) for name in CONFIGS}
     ratios = [own / others for own, others in zip(seconds["tool_agent"], seconds["openai"], strict=True)]
     result = {
         "machine": describe_machine(),
@@ -170,7 +183,7 @@ def main() -> None:
         "step_s": {name: round(statistics.median(of), 3) for name, of in seconds.items()},
         "steps_per_s_of_tool_agent": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
-        "cpu_ms_an_episode": cpu,
+        "an_episode_and_its_cpu_ms": cpu,
         "logprob_diff_max": parity,
     }
     print(json.dumps(result, indent=2))

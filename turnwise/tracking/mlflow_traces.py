@@ -66,7 +66,7 @@ class MlflowTraces:
         self._decode = decode
         self.place = f"experiment {self._experiment_id} in {client.tracking_uri}"
 
-    def write(self, traces: Sequence[Trace]) -> int:
+    def write(self, traces: Sequence[Trace]) -> list[str]:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -75,23 +75,20 @@ class MlflowTraces:
             is_refused = fault.get_http_status_code() in range(400, 500)
             if not is_refused or len(traces) == 1:
                 raise
-            return self._write_one_by_one(traces, fault)
-        return 0
+            return self._write_one_by_one(traces)
+        return []
 
-    def _write_one_by_one(self, traces: Sequence[Trace], fault: Exception) -> int:
-        """Writes the traces that MLflow doesn't refuse, and returns how many it refuses. Raises `fault` if it
-        refuses all."""
+    def _write_one_by_one(self, traces: Sequence[Trace]) -> list[str]:
+        """Writes the traces that MLflow doesn't refuse, and returns its reasons for the others."""
         from mlflow.exceptions import MlflowException
 
-        num_refused = 0
+        refused = []
         for trace in traces:
             try:
                 self._write([trace])
-            except MlflowException:
-                num_refused += 1
-        if num_refused == len(traces):
-            raise fault
-        return num_refused
+            except MlflowException as fault:
+                refused.append(f"MLflow refuses a trace: {fault}")
+        return refused
 
     def _write(self, traces: Sequence[Trace]) -> None:
         from mlflow.entities.span import Span

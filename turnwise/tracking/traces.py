@@ -28,8 +28,9 @@ class TraceStore(Protocol):
     place: str
     """Where people find the traces."""
 
-    def write(self, traces: Sequence[Trace]) -> int:
-        """Writes traces, and returns how many of them it had to leave out because they are too large."""
+    def write(self, traces: Sequence[Trace]) -> list[str]:
+        """Writes traces, and returns the reason of each that it had to leave out. Raises an exception if it
+        can write none."""
 
     def close(self) -> None: ...
 
@@ -180,7 +181,7 @@ class _Writer:
             call = self._thread.start(self._write, queued)
             self._pending.append(_Batch(call, len(queued), num_bytes))
 
-    def _write(self, traces: Sequence[Trace]) -> int:
+    def _write(self, traces: Sequence[Trace]) -> list[str]:
         if self._store is None:
             self._store = self._open_store()
             logger.info("traces: %s", self._store.place)
@@ -194,11 +195,11 @@ class _Writer:
                 self._num_dropped += batch.num_traces
                 self._warn(error_text(fault))
                 continue
-            num_left_out = batch.call.result()
-            if num_left_out:
-                self._warn("a trace is larger than the store takes (trace.max_mb)")
-            self._num_dropped += num_left_out
-            self._num_written += batch.num_traces - num_left_out
+            reasons = batch.call.result()
+            if reasons:
+                self._warn(reasons[0])
+            self._num_dropped += len(reasons)
+            self._num_written += batch.num_traces - len(reasons)
 
     def _warn(self, reason: str) -> None:
         """Warns of the first trace that is lost; `close` says how many were."""
@@ -236,6 +237,6 @@ def _megabytes(num_bytes: int) -> str:
 class _Batch:
     """Traces that wait to be written."""
 
-    call: Future[int]
+    call: Future[list[str]]
     num_traces: int
     num_bytes: int

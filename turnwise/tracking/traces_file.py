@@ -22,11 +22,13 @@ class TracesFile:
         self._decode = decode
         self.place = str(path)
 
-    def write(self, traces: Sequence[Trace]) -> int:
-        num_left_out = 0
+    def write(self, traces: Sequence[Trace]) -> list[str]:
+        too_large = []
         for trace in traces:
-            num_left_out += not self._file.write(_line(trace.written(self._decode)))
-        return num_left_out
+            line = _line(trace.written(self._decode))
+            if not self._file.write(line):
+                too_large.append(f"a trace has {len(line):,} bytes, more than trace.max_mb allows")
+        return too_large
 
     def close(self) -> None:
         self._file.close()

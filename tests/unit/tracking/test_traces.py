@@ -52,9 +52,9 @@ class Kept:
     def __init__(self) -> None:
         self.traces: list[Trace] = []
 
-    def write(self, traces: Sequence[Trace]) -> int:
+    def write(self, traces: Sequence[Trace]) -> list[str]:
         self.traces += traces
-        return 0
+        return []
 
     def close(self) -> None: ...
 
@@ -283,7 +283,7 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCap
     may_write = threading.Event()
 
     class Slow(Kept):
-        def write(self, traces: Sequence[Trace]) -> int:
+        def write(self, traces: Sequence[Trace]) -> list[str]:
             may_write.wait(60)
             return super().write(traces)
 
@@ -320,9 +320,9 @@ def test_a_store_that_hangs_does_not_hold_the_end_of_a_run(
     may_end = threading.Event()
 
     class Hangs(Kept):
-        def write(self, traces: Sequence[Trace]) -> int:
+        def write(self, traces: Sequence[Trace]) -> list[str]:
             may_end.wait(60)
-            return 0
+            return []
 
     traces = traced(Hangs())
     for step in range(2):
@@ -341,6 +341,23 @@ def test_a_store_that_fails_or_never_opens_is_said_once(caplog: pytest.LogCaptur
         traces.end_step(step, [play(traces, tool_agent(), ROW, ["2"])])
     traces.close()
     assert caplog.text.count("127.0.0.1:9") == 1 and "3 episodes of 3" in caplog.text
+
+
+def test_what_a_store_leaves_out_is_counted_and_said_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Choosy(Kept):
+        def write(self, traces: Sequence[Trace]) -> list[str]:
+            super().write(traces[:1])
+            return [f"no room for {trace.tags['task']}" for trace in traces[1:]]
+
+    store = Choosy()
+    traces = traced(store)
+    groups = [play(traces, tool_agent(), ROW, ["2"], sibling) for sibling in range(3)]
+    traces.end_step(0, groups[:1])
+    traces.close()
+    assert len(store.traces) == 1
+    assert caplog.text.count(f"no room for {ROW.id}") == 1 and "2 episodes of 3" in caplog.text
 
 
 @pytest.mark.parametrize("has_text", [False, True])
@@ -370,7 +387,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path, has_text: bool) -> Non
 def test_half_a_surrogate_pair_spoils_no_line(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
     file = TracesFile(path, 1000, None)
-    assert file.write([Trace("0" * 32, {"task": "é\ud800"}, [Span("s", "episode", 0, 1, None)])]) == 0
+    assert not file.write([Trace("0" * 32, {"task": "é\ud800"}, [Span("s", "episode", 0, 1, None)])])
     file.close()
     [trace] = read_traces(path, [])
     assert trace.tags == {"task": "é?"}
