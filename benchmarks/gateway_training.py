@@ -1,13 +1,13 @@
 """Steps per second of an agent that speaks HTTP, beside `tool_agent` at the same task.
 
-    python benchmarks/gateway_training.py [--preset small] [--sft-steps N] [--steps N] [--rounds N] [--work DIR]
+    python benchmarks/gateway_training.py [--preset small] [--sft-steps N] [--steps N] [--work DIR]
 
 Both train on the products of examples/products from the same model: examples/gateway/openai.yaml, with
 OpenAI's client, and examples/products/grpo.yaml. They run by turns, in the same minutes. Rollouts, training
 and weights are in the time of a step; validations aren't. Then each plays batches without training, which
 tells apart the CPU time of the engine, of the rest of the run's own thread (the gateway, the tree and the
-scheduler), and of other threads (the client and the user's function; 0 for `tool_agent`). With `--work` a fine-tuned model
-that lies in DIR is used again.
+scheduler), and of other threads (the client and the user's function; 0 for `tool_agent`). With `--work` a
+fine-tuned model that lies in DIR is used again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Traces in a real MLflow server: a run whose server answers, refuses a trace, dies in the middle or was never
-there.
+"""Traces in a real server of MLflow, which answers, refuses a trace, dies in the middle of the run or was
+never there.
 
 Runs in the environment of the trackers: `python mlflow_server.py MODEL FOLDER`.
 """
