@@ -44,6 +44,7 @@ ARGUMENTS = {
     "gpu": "",
     "langgraph_calls": "",
     "learning_curves": "--picture PICTURE",
+    "openenv_steps": "",
     "overheads": "RUN --name toy",
     "process_arrays": "",
     "quickstart": "--sft-model MODEL --work WORK",
