@@ -175,10 +175,14 @@ def refuses_a_trace(model: str, folder: Path) -> None:
 
 
 def dies(model: str, folder: Path) -> None:
-    FatalLetters.server = Server(folder)
+    server = Server(folder)
+    FatalLetters.server = server
     env_type = f"{Path(__file__).stem}:FatalLetters"
-    texts = train(model, folder, FatalLetters.server.uri, env_type, track_with=["mlflow"])
-    assert len(FatalLetters.server.traces()) == GROUP_SIZE
+    try:
+        texts = train(model, folder, server.uri, env_type, track_with=["mlflow"])
+    finally:
+        server.kill()
+    assert len(server.traces()) == GROUP_SIZE
     assert len([text for text in texts if "gets nothing more" in text]) == 1, texts
     assert len([text for text in texts if "go without a trace" in text]) == 1, texts
     assert len([text for text in texts if f"{GROUP_SIZE} episodes of {2 * GROUP_SIZE}" in text]) == 1, texts
