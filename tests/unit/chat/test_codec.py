@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
 from chat_messages import user
 
 from turnwise.chat.codec import TextCodec
@@ -19,6 +23,22 @@ def test_ids_are_the_tokenizer_s_own_whatever_another_call_has_left_switched_on(
     tokenizer("a b c", truncation=True, max_length=2)
     assert codec.encode(TEXT) == expected
     assert codec.decode(expected) == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(("parallelism", "becomes"), [(None, "false"), ("true", "true")])
+def test_encoding_starts_no_threads_and_gives_the_same_ids_where_a_user_wants_some(
+    monkeypatch, parallelism, becomes
+):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if parallelism is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallelism)
+    tokenizer = byte_tokenizer()
+    codec = TextCodec(tokenizer)
+    threads = Path("/proc/self/task")
+    num_threads = len(list(threads.glob("*")))
+    assert codec.encode(TEXT * 100) == tokenizer.encode(TEXT * 100, add_special_tokens=False)
+    assert len(list(threads.glob("*"))) == num_threads
+    assert os.environ["TOKENIZERS_PARALLELISM"] == becomes
 
 
 def test_a_tokenizer_that_does_something_of_its_own_is_asked_itself():
