@@ -7,7 +7,7 @@ OpenAI's client, and examples/products/grpo.yaml. They run by turns, in the same
 and weights are in the time of a step; validations aren't. Then each plays batches without training, which
 tells apart the CPU time of the engine, of the rest of the run's own thread (the gateway, the tree and the
 scheduler), and of other threads (the client and the user's function; 0 for `tool_agent`). With `--work` a
-fine-tuned model that lies in DIR is used again.
+fine-tuned model of the preset that lies in DIR is used again.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in CONFIGS}
     parity: dict[str, float] = {}
     with ExitStack() as removed:
-        work = options.work or Path(removed.enter_context(tempfile.TemporaryDirectory()))
+        folder = options.work or Path(removed.enter_context(tempfile.TemporaryDirectory()))
+        work = folder / options.preset
         model = start_model(work, options.preset, options.sft_steps, options.sft_batch)
         for _ in range(options.rounds):
             for name in CONFIGS:

@@ -53,26 +53,29 @@ def served() -> Iterator[str]:
 
 
 async def played(url: str, num_steps: int, seed: int) -> int:
-    """Plays steps, beginning anew where an episode ends, and returns how many."""
+    """Plays steps, beginning anew where an episode ends, and returns how many the server has taken."""
     env = OpenEnvEnv(url)
     await env.reset(seed=seed)
+    num_taken = 0
     for number in range(num_steps):
-        _, _, is_over, _, _ = await env.step(MOVES[number % len(MOVES)])
+        _, _, is_over, _, info = await env.step(MOVES[number % len(MOVES)])
+        num_taken += int(info["metrics"]["action_is_valid"])
         if is_over:
             await env.reset(seed=seed)
     await env.close()
-    return num_steps
+    return num_taken
 
 
 async def cpu_ms_of_a_step(url: str, num_steps: int) -> float:
     """The connection and the starts of episodes are in it."""
     started = time.process_time()
-    await played(url, num_steps, seed=0)
+    num_taken = await played(url, num_steps, seed=0)
+    assert num_taken == num_steps, "the server has refused actions"
     return 1e3 * (time.process_time() - started) / num_steps
 
 
 async def played_at_once(url: str) -> int:
-    """How many of `NUM_EPISODES` episodes were played to their last step."""
+    """How many of `NUM_EPISODES` episodes have had all their steps taken."""
     counts = await asyncio.gather(*(played(url, 3, seed) for seed in range(NUM_EPISODES)))
     return counts.count(3)
 

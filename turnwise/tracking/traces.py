@@ -29,8 +29,8 @@ class TraceStore(Protocol):
     """Where people find the traces."""
 
     def write(self, traces: Sequence[Trace]) -> list[str]:
-        """Writes traces, and returns the reason of each that it had to leave out. Raises an exception if it
-        can write none."""
+        """Writes traces, and returns why, for each that it had to leave out. Raises an exception if the store
+        doesn't answer: none of the traces counts as written then."""
 
     def close(self) -> None: ...
 
