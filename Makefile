@@ -50,6 +50,8 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
+	@# A file of the heavy tiers that can't be imported shows here, not after twenty minutes.
+	$(BIN)/python -m pytest --collect-only -qq tests/extras tests/engines
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

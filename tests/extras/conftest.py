@@ -1,4 +1,5 @@
-"""All tests of this folder take long: `make test-extras` runs them."""
+"""All tests of this folder take long: `make test-extras` runs them. Only files `test_*.py` are collected: the
+others run in environments of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
+collect_ignore = [file.name for file in FOLDER.glob("*.py") if not file.name.startswith("test_")]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
