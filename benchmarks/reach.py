@@ -5,7 +5,7 @@
 The scheduler, buffer, agent loop, conversations and router of a run are the real ones. Inference engines and
 the trainer are simulated, in virtual time: an engine's step takes longer the more requests run, a training
 takes the time of its tokens, and nothing waits in reality. So the process's CPU time is the controller's and
-that of the simulated engines, which is measured apart and taken off.
+that of the simulated engines, which they measure themselves and which is taken off.
 
 For each number of replicas: CPU microseconds of the controller for a turn; the turns a second of the run and
 the share of one core that they take (`controller_load`: above 1 the controller is what is waited for); the
@@ -127,7 +127,7 @@ def simulate(
     cpu_s = time.process_time() - started
     virtual_s = loop.time()
     num_turns = sum(engine.num_requests for engine in engines)
-    controller_us = (cpu_s - engines_alone(num_replicas, num_turns, answer)) / num_turns * 1e6
+    controller_us = (cpu_s - sum(engine.cpu_s for engine in engines)) / num_turns * 1e6
     scheduler.close()
     loop.close()
     tokens = [engine.num_tokens for engine in engines]
@@ -148,28 +148,6 @@ def simulate(
 
 def turns_of(groups: Sequence[Group]) -> list[Turn]:
     return [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-
-
-def engines_alone(num_replicas: int, num_turns: int, answer: list[int]) -> float:
-    """CPU seconds that the simulated engines take for as many requests, without a controller."""
-    loop = VirtualTimeLoop()
-    engines = [SimulatedEngine(answer, TIMES) for _ in range(num_replicas)]
-    each = max(1, min(num_turns, 20_000) // num_replicas)
-
-    async def client(engine: SimulatedEngine, number: int) -> None:
-        sampling = SamplingParams(max_new_tokens=64, seed=number)
-        for _ in range(4):
-            await engine.generate([1], sampling, str(number))
-
-    async def everybody() -> None:
-        clients = [client(engine, number) for engine in engines for number in range(-(-each // 4))]
-        await asyncio.gather(*clients)
-
-    started = time.process_time()
-    loop.run_until_complete(everybody())
-    elapsed = time.process_time() - started
-    loop.close()
-    return elapsed * num_turns / sum(engine.num_requests for engine in engines)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import random
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class SimulatedEngine:
         self._seen: dict[str, int] = {}
         self.version = 0
         self.busy_s = 0.0
+        self.cpu_s = 0.0
+        """CPU seconds that the simulation itself has taken of the thread."""
         self.num_tokens = 0.0
         self.num_requests = 0
 
@@ -87,9 +90,26 @@ class SimulatedEngine:
         media: Sequence[Media] = (),
     ) -> Completion:
         times = self._times
+        started = time.thread_time()
         num_tokens = self._interrupted.pop(sampling.seed, 0.0) or self._length_of(sampling.seed)
+        self.cpu_s += time.thread_time() - started
         if times.between_s and request_id in self._seen:
             await asyncio.sleep(times.between_s)
+        started = time.thread_time()
+        running = self._request(prompt_ids, request_id, num_tokens)
+        self.cpu_s += time.thread_time() - started
+        version = self.version
+        await running.answer
+        if running.num_left:
+            self._interrupted[sampling.seed] = running.num_left
+            self.num_tokens -= running.num_left
+            return Completion(self._answer[:0], self._logprobs[:0], "aborted", ())
+        runs = (VersionRun(version, len(self._answer)),)
+        return Completion(self._answer, self._logprobs, "stop", runs)
+
+    def _request(self, prompt_ids: Sequence[int], request_id: str, num_tokens: float) -> _Running:
+        """Begins a request of so many tokens, or lets it wait."""
+        times = self._times
         num_new = len(prompt_ids) - self._seen.get(request_id, 0)
         self._seen[request_id] = len(prompt_ids)
         running = _Running(
@@ -103,14 +123,7 @@ class SimulatedEngine:
         else:
             self._waiting.append(running)
         self._schedule()
-        version = self.version
-        await running.answer
-        if running.num_left:
-            self._interrupted[sampling.seed] = running.num_left
-            self.num_tokens -= running.num_left
-            return Completion(self._answer[:0], self._logprobs[:0], "aborted", ())
-        runs = (VersionRun(version, len(self._answer)),)
-        return Completion(self._answer, self._logprobs, "stop", runs)
+        return running
 
     def interrupt(self) -> None:
         """Ends all requests as `aborted`. Whoever shares `interrupted` continues them where they stood."""
@@ -163,6 +176,7 @@ class SimulatedEngine:
             self._timer = asyncio.get_running_loop().call_later(delay, self._end_some)
 
     def _end_some(self) -> None:
+        started = time.thread_time()
         self._advance()
         while self._ends and self._ends[0][0] <= self._steps + 1e-6:
             _, _, running = heapq.heappop(self._ends)
@@ -171,3 +185,4 @@ class SimulatedEngine:
             if self._waiting:
                 self._begin(self._waiting.popleft())
         self._schedule()
+        self.cpu_s += time.thread_time() - started

@@ -47,7 +47,12 @@ else:
     MEGATRON_RUNS = "(a_run_with and pp2_critic) or that_of_transformers"
     SCRIPTS += [
         ("ray", "faults_ray.py"),
-        ("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher"),
+        (
+            "deepspeed",
+            "train_deepspeed.py",
+            "-k",
+            "zero3-critic or (zero1-lora and steps) or launcher or (roles_on_other and 3)",
+        ),
         ("megatron", "train_megatron.py", "-k", f"(steps and (tp2_pp2 or value_cp2_pp2)) or {MEGATRON_RUNS}"),
         ("deepspeed", "train_examples.py", "deepspeed", "-k", "fewer_devices and 2"),
         ("megatron", "train_examples.py", "megatron", "-k", "(fewer and lake-2) or (fewer and sokoban-4)"),

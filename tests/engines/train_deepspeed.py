@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deepspeed
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.models.make import make_model
 from turnwise.runtime.rank import RankContext
+from turnwise.training.deepspeed_group import join_role
 from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
 from turnwise.training.fsdp2_strategy import Fsdp2Strategy
 from turnwise.training.optimizer import OptimizerSettings
@@ -225,12 +227,34 @@ def test_says_what_deepspeed_refuses():
         DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS), options=zero)
 
 
-def test_refuses_a_part_of_the_processes():
-    context = RankContext("critic", world_size=2)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_roles_on_other_devices_train_as_if_alone(make_role, make_roles, tmp_path, stage):  # noqa: F811
+    """Four processes, a role on each two: its ranks are neither the whole world nor, for the second, those
+    that torch numbers from 0. A checkpoint goes on in the other role."""
+    alone = make_role(Kind(eps=EPS), 1)
+    start = whole(alone)
+    steps(alone, WeightedLoss())
+    expected = {name: value - start[name] for name, value in whole(alone).items()}
+    roles = make_roles(Kind(stage=stage, eps=EPS), {"actor_train": [0, 1], "critic": [2, 3]})
+    for role in roles:
+        steps(role, WeightedLoss())
+        assert distance(expected, {n: v - start[n] for n, v in whole(role).items()}) <= 1e-3
+    first, second = roles
+    first.workers.call("save", tmp_path / "state").result()
+    second.workers.call("load", tmp_path / "state").result()
+    np.testing.assert_equal(whole(second), whole(first))
+    for role in (alone, second):
+        steps(role, WeightedLoss(), 1)
+    moved = [{n: v - start[n] for n, v in whole(role).items()} for role in (alone, second)]
+    assert distance(*moved) <= 1e-3
+
+
+def test_refuses_a_role_on_other_processes_beside_one():
     strategy = DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS), **options(1))
     assert "ZeRO 1 shards its state over 1 rank" in strategy.info().optimizer
-    with pytest.raises(ConfigError, match="critic is on 2 of them"):
-        DeepSpeedStrategy(toy_model(), StrategySettings(SETTINGS), rank=context, **options(1))
+    context = RankContext("critic", world_size=2, peers=(0, 1))
+    with pytest.raises(ConfigError, match=r"critic: .* \[0\] here already, and this one is on \[0, 1\]"):
+        join_role(deepspeed, torch.device("cpu"), context)
 
 
 def test_its_launcher_starts_a_training(tmp_path):

@@ -200,7 +200,7 @@ FEATURES = (
         {
             "torch": works(f"{RANKS}::test_roles_on_other_devices_sum_among_themselves"),
             "fsdp2": works(f"{SHARDS}::test_roles_on_other_devices_sum_among_themselves"),
-            "deepspeed": Refused("actor_train.device_mapping", "torch_train"),
+            "deepspeed": works(f"{DEEPSPEED}::test_roles_on_other_devices_train_as_if_alone"),
             "megatron": Refused("actor_train.device_mapping", "torch_train"),
         },
         others={"adv_estimator": "gae"},

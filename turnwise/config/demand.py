@@ -35,7 +35,8 @@ def ray_reason(config: AnyConfig, machine: Machine | None = None) -> str:
 def contradictions(config: AnyConfig) -> Iterator[Problem]:
     """What is wrong with a config about devices and processes, whatever the machine."""
     demand = Demand.of(config)
-    devices = demand.devices(num_launched=1)
+    # A launcher starts two processes at least.
+    devices = demand.devices(num_launched=2 if demand.cluster == "launched" else 1)
     num_devices = len(union(devices))
     if demand.cluster == "local":
         yield from _local_problems(demand, num_devices)
@@ -176,17 +177,41 @@ def unsharded(
     demand: Demand,
     devices: Mapping[str, Sequence[int]],
 ) -> Iterator[RoleProblem]:
-    """Roles whose strategy shards them over all processes, and which aren't on all of them."""
+    """Roles whose strategy shards them over all processes of the run, or over those of all its roles in a
+    process, and which aren't on all of them."""
     num_processes = len(union(devices))
     for name, role in demand.roles.items():
         strategy = role.strategy_args
         size = len(devices[name])
+        message = ""
         if strategy.spec.needs_all_processes and size < num_processes:
             message = (
                 f"{strategy.strategy_name} shards over all {num_processes} processes of a run, "
                 f"and {name} is on {size} of them; give it the device_mapping of all, or use torch_train"
             )
+        sharing = _sharing(name, demand, devices)
+        num_shared = len(union(sharing))
+        if size < num_shared:
+            message = (
+                f"{strategy.strategy_name} shards over one set of devices in a process, and {name} is on "
+                f"{size} of the {num_shared} of {' and '.join(sharing)}; give them the same device_mapping, "
+                "or devices that don't overlap, or use fsdp2_train"
+            )
+        if message:
             yield RoleProblem(tuple(mapping_key(name).split(".")), message, name)
+
+
+def _sharing(name: str, demand: Demand, devices: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """The devices of a role and of all others of its strategy that have one of them, if its strategy needs
+    them to be the same."""
+    strategy = demand.roles[name].strategy_args
+    sharing = {name: devices[name]}
+    if strategy.spec.shares_all_devices:
+        for other, role in demand.roles.items():
+            is_alike = role.strategy_args.strategy_name == strategy.strategy_name
+            if is_alike and not set(devices[other]).isdisjoint(devices[name]):
+                sharing[other] = devices[other]
+    return sharing
 
 
 def undivided(

@@ -52,10 +52,11 @@ def mesh_groups(ranks: Sequence[int], size: int, device_type: str) -> tuple[Any,
     number = dist.get_rank()
     row = list(ranks).index(number) // size
     place = list(ranks).index(number) % size
-    return _subgroup(ranks[place::size]), _subgroup(ranks[row * size : (row + 1) * size])
+    return subgroup(ranks[place::size]), subgroup(ranks[row * size : (row + 1) * size])
 
 
-def _subgroup(ranks: Sequence[int]) -> Any:
+def subgroup(ranks: Sequence[int]) -> Any:
+    """The process group of these ranks, one of which is this process. All of them must call this."""
     if len(ranks) == dist.get_world_size():
         return dist.group.WORLD
     if tuple(ranks) in _groups:

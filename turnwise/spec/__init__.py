@@ -163,6 +163,8 @@ class StrategySpec:
     """The module of a library whose kernels it needs on a GPU, beside its extra; empty = none."""
     needs_all_processes: bool = False
     """Whether a role must be on all processes of the run."""
+    shares_all_devices: bool = False
+    """Whether two roles of this strategy that have a device in common must have all in common."""
     always_packs: bool = False
     """Whether it packs samples whatever `use_sequence_packing` says."""
     lacks: Mapping[Ability, str] = field(default_factory=dict)

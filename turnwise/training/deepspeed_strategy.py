@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import PreTrainedModel
@@ -23,8 +22,8 @@ from turnwise.protocols import Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.info import StrategyInfo
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
-from turnwise.runtime.torch_group import require_group
 from turnwise.training.base import BaseStrategy, Update
+from turnwise.training.deepspeed_group import join_role
 from turnwise.training.model_source import ModelSource
 from turnwise.training.moments import SavedMoments, Trained, trained_of
 from turnwise.training.optimizer import build_optimizer, moment_numbers, set_learning_rate
@@ -57,7 +56,7 @@ class DeepSpeedStrategy(BaseStrategy):
     All ranks compute the same number of micro-batches, even those of weight 0, since ZeRO 3 gathers weights
     for each. A call of `train_step` only stores its part of an optimiser step; the call with the last part
     computes all. Raises NotAvailableError if DeepSpeed isn't installed; ConfigError if it refuses the
-    options, or the role isn't on all processes of the run."""
+    options, or trains another role here that is on other devices too."""
 
     def __init__(
         self,
@@ -80,8 +79,8 @@ class DeepSpeedStrategy(BaseStrategy):
         # before parameters are shared out
         self._trained_parameters = trained_of(self.model.named_parameters())
         self._deepspeed = _import_deepspeed(self.device)
-        _join(self.device, self._context)
-        self._moments = _Moments(self._adam)
+        join_role(self._deepspeed, self.device, self._context)
+        self._moments = _Moments(self._adam, self._context)
         self._whole_model = self._model.describe()  # before its parameters are shared out
         self._parts: list[_Part] = []
         zero = {"stage": _DEFAULT_STAGE, **options.get("zero_optimization", {})}
@@ -297,8 +296,9 @@ class _Moments:
     parameters. All ranks must call its methods together. Make it before the engine, which removes the
     parameters from AdamW's groups."""
 
-    def __init__(self, adam: AdamW) -> None:
+    def __init__(self, adam: AdamW, ranks: RankContext) -> None:
         self._adam = adam
+        self._ranks = ranks
         self._parameters: list[Tensor] = []
         for group in adam.param_groups:
             self._parameters += group["params"]
@@ -356,9 +356,9 @@ class _Moments:
         # DeepSpeed's own function fails if the ranks don't divide the number of elements: shares are padded
         # to equal sizes.
         size = parameter.ds_tensor.numel()
-        padded = torch.zeros(size * dist.get_world_size(), device=value.device)
+        padded = torch.zeros(size * self._ranks.world_size, device=value.device)
         padded[: value.numel()] = value.flatten()
-        begin = dist.get_rank() * size
+        begin = self._ranks.rank * size
         share = padded[begin : begin + size]
         self._utils.safe_set_local_optimizer_state(parameter, share, name)
 
@@ -381,18 +381,3 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
     logger.setLevel(logging.WARNING)
     module: ModuleType = deepspeed
     return module
-
-
-def _join(device: torch.device, context: RankContext) -> None:
-    """Makes the process group that DeepSpeed needs, if there is none. Raises ConfigError if the role isn't on
-    all processes."""
-    require_group(device.type)
-    if context.world_size != dist.get_world_size():
-        raise ConfigError(
-            f"{context.role}: deepspeed_train shards over all {dist.get_world_size()} processes of a run, "
-            f"and {context.role} is on {context.world_size} of them; give it the device_mapping of all, "
-            "or use torch_train"
-        )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))

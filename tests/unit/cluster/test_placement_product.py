@@ -24,6 +24,7 @@ STRATEGIES = (
     ("torch_train", "torch_train"),
     ("deepspeed_train", "torch_train"),
     ("torch_train", "deepspeed_train"),
+    ("deepspeed_train", "deepspeed_train"),
 )
 """The strategies of the policy and of the critic."""
 TRAINED_ON = (None, [0], [0, 1], [2, 3])
@@ -86,9 +87,9 @@ class Case:
             return "async_generation_ratio"
         if fitting == "launched" and self.has_replicas:
             return "actor_infer.device_mapping"
-        for strategy, own in zip(self.strategies, (policy, critic), strict=True):
-            if strategy == "deepspeed_train" and own != devices:
-                return "deepspeed_train shards over all"
+        are_sharded = self.strategies == ("deepspeed_train", "deepspeed_train")
+        if are_sharded and policy & critic and policy != critic:
+            return "deepspeed_train shards over one set of devices"
         is_placed = self.has_replicas or is_apart or fitting == "launched" or self.cluster == "process"
         if self.served_on and is_placed and max(self.served_on) >= machine.num_devices:
             return "actor_infer.device_mapping names device"
@@ -159,7 +160,7 @@ def cause(case: Case) -> str:
         return "1 device"
     if case.cluster == "launched" and case.has_replicas:
         return "servers"
-    return "deepspeed_train shards over all"
+    return "deepspeed_train shards over one set of devices"
 
 
 @pytest.mark.parametrize("strategy", ["torch_train", "deepspeed_train"])

@@ -78,5 +78,10 @@ def test_a_role_may_be_on_some_of_the_processes() -> None:
     values["critic"] = {"device_mapping": [0, 1], "strategy_args": {"strategy_name": "fsdp2_train"}}
     parse_config(values)
     values["critic"]["strategy_args"] = {"strategy_name": "deepspeed_train"}
+    parse_config(values)
+    values["actor_train"]["strategy_args"] = {"strategy_name": "deepspeed_train"}
+    with pytest.raises(ConfigError, match="critic is on 2 of the 4 of critic and actor_train"):
+        parse_config(values)
+    values["critic"]["strategy_args"] = {"strategy_name": "megatron_train"}
     with pytest.raises(ConfigError, match="shards over all"):
         parse_config(values)

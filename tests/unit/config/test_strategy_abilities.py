@@ -77,7 +77,8 @@ def test_what_every_strategy_is_stands_in_its_spec() -> None:
     megatron = {"megatron_train", "megatron_infer"}
     assert sharded == {"fsdp2_train", "fsdp2_infer", "deepspeed_train", *megatron}
     everywhere = {name for name, spec in STRATEGIES.items() if spec.needs_all_processes}
-    assert everywhere == {"deepspeed_train", *megatron}
+    assert everywhere == megatron
+    assert {name for name, spec in STRATEGIES.items() if spec.shares_all_devices} == {"deepspeed_train"}
     assert {name for name, spec in STRATEGIES.items() if spec.divides_layers} == megatron
     assert {name for name, spec in STRATEGIES.items() if spec.reads_trainer} == {"embedded", "hf"}
     assert {name for name, spec in STRATEGIES.items() if spec.limits_cache} == {"embedded"}
