@@ -11,7 +11,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from turnwise.cluster.actor_host import Heard, HostFacts
 from turnwise.cluster.messages import Parcel
 from turnwise.cluster.process_life import ProcessLife
-from turnwise.cluster.ray_settings import fate_text
+from turnwise.cluster.ray_settings import fate_text, is_of_lost_node
 from turnwise.cluster.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,10 @@ class ActorLife(ProcessLife):
     @property
     def is_out_of_reach(self) -> bool:
         return self._wire.is_out_of_reach
+
+    @property
+    def has_lost_node(self) -> bool:
+        return bool(self._wire.loss) or is_of_lost_node(self._wire.cause)
 
     def kill(self) -> None:
         ray.kill(self._actor)

@@ -81,6 +81,15 @@ def fate_text(cause: str) -> str:
     return " ".join(detail.split()) or "it isn't known how"
 
 
+def is_of_lost_node(cause: str) -> bool:
+    """Whether Ray's text about the end of an actor says that its node was lost.
+
+    >>> is_of_lost_node("The actor died because its node has died. Node Id: 5f")
+    True
+    """
+    return "its node has died" in cause
+
+
 def require_addresses(nodes: Sequence[Node]) -> None:
     """Raises NotAvailableError if Ray knows a node, one of several machines, by an address that reaches only
     the machine itself.
