@@ -122,6 +122,15 @@ def test_a_lost_node_of_which_a_run_awaits_devices_is_named(cluster: Any) -> Non
         _require_alive([*nodes, replace(nodes[-1], key="of a node that was")])
 
 
+def test_nothing_is_started_on_a_lost_node(cluster: Any) -> None:
+    """Ray would start it when the node is back."""
+    hosts = cluster._hosts
+    hosts._lost[1] = "is gone"
+    with pytest.raises(WorkerError, match="node first is gone"):
+        hosts.start("turnwise.cluster.child", ["one more process"], [0])
+    del hosts._lost[1]
+
+
 def test_a_rank_that_dies_is_named_with_its_last_words(cluster: Cluster) -> None:
     """The last test: the rank is gone afterwards."""
     workers = cluster.spawn("actor_train", Located)
