@@ -303,7 +303,7 @@ class RayHosts:
     def _begin_beats(self) -> None:
         heartbeats: dict[int, Heartbeat] = {}
         for index, part in self._parts.items():
-            heartbeats[index] = Heartbeat(part.beat)
+            heartbeats[index] = Heartbeat(part.beat, self.settings.node_s)
         monitor = NodeMonitor(heartbeats, self.settings.node_s, self._lose)
         self._looking = Looking("node beats", monitor.look)
 
