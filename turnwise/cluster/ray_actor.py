@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError
 
 from turnwise.cluster.actor_host import Heard, HostFacts
 from turnwise.cluster.messages import Parcel
@@ -75,13 +75,14 @@ class ActorWire:
                 raise EOFError
         try:
             heard: Heard = ray.get(answer)
-        except ActorUnavailableError as error:
-            # The call may or may not have been executed: that isn't the actor's end.
+        except (ActorUnavailableError, ObjectLostError) as error:
+            # The call may or may not have been executed, or its answer is lost: that isn't the actor's end.
             logger.warning("ray: %s", error)
             self.is_out_of_reach = True
             self._repeat()
             return Heard(self._num_confirmed, [])
-        except RayActorError as error:
+        except RayError as error:
+            # Ray has classes of their own for some ends of actors, such as OutOfMemoryError.
             self.cause = str(error)
             raise EOFError from error
         self.is_out_of_reach = False
