@@ -224,7 +224,7 @@ def test_an_agent_ends_the_processes_of_its_node_and_itself():
     assert agent.returncode == 1, agent.stderr
     assert "has ended" in agent.stderr
     number, started = agent.stdout.split()
-    assert ProcessKey(int(number), started).state() == "ended"
+    _wait_for(lambda: ProcessKey(int(number), started).state() == "ended")
 
 
 def test_an_agent_says_how_the_run_is():
