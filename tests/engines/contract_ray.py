@@ -17,9 +17,11 @@ import cluster_contract as contract
 import pytest
 import ray
 import torch
+from ray.exceptions import OutOfMemoryError
 from toy_envs import BanditEnv
 
 from turnwise.cluster.env_pool import EnvPool, PoolSettings
+from turnwise.cluster.ray_actor import ActorWire
 from turnwise.cluster.ray_cluster import RayCluster
 from turnwise.cluster.ray_hosts import RayHosts, _require_alive
 from turnwise.cluster.ray_session import join_ray
@@ -120,6 +122,41 @@ def test_a_lost_node_of_which_a_run_awaits_devices_is_named(cluster: Any) -> Non
     _require_alive(nodes)
     with pytest.raises(WorkerError, match="node second was lost"):
         _require_alive([*nodes, replace(nodes[-1], key="of a node that was")])
+
+
+class OutOfMemory:
+    """An actor that Ray's monitor of memory has ended."""
+
+    @property
+    def listen(self) -> OutOfMemory:
+        return self
+
+    def options(self, **_: Any) -> OutOfMemory:
+        return self
+
+    def remote(self, number: int) -> Any:
+        @ray.remote(num_cpus=0)
+        def fail() -> None:
+            raise OutOfMemoryError("the node runs low on memory")
+
+        return fail.remote()
+
+
+def test_any_error_of_ray_about_an_actor_is_its_end(cluster: Cluster) -> None:
+    """With another error the thread that reads would end, and nobody would learn of the actor's end."""
+    wire = ActorWire(OutOfMemory())
+    with pytest.raises(EOFError):
+        wire.receive()
+    assert "low on memory" in wire.cause
+
+
+def test_nothing_is_started_on_a_lost_node(cluster: Any) -> None:
+    """Ray would start it when the node is back."""
+    hosts = cluster._hosts
+    hosts._lost[1] = "is gone"
+    with pytest.raises(WorkerError, match="node first is gone"):
+        hosts.start("turnwise.cluster.child", ["one more process"], [0])
+    del hosts._lost[1]
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words(cluster: Cluster) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ class EndingEnv(LettersEnv):
         if self._once is None or not Path(self._once).exists():
             if self._once is not None:
                 Path(self._once).touch()
-            os.kill(os.getpid(), signal.SIGABRT)
+            os.abort()  # a signal by `os.kill` may come after the answer
         return super().step(action)
 
 

@@ -71,6 +71,7 @@ def build_transfer(
     elif nodes:
         sender = SendingGroup(senders, replicas, home.name, host, timeout_s + _BEYOND_DEADLINE_S)
     trained = set(placement.of("actor_train").devices)
+    shares_devices = not trained.isdisjoint(placement.of("actor_infer").devices)
     transfer = PolicyTransfer(
         servers,
         sender,
@@ -78,7 +79,8 @@ def build_transfer(
         on_weight_update=config.on_weight_update,
         watchdog=watchdog,
         timeout_s=timeout_s,
-        suspends_first=not trained.isdisjoint(placement.of("actor_infer").devices),
+        # A group of engines is formed by `publish`: one that ends before it receives would be awaited.
+        suspends_first=shares_devices or isinstance(sender, SendingEngines),
         form=form,
         num_copies=num_copies,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 BEAT_S = 5.0
-"""Seconds between two signs of life."""
+"""Most seconds between two signs of life."""
 LOOK_S = 1.0
 """Seconds between two looks for them."""
 _LONG_LOOK_S = 2 * BEAT_S
@@ -60,9 +60,15 @@ def _status(number: int) -> tuple[str, str]:
 
 
 class Heartbeat:
-    """One who is asked for a sign of life every `BEAT_S` seconds. `ask` begins a call."""
+    """One who is asked for a sign of life every `BEAT_S` seconds, or three times in the `node_s` of silence
+    that mean an end if these are fewer. `ask` begins a call."""
 
-    def __init__(self, ask: Callable[[], Future[Any]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Future[Any]],
+        node_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.silent_s = 0.0
         """Seconds since the latest answer, without those in which nobody looked."""
         self.answer: Any = None
@@ -70,6 +76,7 @@ class Heartbeat:
         self.has_ended = False
         """Whether the one who is asked is known to have ended."""
         self._ask = ask
+        self._beat_s = min(BEAT_S, node_s / 3)
         self._clock = clock
         self._pending: Future[Any] | None = None
         self._looked_at = clock()
@@ -88,7 +95,7 @@ class Heartbeat:
             self._note(self._pending)
             self._pending = None
         if self._pending is None and looked_at >= self._next:
-            self._next = looked_at + BEAT_S
+            self._next = looked_at + self._beat_s
             self._pending = self._ask()
         return elapsed
 

@@ -16,7 +16,7 @@ from typing import Any
 from turnwise.cluster.messages import DONE, RECORD, Command, Network, Reply, SetUp, dumps, loads, pack, unpack
 from turnwise.cluster.wire import ConnectionWire, Message, Wire
 from turnwise.errors import WorkerError
-from turnwise.runtime.machine import interface_of
+from turnwise.runtime.machine import gloo_interface
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
 from turnwise.runtime.torch_group import Meeting, form_groups, join_processes, open_store
@@ -172,7 +172,9 @@ class Child(RoleWorkers):
     ) -> None:
         """Joins the processes that meet at `rendezvous`, and forms groups, so that ranks can compute
         together."""
-        interface = network.interface or (interface_of(network.address) if network.address else "")
+        interface = network.interface
+        if network.address and not interface:
+            interface = gloo_interface(network.address, "cluster.interface")
         join_processes(rendezvous, rank, world_size, network.device, interface)
         form_groups(network.groups)
 

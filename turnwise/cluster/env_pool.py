@@ -178,9 +178,8 @@ class EnvPool:
             )
             if self._is_ended or not self._is_started:
                 return ended
-            now = time.monotonic()
-            self._ends.append(now)
-            if len(self._ends) == MAX_ENDS and now - self._ends[0] <= ENDS_S:
+            # A lost node ends all of its workers at once, which says nothing about the class.
+            if not worker.process.life.has_lost_node and self._ends_too_often():
                 self._dead = EnvWorkersDeadError(
                     f"workers of {settings.class_name} (custom_envs.{settings.tag}) have ended {MAX_ENDS} "
                     f"times within {ENDS_S / 60:g} minutes, at last: {story}; the class ends the process "
@@ -191,12 +190,18 @@ class EnvPool:
             logger.warning("%s has ended: %s; it is started again", worker.process.name, story)
             try:
                 another, _ = self._new_worker(worker.process.name)
-            except WorkerError as error:
+            except Exception as error:  # boundary: Ray and the system raise errors of their own
                 self._dead = EnvWorkersDeadError(f"{worker.process.name} can't be started again: {error}")
                 return self._dead
             self._workers[self._workers.index(worker)] = another
         worker.release()
         return ended
+
+    def _ends_too_often(self) -> bool:
+        """Notes the end of a worker. Returns whether it is the last that the tag may have."""
+        now = time.monotonic()
+        self._ends.append(now)
+        return len(self._ends) == MAX_ENDS and now - self._ends[0] <= ENDS_S
 
 
 class RemoteEnv:

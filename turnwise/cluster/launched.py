@@ -29,7 +29,7 @@ from turnwise.cluster.process_life import LaunchedLife
 from turnwise.cluster.rank_process import CallSettings, ConnectedRanks, RankProcess
 from turnwise.cluster.wire import ConnectionWire, Message
 from turnwise.errors import WorkerError
-from turnwise.runtime.machine import interface_of, own_address
+from turnwise.runtime.machine import gloo_interface, own_address
 from turnwise.runtime.rank import RankContext, launched, launched_nodes
 from turnwise.runtime.torch_group import form_groups, join_processes
 
@@ -168,7 +168,7 @@ def _own_place() -> tuple[str, str]:
     if launched_nodes() == 1:
         return _LOOPBACK, ""
     address = own_address(os.environ["MASTER_ADDR"])
-    return address, interface_of(address)
+    return address, gloo_interface(address, "GLOO_SOCKET_IFNAME on each machine")
 
 
 def _checked(

@@ -49,9 +49,9 @@ class NodeAgent:
     def __init__(self, settings: WatchSettings, home: Any = None) -> None:
         self._driver = settings.driver
         self._hosts: list[ProcessKey] = []
-        heartbeat = Heartbeat(self._seen_here)
+        heartbeat = Heartbeat(self._seen_here, settings.node_s)
         if home is not None:
-            heartbeat = Heartbeat(lambda: home.driver_state.remote().future())
+            heartbeat = Heartbeat(lambda: home.driver_state.remote().future(), settings.node_s)
         watch = DriverWatch(heartbeat, settings.node_s, settings.stopped_s, self._end, _say)
         Looking("driver watch", watch.look)
 

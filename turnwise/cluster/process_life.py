@@ -25,6 +25,11 @@ class ProcessLife(ABC):
         """Whether messages to the process or from it don't arrive at the moment."""
         return False
 
+    @property
+    def has_lost_node(self) -> bool:
+        """Whether the process has ended because its node was lost."""
+        return False
+
     def kill(self) -> None:
         """Ends the process at once, unless it has ended by itself."""
         if not self.is_gone:

@@ -6,12 +6,12 @@ from collections import deque
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError
 
 from turnwise.cluster.actor_host import Heard, HostFacts
 from turnwise.cluster.messages import Parcel
 from turnwise.cluster.process_life import ProcessLife
-from turnwise.cluster.ray_settings import fate_text
+from turnwise.cluster.ray_settings import fate_text, is_of_lost_node
 from turnwise.cluster.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -75,13 +75,14 @@ class ActorWire:
                 raise EOFError
         try:
             heard: Heard = ray.get(answer)
-        except ActorUnavailableError as error:
-            # The call may or may not have been executed: that isn't the actor's end.
+        except (ActorUnavailableError, ObjectLostError) as error:
+            # The call may or may not have been executed, or its answer is lost: that isn't the actor's end.
             logger.warning("ray: %s", error)
             self.is_out_of_reach = True
             self._repeat()
             return Heard(self._num_confirmed, [])
-        except RayActorError as error:
+        except RayError as error:
+            # Ray has classes of their own for some ends of actors, such as OutOfMemoryError.
             self.cause = str(error)
             raise EOFError from error
         self.is_out_of_reach = False
@@ -133,6 +134,10 @@ class ActorLife(ProcessLife):
     @property
     def is_out_of_reach(self) -> bool:
         return self._wire.is_out_of_reach
+
+    @property
+    def has_lost_node(self) -> bool:
+        return bool(self._wire.loss) or is_of_lost_node(self._wire.cause)
 
     def kill(self) -> None:
         ray.kill(self._actor)

@@ -66,7 +66,8 @@ class RayHosts:
         self._actors: list[Any] = []
         self._num_beside: Counter[int] = Counter()
         """Index of a node → number of processes without a device there."""
-        self._lost: set[int] = set()
+        self._lost: dict[int, str] = {}
+        """Index of each lost node → why it counts as lost."""
         self._endings: list[Callable[[], object]] = []
         self._looking: Looking | None = None
         self._is_closed = False
@@ -142,6 +143,11 @@ class RayHosts:
             )
         self._actors += actors
         answers = [actor.facts.options(concurrency_group="control").remote() for actor in actors]
+        with ExitStack() as on_error:
+            for actor in actors:
+                on_error.callback(ray.kill, actor)
+            self._wait_for(answers, indices)
+            on_error.pop_all()
         processes: list[WorkerProcess] = []
         for name, index, actor, facts in zip(
             names,
@@ -153,6 +159,17 @@ class RayHosts:
             actor.serve.remote(module)
             processes.append(self._process(name, index, actor, facts))
         return processes
+
+    def _wait_for(self, answers: Sequence[Any], indices: Sequence[int]) -> None:
+        """Waits until all actors of these nodes answer. Raises WorkerError if one of the nodes is lost: Ray
+        would start its actor when the node is back."""
+        while True:
+            for index in indices:
+                if index in self._lost:
+                    node = self.placement.machine.nodes[index]
+                    raise WorkerError(f"no process can be started: node {node.name} {self._lost[index]}")
+            if len(ray.wait(answers, num_returns=len(answers), timeout=_LOOK_S)[0]) == len(answers):
+                return
 
     def _process(
         self,
@@ -167,6 +184,8 @@ class RayHosts:
         place = f" on {part.node.name}"
         full_name = name.removesuffix(place) + place  # one that is started again has the name of the first
         self._wires.setdefault(index, {})[full_name] = wire
+        if index in self._lost:  # since its actor has answered
+            wire.lose(f"node {part.node.name} {self._lost[index]}")
         logger.info("%s is process %d", full_name, facts.process.number)
         life = ActorLife(actor, wire, part.agent, facts)
         return WorkerProcess(full_name, life, Channel(wire, self._stopwatch, full_name))
@@ -284,15 +303,15 @@ class RayHosts:
     def _begin_beats(self) -> None:
         heartbeats: dict[int, Heartbeat] = {}
         for index, part in self._parts.items():
-            heartbeats[index] = Heartbeat(part.beat)
+            heartbeats[index] = Heartbeat(part.beat, self.settings.node_s)
         monitor = NodeMonitor(heartbeats, self.settings.node_s, self._lose)
         self._looking = Looking("node beats", monitor.look)
 
     def _lose(self, index: int, reason: str) -> None:
         """Ends the calls of a node's actors. What still lives there ends itself."""
-        self._lost.add(index)
+        self._lost[index] = reason
         node = self.placement.machine.nodes[index]
-        wires = self._wires.get(index, {})
+        wires = dict(self._wires.get(index, {}))  # another thread may add one
         loss = f"node {node.name} {reason}; it had {', '.join(wires) or 'no process of the run'}"
         logger.error("%s", loss)
         for wire in wires.values():

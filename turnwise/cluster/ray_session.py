@@ -12,7 +12,14 @@ from typing import Any
 
 import ray
 
-from turnwise.cluster.ray_settings import RayLines, RayRecords, RaySettings, require_addresses, require_head
+from turnwise.cluster.ray_settings import (
+    RayLines,
+    RayRecords,
+    RaySettings,
+    require_addresses,
+    require_head,
+    with_own_names,
+)
 from turnwise.errors import NotAvailableError
 from turnwise.runtime.machine import Machine, Node
 
@@ -118,7 +125,7 @@ def _nodes() -> tuple[Node, ...]:
         address = node["NodeManagerAddress"]
         name = node["NodeName"] if node["NodeName"] != address else node["NodeManagerHostname"]
         nodes.append(Node(num_devices, accelerator, name, address, node["NodeID"]))
-    return tuple(nodes)
+    return with_own_names(nodes)
 
 
 def _order(node: Mapping[str, Any]) -> tuple[bool, Any, str]:

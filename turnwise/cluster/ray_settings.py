@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.errors import NotAvailableError
@@ -79,6 +79,32 @@ def fate_text(cause: str) -> str:
     _, _, detail = cause.rpartition("Worker exit detail: ")
     detail, _, _ = detail.partition(" Some common causes")
     return " ".join(detail.split()) or "it isn't known how"
+
+
+def is_of_lost_node(cause: str) -> bool:
+    """Whether Ray's text about the end of an actor says that its node was lost.
+
+    >>> is_of_lost_node("The actor died because its node has died. Node Id: 5f")
+    True
+    """
+    return "its node has died" in cause
+
+
+def with_own_names(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The nodes, those of different addresses under different names: machines that were copied share a host
+    name, and by a node's name a run knows whose memory a process can read.
+
+    >>> same = [Node(name="gpu", address="10.0.0.1"), Node(name="gpu", address="10.0.0.2")]
+    >>> [node.name for node in with_own_names(same)]
+    ['gpu (10.0.0.1)', 'gpu (10.0.0.2)']
+    """
+    addresses: dict[str, set[str]] = {}
+    for node in nodes:
+        addresses.setdefault(node.name, set()).add(node.address)
+    return tuple(
+        replace(node, name=f"{node.name} ({node.address})") if len(addresses[node.name]) > 1 else node
+        for node in nodes
+    )
 
 
 def require_addresses(nodes: Sequence[Node]) -> None:

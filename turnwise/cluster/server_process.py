@@ -106,13 +106,13 @@ class ServerProcess:
         if self._start_process is None:
             raise ServerError(f"nothing starts another process in the place of {self.name}")
         await asyncio.to_thread(self.end)
-        new = await asyncio.to_thread(self._start_process)
-        process = ServerProcess(new, self._run_async, self._watchdog, self._start_process)
-        process.begin(*self._made_by)
         awaited = f"{self.name} to start again"
         with ExitStack() as on_error:
-            on_error.callback(process.end)
             async with self._watchdog.waiting("the run", awaited, deadline_s, "deadlines.start_s"):
+                new = await _started(self._start_process)
+                process = ServerProcess(new, self._run_async, self._watchdog, self._start_process)
+                on_error.callback(process.end)
+                process.begin(*self._made_by)
                 await process.ready()
             on_error.pop_all()
         return process
@@ -269,3 +269,25 @@ class ServerProcess:
 
         with suppress(RuntimeError):  # the run's event loop is closed
             answer.get_loop().call_soon_threadsafe(resolve)
+
+
+async def _started(start: Callable[[], WorkerProcess]) -> WorkerProcess:
+    """The process that `start` starts, in a thread. One that comes when nobody waits for it any more is
+    ended."""
+    thread = DaemonThread("start of a process")
+    starting = thread.start(start)
+    thread.end()
+    try:
+        return await asyncio.wrap_future(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_end_late)
+        raise
+
+
+def _end_late(starting: Future[WorkerProcess]) -> None:
+    if starting.cancelled() or starting.exception() is not None:
+        return
+    process = starting.result()
+    process.life.stop()
+    process.life.release()
+    process.channel.close()

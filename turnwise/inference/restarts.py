@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from turnwise.protocols import InferenceServer
 
@@ -35,20 +36,20 @@ class Restarts:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a replica is being started."""
+        """Whether a replica is being started or ended."""
         return bool(self._tasks)
 
     def begin(self, server: InferenceServer, replica: int) -> bool:
         """Notes the death of a replica, and begins to start it again. Returns False if it has died too
-        often."""
-        if not self._may_start(replica):
-            return False
+        often, and begins to end it."""
+        may_start = self._may_start(replica)
+        beginning = self._restart(server, replica) if may_start else _end(server)
         task = asyncio.get_running_loop().create_task(
-            self._restart(server, replica), name=f"restart of inference replica {replica}"
+            beginning, name=f"restart of inference replica {replica}"
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return True
+        return may_start
 
     async def next_end(self) -> None:
         """Waits until one of the running starts has ended. Returns at once if none runs."""
@@ -85,9 +86,17 @@ class Restarts:
                 logger.error("Inference replica %d could not be started again: %r", replica, error)
                 if not self._may_start(replica):
                     logger.error("Inference replica %d has died too often and stays dead.", replica)
+                    await _end(server)
                     return
         logger.warning(
             "Inference replica %d serves again, with the current weights, after %.1f s.",
             replica,
             self._now() - started_s,
         )
+
+
+async def _end(server: InferenceServer) -> None:
+    """Ends a replica that stays dead: an overdue one, or one that couldn't be given the weights, would keep
+    its devices."""
+    with suppress(Exception):  # boundary: nobody needs a replica that can't even close
+        await server.close()

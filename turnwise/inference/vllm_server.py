@@ -195,11 +195,15 @@ class VLLMServer(EngineServer):
             "size": weights.size,
             "timeout_s": weights.timeout_s,
         }
-        with self._loading():
+        try:
             await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": joining})
             await self._engine.start_weight_update()
             await self._engine.collective_rpc("update_weights", kwargs={"update_info": update})
             await self._engine.finish_weight_update()
+        except Exception as error:  # boundary: vLLM passes on errors of its processes in ones of its own
+            # `begin_update` has checked the weights. A member of the group that ends fails all others, which
+            # may have loaded some of them: this replica leaves.
+            raise ConnectionError(f"vLLM's processes didn't receive the weights: {error}") from error
         self._num_updates += 1
         return weights.manifest.num_bytes
 

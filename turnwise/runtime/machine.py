@@ -134,6 +134,19 @@ def interface_of(address: str) -> str:
     return ""
 
 
+def gloo_interface(address: str, setting: str) -> str:
+    """The interface over which the processes of several machines reach this one at an IPv4 address; empty if
+    GLOO_SOCKET_IFNAME names one that isn't known to have it. Raises ConfigError if none has the address,
+    since gloo would connect nobody; `setting` says how to name one."""
+    interface = interface_of(address)
+    if interface or os.environ.get("GLOO_SOCKET_IFNAME"):
+        return interface
+    raise ConfigError(
+        f"no network interface of {socket.gethostname()} is known to have its address {address}; name the "
+        f"one by which the other machines reach it ({setting})"
+    )
+
+
 def find_machine() -> Machine:
     """This machine, with the launcher that started this process, and the launcher's other machines, which are
     taken to be like this one. Imports torch only if there may be accelerators."""

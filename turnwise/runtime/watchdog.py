@@ -45,7 +45,8 @@ class Interrupt(asyncio.CancelledError):
 
 class Wait:
     """One wait, used once: by `with` around code that blocks the main thread (and must not await), by `async
-    with` around code that awaits. It raises `error` when it is left after its deadline."""
+    with` around code that awaits. It raises `error` when it is left after its deadline. A `with` in another
+    thread than the watched one does only that: nobody interrupts it."""
 
     deadline = float("inf")
     """A time of `time.monotonic()`. Past it the wait is interrupted and gets a new deadline at the end of a
@@ -56,6 +57,7 @@ class Wait:
     """The wait around this one."""
     is_interrupted = False
     _has_cancelled = False
+    _is_watched = True
 
     def __init__(
         self,
@@ -81,16 +83,19 @@ class Wait:
 
     def __enter__(self) -> Self:
         watchdog = self._watchdog
-        self.outer = watchdog.innermost
         if self.timeout_s is not None:
             self.deadline = time.monotonic() + self.timeout_s
-        watchdog.innermost = self
+        self._is_watched = watchdog.watched_id in (None, threading.get_ident())
+        if self._is_watched:
+            self.outer = watchdog.innermost
+            watchdog.innermost = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watchdog.innermost = self.outer
+        if self._is_watched:
+            self._watchdog.innermost = self.outer
         # A call that returned late fails too: failing must not depend on when the watchdog looked.
         if self.report is None and fault is None and time.monotonic() > self.deadline:
             self.report = str(self)
@@ -192,6 +197,8 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_id: int | None = None  # the watched thread, if it can be interrupted
+        self.watched_id: int | None = None
+        """The thread whose blocking waits are looked at; None before `start`."""
         self._previous: Any = None
 
     def waiting(
@@ -213,6 +220,7 @@ class Watchdog:
         if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(_SIGNAL, self._on_signal)
             self._thread_id = threading.get_ident()
+        self.watched_id = threading.get_ident()
         self._stop.clear()
         self._thread = threading.Thread(target=self._watch, name=WATCHDOG, daemon=True)
         self._thread.start()
@@ -230,6 +238,7 @@ class Watchdog:
             if is_ours:
                 signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
         self._thread_id = None
+        self.watched_id = None
 
     def __enter__(self) -> Self:
         self.start()

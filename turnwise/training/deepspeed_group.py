@@ -17,8 +17,8 @@ from turnwise.runtime.torch_group import require_group, subgroup
 
 class RoleBackend:
     """DeepSpeed's backend `world`, for which the world is `group`: the processes `peers` of torch's default
-    group. Its methods have the parameters of torch's functions. Where no group or this one is given, a
-    process is named by its rank in it; otherwise by torch's own number."""
+    group, in their order. Its methods have the parameters of torch's functions. Where no group or this one is
+    given, a process is named by its rank in it; otherwise by torch's own number."""
 
     def __init__(self, world: Any, group: Any, peers: Sequence[int]) -> None:
         self.peers = tuple(peers)
@@ -75,16 +75,18 @@ def join_role(deepspeed: ModuleType, device: torch.device, context: RankContext)
         torch.cuda.set_device(device)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     comm = deepspeed.comm.comm
+    # torch sorts the processes of a group, which a device_mapping may name in another order.
+    peers = tuple(sorted(context.peers))
     known = tuple(range(dist.get_world_size()))
     if isinstance(comm.cdb, RoleBackend):
         known = comm.cdb.peers
-    if comm.cdb is not None and known != context.peers:
+    if comm.cdb is not None and known != peers:
         raise ConfigError(
             f"{context.role}: DeepSpeed trains a role on the processes {list(known)} here already, and this "
-            f"one is on {list(context.peers)}; give both the same device_mapping, or use fsdp2_train"
+            f"one is on {list(peers)}; give both the same device_mapping, or use fsdp2_train"
         )
     if comm.cdb is None and context.world_size < dist.get_world_size():
         # Its own sums on a CPU, which training doesn't use, would wait for the processes of other roles.
         deepspeed.comm.torch.build_shm_op = lambda: None
         comm.init_distributed(dist.get_backend(), dist_init_required=False, verbose=False)
-        comm.cdb = RoleBackend(comm.cdb, subgroup(context.peers), context.peers)
+        comm.cdb = RoleBackend(comm.cdb, subgroup(context.peers), peers)

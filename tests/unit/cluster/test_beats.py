@@ -60,17 +60,17 @@ def looks(watcher, clock, seconds):
         watcher.look()
 
 
-def monitored(clock, **nodes):
+def monitored(clock, node_s=NODE_S, **nodes):
     lost = []
-    heartbeats = {name: Heartbeat(node.ask, clock) for name, node in nodes.items()}
-    return NodeMonitor(heartbeats, NODE_S, lambda name, reason: lost.append((name, reason))), lost
+    heartbeats = {name: Heartbeat(node.ask, node_s, clock) for name, node in nodes.items()}
+    return NodeMonitor(heartbeats, node_s, lambda name, reason: lost.append((name, reason))), lost
 
 
-def watched(clock, node, stopped_s=100.0):
+def watched(clock, node, stopped_s=100.0, node_s=NODE_S):
     ends = []
     warnings = []
-    heartbeat = Heartbeat(node.ask, clock)
-    return DriverWatch(heartbeat, NODE_S, stopped_s, ends.append, warnings.append), ends, warnings
+    heartbeat = Heartbeat(node.ask, node_s, clock)
+    return DriverWatch(heartbeat, node_s, stopped_s, ends.append, warnings.append), ends, warnings
 
 
 def test_a_node_that_answers_stays(clock):
@@ -79,6 +79,16 @@ def test_a_node_that_answers_stays(clock):
     looks(monitor, clock, 600)
     assert not lost
     assert node.num_asked == pytest.approx(600 / BEAT_S, abs=2)
+
+
+@pytest.mark.parametrize("node_s", [1.5, 3.0, 5.0, 6.0])
+def test_little_patience_makes_no_node_silent_that_answers(clock, node_s):
+    monitor, lost = monitored(clock, node_s, first=Node())
+    looks(monitor, clock, 60)
+    assert not lost
+    watch, ends, _ = watched(clock, Node(), node_s=node_s)
+    looks(watch, clock, 60)
+    assert not ends
 
 
 def test_a_silent_node_is_lost_once_after_its_time_and_named(clock):
@@ -204,7 +214,7 @@ def test_an_agent_ends_the_processes_of_its_node_and_itself():
         "agent = NodeAgent(WatchSettings(ProcessKey.of_this(), 30.0, None))\n"
         "started = open(f'/proc/{host.pid}/stat').read().rpartition(')')[2].split()[19]\n"
         "agent.add_host(ProcessKey(host.pid, started))\n"
-        "print(host.pid, flush=True)\n"
+        "print(host.pid, started, flush=True)\n"
         "agent._driver = ProcessKey(2**22 + 1, '0')\n"
         "time.sleep(60)\n"
     )
@@ -213,7 +223,8 @@ def test_an_agent_ends_the_processes_of_its_node_and_itself():
     )
     assert agent.returncode == 1, agent.stderr
     assert "has ended" in agent.stderr
-    assert ProcessKey(int(agent.stdout), "").state() == "ended"
+    number, started = agent.stdout.split()
+    _wait_for(lambda: ProcessKey(int(number), started).state() == "ended")
 
 
 def test_an_agent_says_how_the_run_is():

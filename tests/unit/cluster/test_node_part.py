@@ -9,7 +9,7 @@ import pytest
 from turnwise.cluster.beats import ProcessKey
 from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings, versions
 from turnwise.cluster.node_part import lacking_agent, require_paths, require_versions
-from turnwise.cluster.ray_settings import require_addresses, require_head
+from turnwise.cluster.ray_settings import require_addresses, require_head, with_own_names
 from turnwise.errors import NotAvailableError, WorkerError
 from turnwise.runtime.machine import Node
 
@@ -59,6 +59,14 @@ def test_a_loopback_address_is_refused_beside_other_machines(addresses, refused)
         return
     with pytest.raises(NotAvailableError, match=refused):
         require_addresses(nodes)
+
+
+def test_nodes_of_one_host_name_are_told_apart_unless_they_are_one_machine():
+    """Weights for a node of the trainer's name would be looked for in the trainer's memory."""
+    named = [Node(name=name, address=address) for name, address in (("a", "1"), ("a", "2"), ("b", "3"))]
+    assert [node.name for node in with_own_names(named)] == ["a (1)", "a (2)", "b"]
+    one_machine = (Node(name="a", address="1", key="x"), Node(name="a", address="1", key="y"))
+    assert with_own_names(one_machine) == one_machine
 
 
 def test_a_head_that_is_not_there_is_named_at_once():

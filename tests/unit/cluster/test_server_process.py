@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
+import time
 from functools import partial
 
 import pytest
@@ -16,6 +18,7 @@ from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.process_life import ForkedLife
 from turnwise.cluster.server_process import SERVERS, ServerProcess
 from turnwise.cluster.wire import ConnectionWire, Message
+from turnwise.errors import DeadlineError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -128,3 +131,46 @@ def test_a_cancelled_call_is_cancelled_there(server_and_wire):
         await asyncio.wait_for(server.resume(1), 60)
 
     asyncio.run(play())
+
+
+class HeldStart:
+    """Starts a process when it may, and notes it."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.may_start = threading.Event()
+        self.started: list[WorkerProcess] = []
+
+    def __call__(self) -> WorkerProcess:
+        self.has_begun.set()
+        self.may_start.wait()
+        self.started.append(WorkerProcess.fork("the replica", SERVERS, Stopwatch()))
+        return self.started[0]
+
+
+@pytest.mark.parametrize("ends_by", ["deadline", "cancellation"])
+def test_a_process_that_starts_too_late_is_ended(server_and_wire, ends_by):
+    """As on a node of Ray that is lost: its actor may never start."""
+    server, _ = server_and_wire
+    held = server._start_process = HeldStart()
+
+    async def play() -> None:
+        again = asyncio.create_task(server.started_again(0.2 if ends_by == "deadline" else 600.0))
+        await asyncio.to_thread(held.has_begun.wait)
+        if ends_by == "cancellation":
+            again.cancel()
+        with pytest.raises(DeadlineError if ends_by == "deadline" else asyncio.CancelledError):
+            await again
+
+    asyncio.run(play())
+    held.may_start.set()
+    while not (held.started and has_ended(held.started[0])):
+        time.sleep(0.01)
+
+
+def has_ended(process: WorkerProcess) -> bool:
+    try:
+        os.kill(process.life.process_id, 0)
+    except ProcessLookupError:
+        return True
+    return False

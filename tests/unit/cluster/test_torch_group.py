@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from turnwise.errors import WorkerError
+from turnwise.cluster.child import Child
+from turnwise.cluster.messages import Network
+from turnwise.errors import ConfigError, WorkerError
 from turnwise.runtime import torch_group
 from turnwise.runtime.torch_group import join_processes
 
@@ -50,3 +54,26 @@ def test_nccl_without_gpus_names_the_rank(tmp_path, monkeypatch, has_gpu, has_nc
         WorkerError, match=r"rank 1 of 2 is to train on cuda:1 over NCCL, but its torch .* same CUDA_VISIBLE"
     ):
         join_processes(str(tmp_path / "rendezvous"), 1, 2, "cuda:1")
+
+
+class NoWire:
+    """Takes what is sent."""
+
+    def send(self, message: object) -> None: ...
+
+
+def test_an_address_that_no_interface_has_is_named(tmp_path, monkeypatch):
+    """Over the loopback interface gloo would wait for other machines, which can't come."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(torch_group, "_JOIN_S", 0.2)
+    handlers = logging.getLogger().handlers[:]
+    child = Child(NoWire())
+    logging.getLogger().handlers[:] = handlers
+    logging.captureWarnings(False)
+    network = Network("cpu", [], address="203.0.113.7")
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.7; .*cluster\.interface"):
+        child.join(str(tmp_path / "rendezvous"), 0, 2, network)
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with pytest.raises(WorkerError, match="waited"):
+        child.join(str(tmp_path / "rendezvous"), 0, 2, network)

@@ -145,3 +145,27 @@ async def test_a_start_is_given_up_at_the_end_of_the_run() -> None:
     await asyncio.sleep(0)
     await manager.close()
     assert broken.is_closed and not manager.restarts.is_busy
+
+
+async def test_an_overdue_replica_that_stays_dead_is_ended() -> None:
+    """It would hold its devices until the end of the run."""
+    stuck = [Replica(number, hangs=True) for number in range(MAX_DEATHS)]
+    manager = manager_of(stuck[:1], Starter(*stuck[1:]), request_s=0.02)
+    with pytest.raises(ReplicasDeadError):
+        await ask(manager)
+    assert stuck[-1].is_closed
+
+
+async def test_a_replica_that_never_gets_the_weights_is_ended() -> None:
+    started = Replica(1)
+    starter = Starter(started)
+
+    async def refuse(server: Replica) -> None:
+        raise ConnectionError("no weights")
+
+    restarts = Restarts(starter.start, refuse, now=lambda: 0.0)
+    broken = Replica(0, breaks=True)
+    assert restarts.begin(broken, 0)
+    while restarts.is_busy:
+        await restarts.next_end()
+    assert started.is_closed

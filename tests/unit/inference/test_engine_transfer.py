@@ -1,0 +1,69 @@
+"""vLLM's own transfer of weights over a group: what becomes of a run if a member of the group ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from small_configs import config_of
+
+from turnwise.assemble.weights import build_transfer
+from turnwise.cluster.weight_senders import SendingRanks
+from turnwise.config.place import place
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.inference.vllm_server import VLLMServer
+from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.torch_group import Meeting
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.testing.fakes import ScriptedServer
+from turnwise.transfer.group import GroupWeights
+from turnwise.transfer.manifest import WeightManifest
+
+WEIGHTS = GroupWeights(WeightManifest({}), Meeting("127.0.0.1", 9), {0: 1, 1: 2}, 3, 1.0)
+
+
+class Engine:
+    """vLLM's engine, which fails as vLLM says that its processes have failed."""
+
+    def __init__(self, fails_in: str = "") -> None:
+        self.fails_in = fails_in
+
+    async def collective_rpc(self, method: str, **arguments: Any) -> None:
+        if method == self.fails_in:
+            raise RuntimeError(
+                f"Call to collective_rpc method failed: {method}: a peer closed its connection"
+            )
+
+    async def start_weight_update(self) -> None: ...
+
+    async def finish_weight_update(self) -> None: ...
+
+
+class Server(VLLMServer):
+    """Has an engine without vLLM."""
+
+    def __init__(self, replica: int, engine: Engine) -> None:
+        self.replica = replica
+        self._engine = engine
+        self._errors = SimpleNamespace(EngineDeadError=ArithmeticError)
+        self._num_updates = 0
+
+
+async def test_a_replica_whose_group_fails_leaves_and_the_run_goes_on() -> None:
+    for method in ("init_weight_transfer_engine", "update_weights"):
+        sound = Server(0, Engine())
+        manager = LLMServerManager([sound, Server(1, Engine(fails_in=method))])
+        await manager.receive(WEIGHTS)
+        assert manager.servers == (sound,), method
+
+
+def test_servers_are_suspended_before_the_group_of_a_version_is_formed() -> None:
+    """Requests may take minutes to end. A replica that ends meanwhile would be awaited by the others."""
+    strategy = {"strategy_name": "vllm", "strategy_config": {"weight_transfer_config": {"backend": "gloo"}}}
+    devices = {"actor_train.device_mapping": [0], "actor_infer.device_mapping": [1]}
+    config = config_of(**{"actor_infer.strategy_args": strategy, "cluster.name": "process", **devices})
+    placement = place(config, Machine((Node(2),)))
+    servers = LLMServerManager([ScriptedServer([])])
+    workers: Any = None
+    transfer = build_transfer(config, placement, SendingRanks(workers), servers, None, Watchdog())
+    assert transfer.suspends_first
