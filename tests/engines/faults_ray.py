@@ -305,7 +305,8 @@ def meet(kinds: list[str], chance: random.Random, scratch: str, model: str) -> d
             try:
                 run.wait_for_a_step()
                 time.sleep(chance.uniform(0.0, SPREAD_S))
-                assert len(nodes.actors()) == NUM_ACTORS
+                actors = nodes.actors()
+                assert len(actors) == NUM_ACTORS, ([*map(command, actors)], run.text())
                 instant = datetime.now()
                 started = time.monotonic()
                 FAULTS[kind](run, nodes)

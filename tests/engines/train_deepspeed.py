@@ -230,12 +230,12 @@ def test_says_what_deepspeed_refuses():
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_roles_on_other_devices_train_as_if_alone(make_role, make_roles, tmp_path, stage):  # noqa: F811
     """Four processes, a role on each two: its ranks are neither the whole world nor, for the second, those
-    that torch numbers from 0. A checkpoint goes on in the other role."""
+    that torch numbers from 0, and stand in another order. A checkpoint goes on in the other role."""
     alone = make_role(Kind(eps=EPS), 1)
     start = whole(alone)
     steps(alone, WeightedLoss())
     expected = {name: value - start[name] for name, value in whole(alone).items()}
-    roles = make_roles(Kind(stage=stage, eps=EPS), {"actor_train": [0, 1], "critic": [2, 3]})
+    roles = make_roles(Kind(stage=stage, eps=EPS), {"actor_train": [0, 1], "critic": [3, 2]})
     for role in roles:
         steps(role, WeightedLoss())
         assert distance(expected, {n: v - start[n] for n, v in whole(role).items()}) <= 1e-3

@@ -80,7 +80,9 @@ class DeepSpeedStrategy(BaseStrategy):
         self._trained_parameters = trained_of(self.model.named_parameters())
         self._deepspeed = _import_deepspeed(self.device)
         join_role(self._deepspeed, self.device, self._context)
-        self._moments = _Moments(self._adam, self._context)
+        peers = self._context.peers
+        rank = sorted(peers).index(peers[self._context.rank])
+        self._moments = _Moments(self._adam, rank, len(peers))
         self._whole_model = self._model.describe()  # before its parameters are shared out
         self._parts: list[_Part] = []
         zero = {"stage": _DEFAULT_STAGE, **options.get("zero_optimization", {})}
@@ -293,12 +295,13 @@ class _Forward(nn.Module):
 
 class _Moments:
     """Reads and writes AdamW's sharded moments as whole tensors, under the numbers that plain AdamW gives the
-    parameters. All ranks must call its methods together. Make it before the engine, which removes the
-    parameters from AdamW's groups."""
+    parameters. `rank` is this process's of the `size` in DeepSpeed's group. All ranks must call its methods
+    together. Make it before the engine, which removes the parameters from AdamW's groups."""
 
-    def __init__(self, adam: AdamW, ranks: RankContext) -> None:
+    def __init__(self, adam: AdamW, rank: int, size: int) -> None:
         self._adam = adam
-        self._ranks = ranks
+        self._rank = rank
+        self._size = size
         self._parameters: list[Tensor] = []
         for group in adam.param_groups:
             self._parameters += group["params"]
@@ -356,9 +359,9 @@ class _Moments:
         # DeepSpeed's own function fails if the ranks don't divide the number of elements: shares are padded
         # to equal sizes.
         size = parameter.ds_tensor.numel()
-        padded = torch.zeros(size * self._ranks.world_size, device=value.device)
+        padded = torch.zeros(size * self._size, device=value.device)
         padded[: value.numel()] = value.flatten()
-        begin = self._ranks.rank * size
+        begin = self._rank * size
         share = padded[begin : begin + size]
         self._utils.safe_set_local_optimizer_state(parameter, share, name)
 
