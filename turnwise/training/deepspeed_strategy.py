@@ -81,8 +81,8 @@ class DeepSpeedStrategy(BaseStrategy):
         self._deepspeed = _import_deepspeed(self.device)
         join_role(self._deepspeed, self.device, self._context)
         peers = self._context.peers
-        rank = sorted(peers).index(peers[self._context.rank])
-        self._moments = _Moments(self._adam, rank, len(peers))
+        number = sorted(peers).index(peers[self._context.rank])
+        self._moments = _Moments(self._adam, number, len(peers))
         self._whole_model = self._model.describe()  # before its parameters are shared out
         self._parts: list[_Part] = []
         zero = {"stage": _DEFAULT_STAGE, **options.get("zero_optimization", {})}
