@@ -1,9 +1,9 @@
 """Sums of one digit as rows, and a reward for them.
 
-    python examples/smollm/one_digit.py [--out DIR] [--seed N]
+    python examples/smollm/one_digit.py [--out DIR] [--seed N] [--largest 9]
 
 Of the 100 sums, 20 are held out: ten pairs of different digits, in both orders. So a sum that is held out is
-never trained on, nor is the same sum the other way round.
+never trained on, nor is the same sum the other way round. `--largest 99` makes sums of two digits too.
 
 Then: `turnwise train examples/smollm/grpo.yaml`.
 """
@@ -37,12 +37,14 @@ def last_number(text: str) -> str | None:
     return numbers[-1]
 
 
-def rows(seed: int) -> tuple[list[Row], list[Row]]:
-    """Rows to train on, and rows that are held out. The seed decides which are held out."""
-    pairs = [(a, b) for a in range(10) for b in range(a + 1, 10)]
+def rows(seed: int, largest: int = 9) -> tuple[list[Row], list[Row]]:
+    """Rows to train on, and rows that are held out, with terms from 0 to `largest`. The seed decides which
+    are held out."""
+    terms = range(largest + 1)
+    pairs = [(a, b) for a in terms for b in range(a + 1, largest + 1)]
     random.Random(seed).shuffle(pairs)
     held_out = both_orders(pairs[:NUM_HELD_OUT_PAIRS])
-    doubles = [(a, a) for a in range(10)]
+    doubles = [(a, a) for a in terms]
     train = both_orders(pairs[NUM_HELD_OUT_PAIRS:]) + doubles
     return [row(*pair) for pair in train], [row(*pair) for pair in held_out]
 
@@ -61,8 +63,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/smollm"))
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--largest", type=int, default=9, help="the largest term")
     options = parser.parse_args()
-    train, held_out = rows(options.seed)
+    train, held_out = rows(options.seed, options.largest)
     write(options.out / "train.jsonl", train)
     write(options.out / "val.jsonl", held_out)
     print(f"{options.out}: {len(train)} sums to train on, {len(held_out)} held out")

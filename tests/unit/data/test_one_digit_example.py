@@ -41,3 +41,9 @@ def test_no_sum_is_held_out_in_one_order_only(seed: int) -> None:
         if SCRIPT["row"](a, b)["prompt"] in held_out
     }
     assert both == held_out
+
+
+def test_terms_may_be_larger() -> None:
+    train, held_out = SCRIPT["rows"](1, 99)
+    assert len(train) == 100 * 100 - 20 and len(held_out) == 20
+    assert {"prompt": "What is 99 + 99? Answer with the number only.", "answer": "198"} in train
