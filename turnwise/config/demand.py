@@ -101,7 +101,7 @@ class Demand:
 
     @property
     def named_devices(self) -> set[int]:
-        named = set(self.server_devices)
+        named = {*self.server_devices, *self.reward_devices}
         for role in self.roles.values():
             named.update(role.device_mapping or ())
         return named

@@ -248,7 +248,7 @@ def _placed(
         numbers,
         roles,
         _served(config, server_devices, numbers, cluster),
-        _unused_keys(demand, server_devices, machine),
+        _unused_keys(demand, server_devices, machine, follows_reward=cluster == "ray"),
     )
 
 
@@ -318,11 +318,14 @@ def _unused_keys(
     demand: Demand,
     server_devices: tuple[int, ...],
     machine: Machine,
+    follows_reward: bool,
 ) -> frozenset[str]:
     unused: set[str] = set()
     if not server_devices:
         unused.add(mapping_key("actor_infer"))
     names_devices = any(role.device_mapping for role in demand.roles.values())
+    if follows_reward and demand.reward_devices:
+        names_devices = True
     if not names_devices and not server_devices and machine.num_launched == 1:
         unused.add("num_gpus_per_node")
     return frozenset(unused)

@@ -13,7 +13,7 @@ from small_configs import SFT, config_of
 from turnwise.cli.main import main
 from turnwise.config import SFTConfig, describe, parse_config
 from turnwise.config.demand import ray_reason
-from turnwise.config.place import place, smallest_machine
+from turnwise.config.place import follows, place, smallest_machine
 from turnwise.errors import ConfigError
 from turnwise.inference.visible_devices import only_visible
 from turnwise.runtime.machine import Machine, Node, find_machine
@@ -349,6 +349,15 @@ def test_new_processes_see_a_replica_s_gpus_in_their_order(monkeypatch: pytest.M
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == "7,6,5,4,3,2,1"
 
 
+def judged_on(device):
+    """The keys of a run whose reward role has a model on this device."""
+    return {
+        "data": {"reward": "reward_model"},
+        "reward_pretrain": "judge",
+        "reward.device_mapping": [device],
+    }
+
+
 HEAD, LARGE, SMALL = Node(0, "", "head"), Node(4, "cuda", "large"), Node(2, "cuda", "small")
 
 
@@ -363,6 +372,9 @@ HEAD, LARGE, SMALL = Node(0, "", "head"), Node(4, "cuda", "large"), Node(2, "cud
         ({}, replace(TWO_SLOTS, num_launched=2, ray_sign="RAY_ADDRESS is set"), ""),
         ({ACTOR: [0, 1], "num_gpus_per_node": 2}, TWO_SLOTS, ""),
         ({ACTOR: [0, 2], "num_gpus_per_node": 2}, TWO_SLOTS, "device 2 is beyond the 2 devices of a node"),
+        (judged_on(1) | {"num_gpus_per_node": 2}, TWO_SLOTS, ""),
+        (judged_on(2) | {"num_gpus_per_node": 2}, TWO_SLOTS, "device 2 is beyond the 2 devices of a node"),
+        ({"reward.device_mapping": [2], "num_gpus_per_node": 2}, TWO_SLOTS, ""),
     ],
 )
 def test_a_run_uses_ray_where_something_says_so(keys, machine, reason):
@@ -418,9 +430,14 @@ def test_a_launcher_and_ray_exclude_each_other():
         place(config_of(**{"cluster.name": "ray"}), launched_on(TWO_SLOTS, 2))
 
 
+def test_the_number_of_devices_of_a_node_counts_for_the_reward_role_alone():
+    keys = {**judged_on(2), "num_gpus_per_node": 2}
+    assert follows(config_of(**keys), "num_gpus_per_node")
+    assert not follows(config_of(**keys, **PROCESS), "num_gpus_per_node")
+
+
 def test_the_reward_role_follows_its_devices_under_ray():
-    reward = {"data": {"reward": "reward_model"}, "reward.device_mapping": [5], "reward_pretrain": "judge"}
-    keys = {ACTOR: [0], "actor_infer.device_mapping": [1], **reward}
+    keys = {ACTOR: [0], "actor_infer.device_mapping": [1], **judged_on(5)}
     machine = Machine((HEAD, LARGE, SMALL))
     placement = place(config_of(**{"cluster.name": "ray"}, **keys), machine)
     assert placement.of("reward") == RolePlacement(((5,),), (2,))
