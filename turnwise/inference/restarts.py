@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from turnwise.protocols import InferenceServer
@@ -33,6 +33,17 @@ class Restarts:
         self._now = now
         self._deaths: dict[int, deque[float]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers: dict[InferenceServer, int] = {}
+        """A dead replica, or the one that has been started in its place → its number, until it serves."""
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """The numbers of the replicas that are being started again."""
+        return self._numbers.values()
+
+    def joined(self, server: InferenceServer) -> int | None:
+        """Notes that a replica serves. Returns its number; None if it isn't one that was started again."""
+        return self._numbers.pop(server, None)
 
     @property
     def is_busy(self) -> bool:
@@ -43,6 +54,8 @@ class Restarts:
         """Notes the death of a replica, and begins to start it again. Returns False if it has died too
         often, and begins to end it."""
         may_start = self._may_start(replica)
+        if may_start:
+            self._numbers[server] = replica
         beginning = self._restart(server, replica) if may_start else _end(server)
         task = asyncio.get_running_loop().create_task(
             beginning, name=f"restart of inference replica {replica}"
@@ -76,7 +89,10 @@ class Restarts:
         is_back = False
         while not is_back:
             try:
-                server = await self._start(server)
+                new = await self._start(server)
+                self._numbers.pop(server, None)
+                self._numbers[new] = replica
+                server = new
                 await self._admit(server)
                 is_back = True
             except asyncio.CancelledError:
@@ -86,6 +102,7 @@ class Restarts:
                 logger.error("Inference replica %d could not be started again: %r", replica, error)
                 if not self._may_start(replica):
                     logger.error("Inference replica %d has died too often and stays dead.", replica)
+                    self._numbers.pop(server, None)
                     await _end(server)
                     return
         logger.warning(

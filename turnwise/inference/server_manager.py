@@ -64,7 +64,8 @@ class LLMServerManager:
         self.restarts: Restarts | None = None
         """Starts dead replicas again."""
         self._info: ServerInfo | None = None
-        self._lent: list[InferenceServer] = []
+        self._lent: dict[InferenceServer, int] = {}
+        """Replicas that are lent → their numbers."""
         self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interruption: OnWeightUpdate = "finish"
         """What happens to the requests that the last weight update interrupted."""
@@ -256,10 +257,16 @@ class LLMServerManager:
             return None
 
     def join(self, server: InferenceServer) -> None:
-        """Adds a replica, which must have the weights of the others. Call it between weight updates. It gets
-        the lowest free number, so that one that is started again keeps its own."""
-        self._lent = [lent for lent in self._lent if lent is not server]
-        index = next(number for number in itertools.count() if number not in self._servers)
+        """Adds a replica, which must have the weights of the others. Call it between weight updates. One that
+        was lent or is started again keeps its number, by which its deaths count; a new one gets the lowest
+        that is free."""
+        index = self._lent.pop(server, None)
+        taken = {*self._servers, *self._lent.values()}
+        if self.restarts is not None:
+            index = self.restarts.joined(server) if index is None else index
+            taken.update(self.restarts.numbers)
+        if index is None:
+            index = next(number for number in itertools.count() if number not in taken)
         self._servers = dict(sorted([*self._servers.items(), (index, server)]))
         # Requests that its predecessor has lost may still be on their way elsewhere.
         self._tokens_in_flight.setdefault(index, 0)
@@ -289,7 +296,7 @@ class LLMServerManager:
     async def lend(self, server: InferenceServer, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Takes out a replica whose devices are needed, until it joins again. Its requests end first, or move
         to the other replicas with `abort_continue` (from their tokens) and `abort_restart`."""
-        self._lent.append(server)
+        self._lent |= {lent: index for index, lent in self._servers.items() if lent is server}
         if on_weight_update in ("abort_continue", "abort_restart"):
             self._interruption = on_weight_update
             self._servers = self._without(server)

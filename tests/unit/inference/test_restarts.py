@@ -97,6 +97,48 @@ async def test_a_late_error_of_a_dead_replica_leaves_the_one_in_its_place_alone(
     assert again in manager.servers
 
 
+async def test_a_replica_that_is_started_again_keeps_its_number() -> None:
+    """Its deaths count by it: three of two replicas would end one that died once."""
+    gates = {number: asyncio.Event() for number in (0, 1)}
+    dead = [Replica(number) for number in (0, 1)]
+    manager = LLMServerManager([*dead, Replica(2)])
+
+    async def start(server: Replica) -> Replica:
+        await gates[server.number].wait()
+        return Replica(10 + server.number)
+
+    async def admit(server: Replica) -> None:
+        manager.join(server)
+
+    manager.restarts = Restarts(start, admit, now=lambda: 0.0)
+    for server in dead:
+        manager.bury(server, ConnectionError("gone"))
+    for number in (1, 0):
+        gates[number].set()
+        await manager.restarts.next_end()
+        assert manager._servers[number].number == 10 + number
+    assert [server.number for server in manager.servers] == [10, 11, 2]
+    manager.join(Replica(3))
+    assert manager._servers[3].number == 3, "a new one"
+
+
+async def test_a_new_replica_takes_no_number_of_one_that_is_away() -> None:
+    class Lendable(Replica):
+        async def suspend(self) -> None: ...
+
+    starter = Starter(Replica(9))
+    starter.gate.clear()
+    lent, broken = Lendable(0), Replica(1)
+    manager = manager_of([lent, broken, Replica(2)], starter)
+    await manager.lend(lent)
+    manager.bury(broken, ConnectionError("gone"))
+    manager.join(Replica(3))
+    manager.join(lent)
+    starter.gate.set()
+    await manager.restarts.next_end()
+    assert {index: server.number for index, server in manager._servers.items()} == {0: 0, 1: 9, 2: 2, 3: 3}
+
+
 async def test_requests_wait_if_the_only_replica_is_started_again() -> None:
     starter = Starter(Replica(2))
     starter.gate.clear()
