@@ -1,12 +1,11 @@
 """How a run joins Ray, and where Ray's own output goes. This module doesn't import ray."""
 
-import io
 import ipaddress
 import logging
 import re
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,8 +41,10 @@ _COUNTERS = "[state-dump]"
 """Begins the counters that a raylet writes often: the last lines of one that has ended are mostly these."""
 
 
-class RayLines(io.TextIOBase):
-    """Standard output, but what threads of Ray print goes to the log, without colours and counters."""
+class RayLines:
+    """Standard output, but what threads of Ray print goes to the log, without colours and counters. In all
+    else it is the stream that it stands for: a base class of streams would answer for that, such as that it
+    is no terminal."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -59,8 +60,9 @@ class RayLines(io.TextIOBase):
                 logger.warning("ray: %s", line)
         return len(text)
 
-    def flush(self) -> None:
-        self.stream.flush()
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
 
 class RayRecords(logging.Handler):

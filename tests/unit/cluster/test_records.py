@@ -12,6 +12,7 @@ from turnwise.cluster.channel import Channel
 from turnwise.cluster.messages import RECORD, Reply, dumps, pack
 from turnwise.cluster.ray_settings import RayLines, RayRecords
 from turnwise.cluster.wire import Message
+from turnwise.runtime.console import WIDTH, open_console
 from turnwise.runtime.stopwatch import Stopwatch
 
 
@@ -58,3 +59,31 @@ def test_what_ray_prints_is_logged_without_colours_and_counters(caplog: pytest.L
     thread.join()
     assert [record.getMessage() for record in caplog.records] == ["ray: (raylet) it has ended"]
     assert stream.getvalue() == "of the run\n"
+
+
+class Terminal(io.StringIO):
+    """A stream with properties that a file lacks."""
+
+    encoding = "latin-1"
+    errors = "replace"
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 7
+
+
+def test_a_terminal_remains_one_under_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another answer tables would be as wide as in a file, and without colours."""
+    lines = RayLines(Terminal())
+    assert lines.isatty() and lines.writable() and lines.fileno() == 7
+    assert (lines.encoding, lines.errors) == ("latin-1", "replace")
+    lines.writelines(["a\n", "b\n"])
+    lines.flush()
+    assert lines.stream.getvalue() == "a\nb\n"
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr("sys.stdout", lines)
+    assert open_console().width == 50
+    monkeypatch.setattr("sys.stdout", RayLines(io.StringIO()))
+    assert open_console().width == WIDTH
