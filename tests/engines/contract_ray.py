@@ -20,6 +20,8 @@ import torch
 from ray.exceptions import OutOfMemoryError
 from toy_envs import BanditEnv
 
+from turnwise.cluster import ray_hosts
+from turnwise.cluster.actor_host import ActorHost
 from turnwise.cluster.env_pool import EnvPool, PoolSettings
 from turnwise.cluster.ray_actor import ActorWire
 from turnwise.cluster.ray_cluster import RayCluster
@@ -157,6 +159,22 @@ def test_nothing_is_started_on_a_lost_node(cluster: Any) -> None:
     with pytest.raises(WorkerError, match="node first is gone"):
         hosts.start("turnwise.cluster.child", ["one more process"], [0])
     del hosts._lost[1]
+
+
+class EndsAtOnce(ActorHost):
+    def __init__(self, *_: Any) -> None:
+        os._exit(7)
+
+
+def test_an_actor_that_ends_while_it_starts_is_one_sentence(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_hosts, "ActorHost", EndsAtOnce)
+    with pytest.raises(
+        WorkerError, match=r"one more process can't be started on node first: .*\b7\b"
+    ) as caught:
+        cluster._hosts.start("turnwise.cluster.child", ["one more process"], [0])
+    assert "\n" not in str(caught.value)
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words(cluster: Cluster) -> None:

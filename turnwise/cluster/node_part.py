@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.cluster.node_agent import NodeFacts, versions
+from turnwise.cluster.ray_settings import reason_of
 from turnwise.errors import WorkerError
 from turnwise.runtime.machine import Node
 
@@ -71,7 +72,14 @@ def require_paths(node: Node, missing: Sequence[str], paths: Mapping[str, str]) 
 
 def lacking_agent(node: Node, error: Exception) -> WorkerError:
     """The error of a run whose agent couldn't start on a node."""
-    lines = str(error).strip().splitlines()
-    reason = lines[-1].strip() if lines else type(error).__name__
     advice = "all nodes need the same installation of turnwise, and have to see the folder in which it starts"
-    return WorkerError(f"node {node.name} can't start a process of the run: {reason}; {advice}")
+    return WorkerError(f"node {node.name} can't start a process of the run: {reason_of(error)}; {advice}")
+
+
+def failed_start(name: str, node: Node, error: Exception) -> WorkerError:
+    """The error of a run of which a process has ended while it started."""
+    reason = reason_of(error).rstrip(".")
+    return WorkerError(
+        f"{name} can't be started on node {node.name}: {reason}; the files of Ray on that node may say more "
+        "(/tmp/ray/session_latest/logs)"
+    )

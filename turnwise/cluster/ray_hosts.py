@@ -19,6 +19,7 @@ from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings
 from turnwise.cluster.node_part import (
     NodePart,
     actor_environment,
+    failed_start,
     lacking_agent,
     require_paths,
     require_versions,
@@ -147,18 +148,24 @@ class RayHosts:
             for actor in actors:
                 on_error.callback(ray.kill, actor)
             self._wait_for(answers, indices)
+            all_facts = [
+                self._answer(answer, name, index)
+                for answer, name, index in zip(answers, names, indices, strict=True)
+            ]
             on_error.pop_all()
         processes: list[WorkerProcess] = []
-        for name, index, actor, facts in zip(
-            names,
-            indices,
-            actors,
-            ray.get(answers),
-            strict=True,
-        ):
+        for name, index, actor, facts in zip(names, indices, actors, all_facts, strict=True):
             actor.serve.remote(module)
             processes.append(self._process(name, index, actor, facts))
         return processes
+
+    def _answer(self, answer: Any, name: str, index: int) -> HostFacts:
+        """The facts of an actor that has answered. Raises WorkerError if it has ended instead."""
+        try:
+            facts: HostFacts = ray.get(answer)
+        except RayError as error:
+            raise failed_start(name, self.placement.machine.nodes[index], error) from error
+        return facts
 
     def _wait_for(self, answers: Sequence[Any], indices: Sequence[int]) -> None:
         """Waits until all actors of these nodes answer. Raises WorkerError if one of the nodes is lost: Ray

@@ -83,6 +83,19 @@ def fate_text(cause: str) -> str:
     return " ".join(detail.split()) or "it isn't known how"
 
 
+def reason_of(error: Exception) -> str:
+    """The reason in an error of Ray, without its traceback and advice.
+
+    >>> reason_of(RuntimeError("a traceback\\n  of lines\\n\\x1b[36mValueError: no room\\x1b[39m"))
+    'ValueError: no room'
+    """
+    text = _COLOUR.sub("", str(error))
+    if "Worker exit detail: " in text:
+        return fate_text(text)
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
+
+
 def is_of_lost_node(cause: str) -> bool:
     """Whether Ray's text about the end of an actor says that its node was lost.
 

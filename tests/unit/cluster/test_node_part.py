@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.cluster.beats import ProcessKey
 from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings, versions
-from turnwise.cluster.node_part import lacking_agent, require_paths, require_versions
+from turnwise.cluster.node_part import failed_start, lacking_agent, require_paths, require_versions
 from turnwise.cluster.ray_settings import require_addresses, require_head, with_own_names
 from turnwise.errors import NotAvailableError, WorkerError
 from turnwise.runtime.machine import Node
@@ -39,6 +39,29 @@ def test_an_agent_that_can_not_start_says_why_in_its_last_line():
         NODE, RuntimeError("a trace\n  of lines\nModuleNotFoundError: No module named 'turnwise'")
     )
     assert "node far can't start a process of the run: ModuleNotFoundError" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: ActorHost\nThe actor is "
+            "dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+            "its connection\nended with code 2. Some common causes include: (1) a kill",
+            "its connection ended with code 2",
+        ),
+        (
+            "The actor died because of an error raised in its creation task, \x1b[36mray::ActorHost()\n"
+            '  File "host.py", line 3\nOSError: no space\n',
+            "OSError: no space",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_a_process_that_ends_while_it_starts_is_one_sentence(text, reason):
+    error = str(failed_start("inference replica 1", NODE, RuntimeError(text)))
+    assert error.startswith(f"inference replica 1 can't be started on node far: {reason}; ")
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize(
