@@ -116,6 +116,7 @@ def test_environments_live_in_actors_of_all_nodes_and_are_replaced(cluster: Any)
             time.sleep(0.1)
     assert pool.make(task).reset(seed=0)[0] == "pull a b c d"
     pool.end()
+    assert not +hosts._spread._num_processes, "those that have ended leave room"
 
 
 def test_a_lost_node_of_which_a_run_awaits_devices_is_named(cluster: Any) -> None:

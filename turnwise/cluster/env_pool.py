@@ -188,13 +188,13 @@ class EnvPool:
                 )
                 return self._dead
             logger.warning("%s has ended: %s; it is started again", worker.process.name, story)
+            worker.release()  # so that it counts no more where another one is placed
             try:
                 another, _ = self._new_worker(worker.process.name)
             except Exception as error:  # boundary: Ray and the system raise errors of their own
                 self._dead = EnvWorkersDeadError(f"{worker.process.name} can't be started again: {error}")
                 return self._dead
             self._workers[self._workers.index(worker)] = another
-        worker.release()
         return ended
 
     def _ends_too_often(self) -> bool:

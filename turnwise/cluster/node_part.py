@@ -1,6 +1,9 @@
-"""What a run has of a node of Ray: its devices, its agent, and the variables of its actors."""
+"""What a run has of a node of Ray: its devices, its agent, the variables of its actors, and its share of the
+processes without a device."""
 
 import os
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -35,6 +38,27 @@ class NodePart:
         if not self.node.accelerator:
             return "cpu"
         return f"{self.node.accelerator}:{self.numbers.index(number)}"
+
+
+class Spread:
+    """Spreads processes without a device over nodes, by their cores."""
+
+    def __init__(self) -> None:
+        self._num_processes: Counter[int] = Counter()
+        self._changing = threading.Lock()
+
+    def add(self, num_cores: Mapping[int, int]) -> int:
+        """Adds a process. Returns the index of its node, of which `num_cores` has the cores: the one that has
+        the most for each process, with this one."""
+        with self._changing:
+            index = max(num_cores, key=lambda node: num_cores[node] / (self._num_processes[node] + 1))
+            self._num_processes[index] += 1
+        return index
+
+    def remove(self, index: int) -> None:
+        """Notes that a process of a node has ended."""
+        with self._changing:
+            self._num_processes[index] -= 1
 
 
 def actor_environment(part: NodePart) -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -116,7 +117,8 @@ class SharedParcel(Parcel):
 
 
 class ActorLife(ProcessLife):
-    """The life of an actor that hosts workers, and what its node's agent says of it."""
+    """The life of an actor that hosts workers, and what its node's agent says of it. `leave` is called when
+    it has ended."""
 
     def __init__(
         self,
@@ -124,12 +126,14 @@ class ActorLife(ProcessLife):
         wire: ActorWire,
         agent: Any,
         facts: HostFacts,
+        leave: Callable[[], object] | None = None,
     ) -> None:
         self.process_id = facts.process.number
         self._actor = actor
         self._wire = wire
         self._agent = agent
         self._facts = facts
+        self._leave = leave
 
     @property
     def is_out_of_reach(self) -> bool:
@@ -147,7 +151,11 @@ class ActorLife(ProcessLife):
         self.kill()
         return True
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        leave = self._leave
+        self._leave = None
+        if leave is not None:
+            leave()
 
     def stacks(self) -> str:
         return self._answer("stacks", self.process_id, self._facts.stacks)

@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,6 +18,7 @@ from turnwise.cluster.channel import Channel
 from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings
 from turnwise.cluster.node_part import (
     NodePart,
+    Spread,
     actor_environment,
     failed_start,
     lacking_agent,
@@ -65,8 +66,8 @@ class RayHosts:
         self._wires: dict[int, dict[str, ActorWire]] = {}
         """Index of a node → name of an actor there → its wire."""
         self._actors: list[Any] = []
-        self._num_beside: Counter[int] = Counter()
-        """Index of a node → number of processes without a device there."""
+        self._spread = Spread()
+        """Places the processes without a device."""
         self._lost: dict[int, str] = {}
         """Index of each lost node → why it counts as lost."""
         self._endings: list[Callable[[], object]] = []
@@ -103,10 +104,13 @@ class RayHosts:
         remaining = [index for index in self._parts if index not in self._lost]
         if not remaining:
             raise WorkerError(f"{name} can't be started: all nodes of the run are lost")
-        index = max(remaining, key=self._cores_for_another)
-        self._num_beside[index] += 1
-        with self._waiting():
-            [process] = self._start_on(module, [name], [index], sees_devices=False)
+        index = self._spread.add({index: self._parts[index].facts.num_cores for index in remaining})
+        leave = partial(self._spread.remove, index)
+        with ExitStack() as on_error:
+            on_error.callback(leave)
+            with self._waiting():
+                [process] = self._start_on(module, [name], [index], leave)
+            on_error.pop_all()
         return process
 
     def before_close(self, end: Callable[[], object]) -> None:
@@ -117,20 +121,22 @@ class RayHosts:
         """See `Hosts`."""
         return sum(part.facts.num_cores for part in self._parts.values())
 
-    def _cores_for_another(self, index: int) -> float:
-        return self._parts[index].facts.num_cores / (self._num_beside[index] + 1)
-
     def _start_on(
-        self, module: str, names: Sequence[str], indices: Sequence[int], sees_devices: bool = True
+        self,
+        module: str,
+        names: Sequence[str],
+        indices: Sequence[int],
+        leave: Callable[[], object] | None = None,
     ) -> list[WorkerProcess]:
-        """Starts a process for each name, on the node of its index."""
+        """Starts a process for each name, on the node of its index. With `leave`, which is called when it has
+        ended, it sees no device."""
         bundles = list(self._parts)
         actors: list[Any] = []
         for index in indices:
             part = self._parts[index]
             options = {"num_cpus": 0, "concurrency_groups": _GROUPS}
             environment = actor_environment(part)
-            if not sees_devices:
+            if leave is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = ""
             bundle = bundles.index(index)
             actors.append(
@@ -156,7 +162,7 @@ class RayHosts:
         processes: list[WorkerProcess] = []
         for name, index, actor, facts in zip(names, indices, actors, all_facts, strict=True):
             actor.serve.remote(module)
-            processes.append(self._process(name, index, actor, facts))
+            processes.append(self._process(name, index, actor, facts, leave))
         return processes
 
     def _answer(self, answer: Any, name: str, index: int) -> HostFacts:
@@ -184,6 +190,7 @@ class RayHosts:
         index: int,
         actor: Any,
         facts: HostFacts,
+        leave: Callable[[], object] | None,
     ) -> WorkerProcess:
         part = self._parts[index]
         part.agent.add_host.remote(facts.process)
@@ -194,7 +201,7 @@ class RayHosts:
         if index in self._lost:  # since its actor has answered
             wire.lose(f"node {part.node.name} {self._lost[index]}")
         logger.info("%s is process %d", full_name, facts.process.number)
-        life = ActorLife(actor, wire, part.agent, facts)
+        life = ActorLife(actor, wire, part.agent, facts, leave)
         return WorkerProcess(full_name, life, Channel(wire, self._stopwatch, full_name))
 
     def _reserve(self) -> None:

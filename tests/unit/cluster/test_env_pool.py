@@ -18,9 +18,13 @@ from toy_envs import LettersEnv
 
 from turnwise.cluster import env_worker
 from turnwise.cluster.env_pool import EnvPool, PoolSettings, RemoteEnv
+from turnwise.cluster.hosts import ForkedHosts, Hosts
 from turnwise.cluster.messages import joined, pack, parted, unpack
+from turnwise.cluster.process import WorkerProcess
 from turnwise.errors import ConfigError, EnvironmentFault, EnvWorkersDeadError
 from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.placement import Placement
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Task
 
@@ -35,13 +39,18 @@ def runner() -> Iterator[WatchedRunner]:
 
 
 def pool_of(
-    runner: WatchedRunner, make_env: Callable[..., Any], num_workers: int = 1, **settings: Any
+    runner: WatchedRunner,
+    make_env: Callable[..., Any],
+    num_workers: int = 1,
+    hosts: Hosts | None = None,
+    **settings: Any,
 ) -> EnvPool:
     pool = EnvPool(
         make_env,
         num_workers,
         PoolSettings("Home", "HomeEnv", watchdog=runner.watchdog, **settings),
         runner.loop,
+        hosts,
     )
     runner.at_close(pool.end)
     pool.begin()
@@ -163,6 +172,36 @@ def test_a_worker_that_ends_fails_its_episodes_and_is_started_again(
     with pytest.raises(EnvironmentFault, match=r"SIGABRT.*1 environment in it.*1 × step"):
         runner.run(episode())
     assert runner.run(episode())[1] == 1.0
+
+
+def test_a_worker_that_has_ended_is_released_before_another_is_placed(runner: WatchedRunner) -> None:
+    """Its node counts it until then."""
+    events: list[str] = []
+
+    class Nodes(ForkedHosts):
+        def start_beside(self, module: str, name: str) -> WorkerProcess:
+            events.append("start")
+            process = super().start_beside(module, name)
+            release = process.life.release
+
+            def noted() -> None:
+                events.append("release")
+                release()
+
+            process.life.release = noted  # type: ignore[method-assign]
+            return process
+
+    hosts = Nodes(Placement("local"), Stopwatch())
+    pool = pool_of(runner, worker_envs.EndingEnv, hosts=hosts)
+
+    async def episode() -> None:
+        env = await opened(pool)
+        await env.reset(seed=1)
+        await env.step("ab")
+
+    with pytest.raises(EnvironmentFault, match="played elsewhere"):
+        runner.run(episode())
+    assert events == ["start", "release", "start"]
 
 
 def test_a_class_that_ends_its_worker_again_and_again_ends_the_run(runner: WatchedRunner) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.cluster.beats import ProcessKey
 from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings, versions
-from turnwise.cluster.node_part import failed_start, lacking_agent, require_paths, require_versions
+from turnwise.cluster.node_part import Spread, failed_start, lacking_agent, require_paths, require_versions
 from turnwise.cluster.ray_settings import require_addresses, require_head, with_own_names
 from turnwise.errors import NotAvailableError, WorkerError
 from turnwise.runtime.machine import Node
@@ -32,6 +32,17 @@ def test_a_folder_that_a_node_does_not_see_is_named_with_its_key(tmp_path):
     with pytest.raises(WorkerError, match=r"node far doesn't see .* output_dir \(.*/gone\)"):
         require_paths(NODE, missing, paths)
     require_paths(NODE, [], paths)
+
+
+def test_processes_that_have_ended_leave_room_on_their_node():
+    """Else a worker that is started again would go elsewhere each time, and leave its node's cores idle."""
+    cores = {0: 4, 2: 2}
+    spread = Spread()
+    assert [spread.add(cores) for _ in range(6)] == [0, 0, 2, 0, 0, 2]
+    for _ in range(5):
+        spread.remove(2)
+        assert spread.add(cores) == 2
+    assert spread.add({2: 2}) == 2, "the other node is lost"
 
 
 def test_an_agent_that_can_not_start_says_why_in_its_last_line():
