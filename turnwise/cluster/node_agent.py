@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from turnwise import __version__
 from turnwise.cluster.beats import DriverWatch, Heartbeat, Looking, ProcessKey, ProcessState
+from turnwise.runtime.machine import num_cores
 
 _STACK_S = 5.0  # seconds to wait for the stacks of a process
 _QUIET_S = 0.3  # seconds without a further line after which stacks are complete
@@ -27,6 +28,7 @@ class NodeFacts(NamedTuple):
     devices: tuple[str, ...]
     """Ids of the accelerators that Ray has assigned to the run, in the order of its devices."""
     num_cores: int
+    """Number of cores that the node's processes may use."""
     versions: dict[str, str]
     """Versions that must be equal on all nodes, since functions are sent as code."""
     agent: ProcessKey
@@ -82,8 +84,7 @@ class NodeAgent:
     def facts(self) -> NodeFacts:
         # Ray sets this variable to the accelerators that it has assigned to an actor.
         devices = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        num_cores = os.cpu_count() or 1
-        return NodeFacts(devices, num_cores, versions(), ProcessKey.of_this())
+        return NodeFacts(devices, num_cores(), versions(), ProcessKey.of_this())
 
     def missing(self, paths: Mapping[str, str]) -> list[str]:
         """The keys of the paths that don't exist on this node."""

@@ -21,7 +21,7 @@ from turnwise.cluster.ray_settings import (
     with_own_names,
 )
 from turnwise.errors import NotAvailableError
-from turnwise.runtime.machine import Machine, Node
+from turnwise.runtime.machine import Machine, Node, num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _join(settings: RaySettings, num_slots: int) -> None:
     options: dict[str, Any] = {"address": settings.address or "local"}
     if not settings.address:
         os.environ.update(_OWN_VARIABLES)
-        options["num_cpus"] = max(num_slots, os.cpu_count() or 1)
+        options["num_cpus"] = max(num_slots, num_cores())
         options["include_dashboard"] = False
     if settings.runtime_env:
         options["runtime_env"] = dict(settings.runtime_env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -32,6 +33,13 @@ def test_a_folder_that_a_node_does_not_see_is_named_with_its_key(tmp_path):
     with pytest.raises(WorkerError, match=r"node far doesn't see .* output_dir \(.*/gone\)"):
         require_paths(NODE, missing, paths)
     require_paths(NODE, [], paths)
+
+
+def test_cores_that_a_scheduler_withholds_are_not_a_node_s(monkeypatch):
+    """SLURM and containers bind processes to some of them."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+    assert NodeAgent(WatchSettings(ProcessKey.of_this(), 30.0, None)).facts().num_cores == 3
 
 
 def test_processes_that_have_ended_leave_room_on_their_node():
