@@ -98,6 +98,7 @@ CALLS_C = {"cli/guard.py", "runtime/threads.py", "runtime/time_limit.py", "tools
 BROAD_EXCEPT = {
     "agents/gateway_agent.py",
     "cluster/actor_host.py",
+    "cluster/beats.py",
     "cluster/channel.py",
     "cluster/child.py",
     "cluster/env_child.py",

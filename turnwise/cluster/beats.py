@@ -1,5 +1,6 @@
 """Signs of life between a run and the nodes of its actors. This module imports neither ray nor torch."""
 
+import logging
 import os
 import sys
 import threading
@@ -8,6 +9,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+logger = logging.getLogger(__name__)
 
 BEAT_S = 5.0
 """Most seconds between two signs of life."""
@@ -180,7 +183,8 @@ class DriverWatch:
 
 
 class Looking:
-    """Calls `look` every `LOOK_S` seconds in a thread of its own, until `end`."""
+    """Calls `look` every `LOOK_S` seconds in a thread of its own, until `end`. An error of a look is logged,
+    unless the one before failed too: without further looks, nobody would learn of a silence."""
 
     def __init__(self, name: str, look: Callable[[], object]) -> None:
         self._look = look
@@ -194,5 +198,12 @@ class Looking:
         self._thread.join(BEAT_S)
 
     def _run(self) -> None:
+        has_failed = False
         while not self._is_over.wait(LOOK_S):
-            self._look()
+            try:
+                self._look()
+                has_failed = False
+            except Exception:  # boundary: calls of other libraries, such as those of Ray that ask for a sign
+                if not has_failed:
+                    logger.exception("%s: a look failed, and the next ones follow", self._thread.name)
+                has_failed = True

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from turnwise.cluster import beats
 from turnwise.cluster.beats import BEAT_S, DriverWatch, Heartbeat, Looking, NodeMonitor, ProcessKey
 from turnwise.cluster.node_agent import NodeAgent, WatchSettings
 
@@ -239,3 +241,22 @@ def test_looks_end():
     looking = Looking("test", lambda: looked.append(1))
     looking.end()
     assert not looked
+
+
+def test_looks_go_on_after_an_error_which_is_logged_once_in_a_row(monkeypatch, caplog):
+    monkeypatch.setattr(beats, "LOOK_S", 0.001)
+    answers = iter([True, False, False, True, False, True])
+    is_over = threading.Event()
+
+    def look():
+        answer = next(answers, None)
+        if answer is None:
+            is_over.set()
+        elif not answer:
+            raise RuntimeError("Ray is gone")
+
+    looking = Looking("node beats", look)
+    assert is_over.wait(60)
+    looking.end()
+    assert [record.threadName for record in caplog.records] == ["node beats"] * 2
+    assert all("Ray is gone" in record.exc_text for record in caplog.records)
