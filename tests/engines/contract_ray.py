@@ -17,17 +17,18 @@ import cluster_contract as contract
 import pytest
 import ray
 import torch
-from ray.exceptions import OutOfMemoryError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError
 from toy_envs import BanditEnv
 
 from turnwise.cluster import ray_hosts
-from turnwise.cluster.actor_host import ActorHost
+from turnwise.cluster.actor_host import ActorHost, Heard
 from turnwise.cluster.env_pool import EnvPool, PoolSettings
 from turnwise.cluster.ray_actor import ActorWire
 from turnwise.cluster.ray_cluster import RayCluster
 from turnwise.cluster.ray_hosts import RayHosts, _require_alive
 from turnwise.cluster.ray_session import join_ray
-from turnwise.cluster.ray_settings import RaySettings
+from turnwise.cluster.ray_settings import Outage, RaySettings
+from turnwise.cluster.wire import Message
 from turnwise.errors import EnvironmentFault, WorkerError
 from turnwise.protocols import Cluster
 from turnwise.runtime.event_loop import WatchedRunner
@@ -125,6 +126,27 @@ def test_a_lost_node_of_which_a_run_awaits_devices_is_named(cluster: Any) -> Non
     _require_alive(nodes)
     with pytest.raises(WorkerError, match="node second was lost"):
         _require_alive([*nodes, replace(nodes[-1], key="of a node that was")])
+
+
+def test_an_actor_out_of_reach_is_asked_again_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [ActorUnavailableError("it may live", None)] * 3 + [Heard(0, [Message(b"x", [])])]
+
+    class Unavailable(OutOfMemory):
+        def remote(self, number: int) -> Any: ...
+
+    def get(_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "wait", lambda futures, timeout: (futures, []))
+    monkeypatch.setattr(ray, "get", get)
+    wire = ActorWire(Unavailable())
+    pauses: list[float] = []
+    wire.outage = Outage(pauses.append)
+    assert wire.receive().content == b"x"
+    assert len(pauses) == 3 and not wire.outage.is_on
 
 
 class OutOfMemory:

@@ -1,6 +1,5 @@
 """One actor of Ray: the wire to it, what is sent to several of them at once, and its life."""
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,10 +11,8 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError
 from turnwise.cluster.actor_host import Heard, HostFacts
 from turnwise.cluster.messages import Parcel
 from turnwise.cluster.process_life import ProcessLife
-from turnwise.cluster.ray_settings import fate_text, is_of_lost_node
+from turnwise.cluster.ray_settings import Outage, fate_text, is_of_lost_node
 from turnwise.cluster.wire import Message
-
-logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5  # seconds between two looks whether a wire has been closed
 _ANSWER_S = 10.0  # seconds to wait for a node's agent
@@ -39,7 +36,7 @@ class ActorWire:
         """What Ray says about the actor's end; empty while it lives."""
         self.loss = ""
         """Why the actor's node counts as lost; empty while it doesn't."""
-        self.is_out_of_reach = False
+        self.outage = Outage()
         """Whether Ray doesn't know at the moment if the actor lives."""
 
     def send(self, message: Any) -> None:
@@ -78,15 +75,14 @@ class ActorWire:
             heard: Heard = ray.get(answer)
         except (ActorUnavailableError, ObjectLostError) as error:
             # The call may or may not have been executed, or its answer is lost: that isn't the actor's end.
-            logger.warning("ray: %s", error)
-            self.is_out_of_reach = True
+            self.outage.note(error)
             self._repeat()
             return Heard(self._num_confirmed, [])
         except RayError as error:
             # Ray has classes of their own for some ends of actors, such as OutOfMemoryError.
             self.cause = str(error)
             raise EOFError from error
-        self.is_out_of_reach = False
+        self.outage.end()
         self._confirm(heard.num_delivered)
         return heard
 
@@ -137,7 +133,7 @@ class ActorLife(ProcessLife):
 
     @property
     def is_out_of_reach(self) -> bool:
-        return self._wire.is_out_of_reach
+        return self._wire.outage.is_on
 
     @property
     def has_lost_node(self) -> bool:

@@ -5,7 +5,8 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from turnwise.runtime.machine import Node
 
 logger = logging.getLogger(__name__)
 
+_OUTAGE_S = 0.5  # seconds between two calls of an actor that fail
 _CONNECT_S = 10.0  # seconds that Ray's head has to accept a connection
 
 
@@ -70,6 +72,28 @@ class RayRecords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         logger.log(record.levelno, "ray: %s", record.getMessage())
+
+
+class Outage:
+    """Whether calls of an actor fail at the moment without telling if it lives. `pause` waits for seconds."""
+
+    def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
+        self.is_on = False
+        self._pause = pause
+
+    def note(self, error: Exception) -> None:
+        """Notes a call that has failed, and waits: such calls fail at once. Only the first of several in a
+        row is logged."""
+        if not self.is_on:
+            self.is_on = True
+            logger.warning("ray: %s", error)
+        self._pause(_OUTAGE_S)
+
+    def end(self) -> None:
+        """Notes a call that has been answered."""
+        if self.is_on:
+            self.is_on = False
+            logger.warning("ray: the actor answers again")
 
 
 def fate_text(cause: str) -> str:

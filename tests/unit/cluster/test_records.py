@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.cluster.channel import Channel
 from turnwise.cluster.messages import RECORD, Reply, dumps, pack
-from turnwise.cluster.ray_settings import RayLines, RayRecords
+from turnwise.cluster.ray_settings import Outage, RayLines, RayRecords
 from turnwise.cluster.wire import Message
 from turnwise.runtime.console import WIDTH, open_console
 from turnwise.runtime.stopwatch import Stopwatch
@@ -59,6 +59,23 @@ def test_what_ray_prints_is_logged_without_colours_and_counters(caplog: pytest.L
     thread.join()
     assert [record.getMessage() for record in caplog.records] == ["ray: (raylet) it has ended"]
     assert stream.getvalue() == "of the run\n"
+
+
+def test_calls_that_fail_in_a_row_are_logged_once_and_repeated_with_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pauses: list[float] = []
+    outage = Outage(pauses.append)
+    outage.end()
+    for number in range(100):
+        outage.note(RuntimeError(f"unavailable {number}"))
+    assert outage.is_on and len(pauses) == 100 and min(pauses) > 0
+    outage.end()
+    outage.end()
+    assert not outage.is_on
+    assert len(caplog.records) == 2 and caplog.records[0].getMessage() == "ray: unavailable 0"
+    outage.note(RuntimeError("again"))
+    assert len(caplog.records) == 3
 
 
 class Terminal(io.StringIO):
