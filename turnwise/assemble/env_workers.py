@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 from turnwise.agents.env_agent import EnvAgent
 from turnwise.cluster.env_pool import EnvPool, PoolSettings
@@ -17,8 +18,9 @@ from turnwise.types import Split
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 MAX_PER_CORE = 4
-"""Maximum number of workers of a split per core."""
+"""Maximum number of workers of a run per core."""
 
 
 def remote_tags(config: AgenticConfig, split: Split) -> list[str]:
@@ -47,35 +49,57 @@ def num_environments(config: AgenticConfig, split: Split, tag: str) -> int:
     return num_groups * (manager.group_size + manager.group_size_redundancy)
 
 
-def num_workers(numbers: Mapping[str, int], num_each: int, cores: int) -> dict[str, int]:
-    """The number of workers of each tag, of whose environments `num_each` live in one. If these are more than
+def num_workers(requested: Mapping[T, int], cores: int) -> dict[T, int]:
+    """The number of workers of each tag, of which so many are requested. If these are more than
     `MAX_PER_CORE` for each of the cores, each tag gets its share of that many, at least one.
 
-    >>> num_workers({"A": 20}, 16, cores=2)
+    >>> num_workers({"A": 2}, cores=2)
     {'A': 2}
-    >>> num_workers({"A": 96, "B": 32}, 4, cores=2)
+    >>> num_workers({"A": 24, "B": 8}, cores=2)
     {'A': 6, 'B': 2}
     """
-    requested = {tag: math.ceil(number / num_each) for tag, number in numbers.items() if number}
     total = sum(requested.values())
     limit = MAX_PER_CORE * cores
     if total <= limit:
-        return requested
+        return dict(requested)
     return {tag: max(1, number * limit // total) for tag, number in requested.items()}
 
 
+def shared_workers(
+    config: AgenticConfig, split: Split, started: Collection[Split], cores: int
+) -> dict[str, int]:
+    """The number of workers of each tag of a split. The limit is one for the run: training leaves validation
+    its share, and a split that is `started` has its own."""
+    splits = {split, *started}
+    if split == "train" and config.uses_validation:
+        splits.add("val")
+    requested: dict[tuple[Split, str], int] = {}
+    for each in sorted(splits):
+        num_each = config.env_manager(each).max_env_num_per_worker
+        for tag in remote_tags(config, each):
+            if number := num_environments(config, each, tag):
+                requested[each, tag] = math.ceil(number / num_each)
+    shares = num_workers(requested, cores)
+    return {tag: number for (each, tag), number in shares.items() if each == split}
+
+
 def start_env_workers(
-    config: AgenticConfig, split: Split, event_loop: WatchedRunner, hosts: Hosts | None = None
+    config: AgenticConfig,
+    split: Split,
+    event_loop: WatchedRunner,
+    hosts: Hosts | None = None,
+    started: Collection[Split] = (),
 ) -> dict[str, EnvPool]:
-    """Starts the workers of a split, by tag, as processes that `hosts` starts. They end when `event_loop` or
-    `hosts` is closed. Raises ConfigError if environments can't be made in them."""
+    """Starts the workers of a split, by tag, as processes that `hosts` starts. Those of the splits `started`
+    run already. They end when `event_loop` or `hosts` is closed. Raises ConfigError if environments can't be
+    made in them."""
     tags = remote_tags(config, split)
     if not tags:
         return {}
     num_each = config.env_manager(split).max_env_num_per_worker
     numbers = {tag: num_environments(config, split, tag) for tag in tags}
     cores = num_cores() if hosts is None else hosts.num_cores
-    workers = num_workers(numbers, num_each, cores)
+    workers = shared_workers(config, split, started, cores)
     _say(split, numbers, workers, num_each, cores)
     event_loop.watchdog.start()
     pools = {}
@@ -117,8 +141,8 @@ def _say(
     total = sum(math.ceil(number / num_each) for number in numbers.values())
     if total > sum(workers.values()):
         logger.warning(
-            "%s_env_manager.max_env_num_per_worker: %d would be %d workers, more than %d for each of %s; "
-            "%d are started, with up to %d environments each",
+            "%s_env_manager.max_env_num_per_worker: %d would be %d workers, and a run has at most %d "
+            "for each of %s; %d are started, with up to %d environments each",
             split,
             num_each,
             total,

@@ -254,7 +254,7 @@ def agents_of(
     of_environments: dict[tuple[str, str], AgentLoop] = {}
     if split not in policy.env_pools:
         hosts = policy.hosts if isinstance(policy, ServedPolicy) else None
-        policy.env_pools[split] = start_env_workers(config, split, event_loop, hosts)
+        policy.env_pools[split] = start_env_workers(config, split, event_loop, hosts, policy.env_pools)
     for tag in config.env_manager(split).env_tags:
         settings = agent_settings(config, tag, split, event_loop.watchdog, event_loop.stopwatch)
         make_env = make_shown = env_factory(config, tag, split)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_runs import LETTERS, assert_same_weights, measured, played, run_small, small_config
 
+from turnwise.assemble.env_workers import shared_workers
 from turnwise.config import AgenticConfig
 from turnwise.errors import EnvWorkersDeadError
 
@@ -59,6 +60,22 @@ def test_a_deterministic_run_with_workers_is_that_without(tiny_model: Any, tmp_p
     assert_same_weights(*(pipeline.checkpoints.newest for pipeline in pipelines))
     pictures = [sorted((tmp_path / f"pictures{number}").rglob("*.gif")) for number in (0, 3)]
     assert [path.read_bytes() for path in pictures[0]] == [path.read_bytes() for path in pictures[1]] != []
+
+
+def test_training_and_validation_share_the_limit_of_a_run(tiny_model: Any, tmp_path: Path) -> None:
+    """Each alone would have eight on two cores."""
+    train = {"num_env_groups": 6, "group_size": 4, "max_env_num_per_worker": 1}
+    val = {"num_env_groups": 8, "max_env_num_per_worker": 1}
+
+    def workers(split: str, started: tuple[str, ...] = (), eval_steps: int = 1, cores: int = 2) -> int:
+        changes = {"val_env_manager": val, "eval_steps": eval_steps}
+        config = config_of(tiny_model, tmp_path, "worker_envs:HomeEnv", train, **changes)
+        return shared_workers(config, split, started, cores)["Letters"]
+
+    assert (workers("train"), workers("val", started=("train",))) == (6, 2)
+    assert workers("val") == 8, "an evaluation plays nothing else"
+    assert workers("train", eval_steps=0) == 8
+    assert (workers("train", cores=8), workers("val", started=("train",), cores=8)) == (24, 8)
 
 
 def test_a_run_outlives_the_end_of_a_worker(
