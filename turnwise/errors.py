@@ -19,6 +19,10 @@ class ConfigError(TurnwiseError, ValueError):
         self.complete = complete or str(message)
 
 
+class MissingDeviceError(ConfigError):
+    """A config that names a device which no node has. More nodes may come."""
+
+
 class NotAvailableError(TurnwiseError):
     """A valid setting whose feature isn't in this version, or isn't installed."""
 

@@ -3,7 +3,7 @@ imported only where it is needed."""
 
 from dataclasses import replace
 
-from turnwise.assemble.ray import joined_nodes
+from turnwise.assemble.ray import placed_on_nodes
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.demand import ray_reason
@@ -14,11 +14,11 @@ from turnwise.runtime.placement import CpuThreads, Placement
 
 def place_here(config: AgenticConfig | SFTConfig, plays: bool = True) -> Placement:
     """The placement of a config on this machine, or on the nodes of the Ray that it uses, which is joined.
-    Raises as `place`, and NotAvailableError if Ray can't be joined."""
+    Raises as `place` and `placed_on_nodes`."""
     machine = find_machine()
-    if ray_reason(config, machine):
-        machine = replace(machine, nodes=joined_nodes(config))
-    return place(config, machine, plays)
+    if not ray_reason(config, machine):
+        return place(config, machine, plays)
+    return placed_on_nodes(config, lambda nodes: place(config, replace(machine, nodes=nodes), plays))
 
 
 def placed_rewards(config: AgenticConfig) -> Placement:

@@ -2,30 +2,60 @@
 and only for runs that use it."""
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from turnwise.cluster.growing import bundles_of, described, wait_for_nodes
 from turnwise.cluster.hosts import ForkedHosts, Hosts
 from turnwise.cluster.ray_settings import RaySettings
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.checks.contradictions import named_models
+from turnwise.config.demand import Demand
 from turnwise.config.place import smallest_machine
+from turnwise.errors import MissingDeviceError
 from turnwise.model_files.hub import local_path
 from turnwise.protocols import Cluster
-from turnwise.runtime.machine import Node, ray_sign
+from turnwise.runtime.machine import Machine, Node, ray_sign
 from turnwise.runtime.placement import Placement
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
 
-def joined_nodes(config: AgenticConfig | SFTConfig) -> tuple[Node, ...]:
-    """The nodes of the Ray that a run of this config uses, which this process joins, or starts on this
-    machine. Raises NotAvailableError if it can't be joined."""
+def placed_on_nodes(
+    config: AgenticConfig | SFTConfig, place: Callable[[tuple[Node, ...]], Placement]
+) -> Placement:
+    """What `place` makes of the nodes of the Ray that a run of this config uses, which this process joins, or
+    starts on this machine. If they lack a device and Ray has an autoscaler, waits for the nodes that it adds.
+    Raises NotAvailableError if Ray can't be joined, DeadlineError if those nodes don't come, and what `place`
+    raises."""
     from turnwise.cluster.ray_session import join_ray
 
-    return join_ray(_settings(config), smallest_machine(config).num_devices).nodes
+    settings = _settings(config)
+
+    def placed() -> Placement:
+        return place(join_ray(settings, smallest_machine(config).num_devices).nodes)
+
+    try:
+        return placed()
+    except MissingDeviceError:
+        from turnwise.cluster.ray_growth import asking_for, free_amounts, may_grow
+
+        if not settings.address or not may_grow():
+            raise
+    bundles = _bundles(config, join_ray(settings))
+    with asking_for(bundles):
+        return wait_for_nodes(placed, described(bundles), free_amounts, settings.start_s)
+
+
+def _bundles(config: AgenticConfig | SFTConfig, machine: Machine) -> list[dict[str, float]]:
+    """What the config's devices are for Ray. A head that only drives says nothing of their kind: others have
+    accelerators then."""
+    last = max(Demand.of(config).named_devices, default=0)
+    kind = "CPU" if machine.num_devices and not machine.accelerator else "GPU"
+    return bundles_of(last + 1, config.num_gpus_per_node, kind)
 
 
 def open_hosts(

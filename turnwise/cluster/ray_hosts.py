@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from turnwise.cluster.actor_host import ActorHost, HostFacts
 from turnwise.cluster.beats import Heartbeat, Looking, NodeMonitor, ProcessKey
 from turnwise.cluster.channel import Channel
+from turnwise.cluster.growing import LOOK_S, REPORT_S, amounts
 from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings
 from turnwise.cluster.node_part import (
     NodePart,
@@ -27,6 +28,7 @@ from turnwise.cluster.node_part import (
 )
 from turnwise.cluster.process import WorkerProcess
 from turnwise.cluster.ray_actor import ActorLife, ActorWire
+from turnwise.cluster.ray_growth import free_amounts
 from turnwise.cluster.ray_session import leave_ray
 from turnwise.cluster.ray_settings import RaySettings
 from turnwise.errors import DeadlineError, WorkerError
@@ -37,8 +39,6 @@ from turnwise.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-_REPORT_S = 10.0  # seconds between two reports of what a start waits for
-_LOOK_S = 0.5  # seconds between two looks whether the devices are reserved
 _GROUPS = {"arriving": 1, "leaving": 1, "control": 2}
 """Groups of threads of an actor: for messages in either direction, and for questions about it."""
 _AGENT_CALLS = 4
@@ -181,7 +181,7 @@ class RayHosts:
                 if index in self._lost:
                     node = self.placement.machine.nodes[index]
                     raise WorkerError(f"no process can be started: node {node.name} {self._lost[index]}")
-            if len(ray.wait(answers, num_returns=len(answers), timeout=_LOOK_S)[0]) == len(answers):
+            if len(ray.wait(answers, num_returns=len(answers), timeout=LOOK_S)[0]) == len(answers):
                 return
 
     def _process(
@@ -282,9 +282,9 @@ class RayHosts:
         DeadlineError if others keep them, and WorkerError if one of the nodes is lost."""
         start_s = self.settings.start_s or float("inf")
         # Just before the watchdog, which knows no nodes.
-        end = time.monotonic() + start_s - 2 * _LOOK_S
-        report = time.monotonic() + _REPORT_S
-        while not self._reserved.wait(_LOOK_S):
+        end = time.monotonic() + start_s - 2 * LOOK_S
+        report = time.monotonic() + REPORT_S
+        while not self._reserved.wait(LOOK_S):
             _require_alive(nodes)
             if time.monotonic() >= end:
                 lacking = "; ".join(self._lacking(nodes, resources))
@@ -294,19 +294,19 @@ class RayHosts:
                 )
             if time.monotonic() < report:
                 continue
-            report = time.monotonic() + _REPORT_S
+            report = time.monotonic() + REPORT_S
             awaited = "; ".join(
-                f"{_amounts(bundle)} of {node.name}" for node, bundle in zip(nodes, resources, strict=True)
+                f"{amounts(bundle)} of {node.name}" for node, bundle in zip(nodes, resources, strict=True)
             )
-            logger.info("waiting for Ray to reserve %s; free are %s", awaited, _amounts(_free_resources()))
+            logger.info("waiting for Ray to reserve %s; free are %s", awaited, free_amounts())
 
     def _lacking(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> Iterator[str]:
         """Yields what each node doesn't have free."""
         for node, bundle in zip(nodes, resources, strict=True):
             selector = {"ray.io/node-id": node.key}
             trial = placement_group([dict(bundle)], strategy="PACK", bundle_label_selector=[selector])
-            if not trial.wait(_LOOK_S):
-                yield f"{_amounts(bundle)} of {node.name}"
+            if not trial.wait(LOOK_S):
+                yield f"{amounts(bundle)} of {node.name}"
             remove_placement_group(trial)
 
     def _remote(self, kind: Any, bundle: int, *args: Any, **options: Any) -> Any:
@@ -380,12 +380,3 @@ def _require_alive(nodes: Sequence[Node]) -> None:
                 f"node {node.name} was lost while the run waited for its devices; start the run again, "
                 "on the nodes that are there now"
             )
-
-
-def _free_resources() -> dict[str, float]:
-    free = ray.available_resources()
-    return {kind: free.get(kind, 0.0) for kind in ("GPU", "CPU")}
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items())

@@ -16,7 +16,7 @@ from turnwise.config.demand import (
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import PlacedModel
 from turnwise.config.schema.sft import SFTConfig
-from turnwise.errors import ConfigError, counted
+from turnwise.errors import ConfigError, MissingDeviceError, counted
 from turnwise.runtime.machine import Machine, Node
 from turnwise.runtime.placement import (
     BESIDE_TRAINERS,
@@ -195,7 +195,7 @@ def _require_devices(role: str, devices: Sequence[int], machine: Machine) -> Non
 
 
 def _require_nodes(role: str, devices: Sequence[int], machine: Machine) -> None:
-    """Raises ConfigError if a node that Ray knows lacks a device that the role names."""
+    """Raises MissingDeviceError if a node that Ray knows lacks a device that the role names."""
     hosts = [node for node in machine.nodes if node.num_devices]
     sizes = ", ".join(f"{node.name or 'this machine'} {node.num_devices}" for node in hosts)
     for device in devices:
@@ -205,7 +205,7 @@ def _require_nodes(role: str, devices: Sequence[int], machine: Machine) -> None:
         if machine.num_per_node is not None:
             index, number = divmod(device, machine.num_per_node)
             reason += f", device {number} of node {index} (num_gpus_per_node: {machine.num_per_node})"
-        raise ConfigError(
+        raise MissingDeviceError(
             f"{reason}, and the nodes that Ray knows have these numbers of devices: {sizes}; name other "
             "devices, or add nodes to it (`ray start --address=HOST:PORT` on each)"
         )
