@@ -57,6 +57,7 @@ def build_transfer(
     num_copies = len(nodes) + 1 if senders.is_shared else 0
     replicas: Any = servers
     host = home.address or _LOOPBACK
+    interface = (config.cluster.interface or "") if placement.cluster == "ray" else ""
     if OWN_TRANSFER in config.actor_infer.strategy_args.strategy_config:
         num_processes = _require_sent_apart(config, placement)
         sender = SendingEngines(
@@ -65,11 +66,13 @@ def build_transfer(
             host,
             num_processes,
             timeout_s + _BEYOND_DEADLINE_S,
+            interface,
         )
         form = f"over gloo into vLLM's own processes, in {servers.info().model.dtype}"
         num_copies = placement.num_servers * num_processes
     elif nodes:
-        sender = SendingGroup(senders, replicas, home.name, host, timeout_s + _BEYOND_DEADLINE_S)
+        timeout = timeout_s + _BEYOND_DEADLINE_S
+        sender = SendingGroup(senders, replicas, home.name, host, timeout, interface)
     trained = set(placement.of("actor_train").devices)
     shares_devices = not trained.isdisjoint(placement.of("actor_infer").devices)
     transfer = PolicyTransfer(

@@ -82,15 +82,16 @@ class Replicas(Protocol):
 @dataclass
 class SendingGroup:
     """A `protocols.SendsWeights` to servers of several nodes. The first server of each node receives for all
-    of them. `ranks` send from `node`, which the others reach at the address `host`. If the process of a
-    receiver ends meanwhile, the weights are sent to the others again. Each wait inside the group may take
-    `timeout_s` seconds."""
+    of them. `ranks` send from `node`, which the others reach at the address `host`, or over the network
+    `interface` of each node. If the process of a receiver ends meanwhile, the weights are sent to the others
+    again. Each wait inside the group may take `timeout_s` seconds."""
 
     ranks: SendingRanks
     replicas: Replicas
     node: str
     host: str
     timeout_s: float
+    interface: str = ""
 
     def __post_init__(self) -> None:
         self._members: list[ReceivesForNode] = []
@@ -146,7 +147,7 @@ class SendingGroup:
             return
         size = len(receivers) + 1
         first = self.ranks.workers.at(0)
-        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s)
+        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s, self.interface)
         joining = [
             server.join_group(meeting, rank, size, self.timeout_s) for rank, server in enumerate(receivers, 1)
         ]
@@ -182,13 +183,15 @@ class NumberedReplicas(Protocol):
 class SendingEngines:
     """A `protocols.SendsWeights` to engines whose own processes receive what the first rank sends, without a
     copy between them. Each engine has `num_processes`. Each version has a group of its own, whose members
-    reach the first rank at the address `host`; a wait inside it may take `timeout_s` seconds."""
+    reach the first rank at the address `host`, or over the network `interface` of each node; a wait inside it
+    may take `timeout_s` seconds."""
 
     ranks: SendingRanks
     replicas: NumberedReplicas
     host: str
     num_processes: int
     timeout_s: float
+    interface: str = ""
     _sending: Pending | None = None
 
     def manifest(self) -> Pending:
@@ -210,7 +213,7 @@ class SendingEngines:
         first_ranks = {number: 1 + index * self.num_processes for index, number in enumerate(numbers)}
         size = 1 + len(numbers) * self.num_processes
         first = self.ranks.workers.at(0)
-        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s)
+        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s, self.interface)
         self._sending = first.call("send_to_group", size)
         return GroupWeights(weights.manifest, meeting, first_ranks, size, self.timeout_s)
 

@@ -194,6 +194,7 @@ class VLLMServer(EngineServer):
             "first_rank": weights.first_ranks[self.replica],
             "size": weights.size,
             "timeout_s": weights.timeout_s,
+            "interface": weights.meeting.interface,
         }
         try:
             await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": joining})

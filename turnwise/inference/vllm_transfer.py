@@ -30,6 +30,8 @@ class GlooInitInfo(WeightTransferInitInfo):
     """The rank of the engine's first worker in the group."""
     size: int
     timeout_s: float
+    interface: str = ""
+    """As that of a `Meeting`."""
 
 
 @dataclass
@@ -60,7 +62,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         self._group: WeightGroup | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        group = WeightGroup.find(Meeting(init_info.host, init_info.port), init_info.timeout_s)
+        meeting = Meeting(init_info.host, init_info.port, init_info.interface)
+        group = WeightGroup.find(meeting, init_info.timeout_s)
         group.join(init_info.first_rank + self.parallel_config.rank, init_info.size)
         self._group = group
 

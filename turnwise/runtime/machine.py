@@ -118,10 +118,30 @@ class Machine:
 def interface_of(address: str) -> str:
     """The name of this machine's network interface that has an IPv4 address; empty if none has, or if the
     system doesn't tell."""
+    return next((name for name, own in _addresses().items() if own == address), "")
+
+
+def address_of(interface: str, setting: str) -> str:
+    """The IPv4 address of this machine's network interface of a name, which `setting` gives. Raises
+    ConfigError if it has none, there is no such interface, or the system doesn't tell."""
+    addresses = _addresses()
+    if interface in addresses:
+        return addresses[interface]
+    own = ", ".join(f"{name} ({address})" for name, address in addresses.items())
+    raise ConfigError(
+        f"{setting}: {interface}: {socket.gethostname()} isn't known to have a network interface of this "
+        f"name with an IPv4 address; it has {own or 'none'}: name one that all nodes have"
+    )
+
+
+def _addresses() -> dict[str, str]:
+    """Name of each of this machine's network interfaces → its IPv4 address; empty if the system doesn't
+    tell."""
     if sys.platform != "linux":
-        return ""
+        return {}
     import fcntl
 
+    addresses: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -129,9 +149,8 @@ def interface_of(address: str) -> str:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
             except OSError:  # the interface has no such address
                 continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return ""
+            addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def gloo_interface(address: str, setting: str) -> str:

@@ -70,6 +70,8 @@ class Meeting(NamedTuple):
 
     host: str
     port: int
+    interface: str = ""
+    """The network interface of each machine for what they send; empty for that of the way to `host`."""
 
 
 def open_store(host: str) -> dist.TCPStore:
@@ -111,7 +113,9 @@ def join_processes(
                 )
             )
         elif isinstance(rendezvous, Meeting):
-            store = dist.TCPStore(*rendezvous, is_master=False, timeout=timedelta(seconds=_JOIN_S))
+            store = dist.TCPStore(
+                rendezvous.host, rendezvous.port, is_master=False, timeout=timedelta(seconds=_JOIN_S)
+            )
         else:
             store = dist.FileStore(rendezvous, world_size)
         _rendezvous(store, rank, world_size)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from turnwise.errors import WorkerError
+from turnwise.runtime.machine import address_of
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
@@ -18,6 +19,7 @@ from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
 BUCKET_BYTES = 16_000_000
 """Bytes that travel in one message. Of 4 to 32 MB all are about as fast; tensor by tensor is five times
 slower."""
+_SETTING = "cluster.interface"
 _IN_FLIGHT = 2  # buckets on their way at once
 
 
@@ -77,22 +79,28 @@ class WeightGroup:
         self._group: Any = None
 
     @classmethod
-    def open(cls, host: str, timeout_s: float) -> "WeightGroup":
-        """A group whose members meet at a free port of this node. They reach the node at the address
-        `host`."""
+    def open(cls, host: str, timeout_s: float, interface: str = "") -> "WeightGroup":
+        """A group whose members meet at a free port of this node. They reach the node at the address of its
+        network `interface`, or at `host` if that is empty. Raises ConfigError if there is no such
+        interface."""
+        if interface:
+            host = address_of(interface, _SETTING)
         timeout = timedelta(seconds=timeout_s)
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        return cls(Meeting(host, store.port), store, host, timeout_s)
+        return cls(Meeting(host, store.port, interface), store, host, timeout_s)
 
     @classmethod
     def find(cls, meeting: Meeting, timeout_s: float) -> "WeightGroup":
-        """The group that another process has opened. Raises WorkerError if it can't be reached."""
+        """The group that another process has opened. Raises WorkerError if it can't be reached, and
+        ConfigError if this node lacks the group's network interface."""
+        timeout = timedelta(seconds=timeout_s)
+        own_host = address_of(meeting.interface, _SETTING) if meeting.interface else ""
         try:
-            store = dist.TCPStore(*meeting, is_master=False, timeout=timedelta(seconds=timeout_s))
-            own_host = _own_address(meeting)
+            store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+            own_host = own_host or _own_address(meeting)
         except (RuntimeError, OSError) as error:
             raise WorkerError(
-                f"the weights can't be had from {meeting.host}:{meeting.port}: {error}; cluster.interface "
+                f"the weights can't be had from {meeting.host}:{meeting.port}: {error}; {_SETTING} "
                 "names the network by which the nodes reach each other"
             ) from error
         return cls(meeting, store, own_host, timeout_s)
@@ -163,6 +171,6 @@ class NodeReceiver:
 
 def _own_address(meeting: Meeting) -> str:
     """This node's address, as the sender of weights reaches it: that of a connection to the sender."""
-    with closing(socket.create_connection(meeting)) as connection:
+    with closing(socket.create_connection((meeting.host, meeting.port))) as connection:
         address: str = connection.getsockname()[0]
     return address

@@ -62,10 +62,10 @@ class WeightSender:
             return LiveWeights(self.manifest(), self._read)
         return self._memory.weights
 
-    def open_group(self, host: str, timeout_s: float) -> Meeting:
-        """Begins to form a group with receivers of other nodes, which reach this node at the address `host`.
-        A wait inside the group may take `timeout_s` seconds."""
-        self._group = WeightGroup.open(host, timeout_s)
+    def open_group(self, host: str, timeout_s: float, interface: str = "") -> Meeting:
+        """Begins to form a group with receivers of other nodes, which reach this node at the address of the
+        network `interface` (empty: at `host`). A wait inside the group may take `timeout_s` seconds."""
+        self._group = WeightGroup.open(host, timeout_s, interface)
         return self._group.meeting
 
     def join_group(self, size: int) -> None:

@@ -4,6 +4,7 @@ process, which reach each other through loopback alone."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from turnwise.cluster.weight_senders import SendingEngines, SendingGroup, SendingRanks
-from turnwise.errors import WorkerError
+from turnwise.errors import ConfigError, WorkerError
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer import group
 from turnwise.transfer.group import GroupWeights, NodeReceiver, NodeWeights, WeightGroup
@@ -113,6 +114,28 @@ async def test_each_node_gets_one_copy_version_after_version(monkeypatch: pytest
         trained.value = version
         assert_has(await sending.publish(), ["home", "x", "y"], version)
     assert [server.num_joined for server in servers] == [0, 1, 1, 0], "one of a node, and once"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="addresses of interfaces are asked of Linux")
+async def test_weights_go_over_the_interface_that_is_named() -> None:
+    sending, _, trained, _ = sending_to(Server("x"))
+    sending.host = "192.0.2.1"  # nobody's
+    sending.interface = "lo"
+    trained.value = 2.0
+    assert_has(await sending.publish(), ["home", "x"], 2.0)
+    assert sending.ranks.workers.sender._group.meeting[::2] == ("127.0.0.1", "lo")
+    sending.interface = "nothere0"
+    sending.replicas.servers.append(Server("y"))
+    with pytest.raises(ConfigError, match=r"cluster\.interface: nothere0: .* it has .*lo \(127\.0\.0\.1\)"):
+        await sending.publish()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="addresses of interfaces are asked of Linux")
+def test_a_receiver_listens_on_the_interface_that_is_named() -> None:
+    opened = WeightGroup.open("127.0.0.1", 5.0)
+    assert WeightGroup.find(opened.meeting._replace(interface="lo"), 5.0)._host == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"cluster\.interface: nothere0"):
+        WeightGroup.find(opened.meeting._replace(interface="nothere0"), 5.0)
 
 
 async def test_the_group_is_formed_anew_when_the_receivers_change() -> None:

@@ -136,7 +136,8 @@ class ClusterArgs(Section):
     """The Ray that the run joins: HOST:PORT of its head, or auto for the one that runs on this machine [a
     Ray of the run's own, on this machine]."""
     interface: Name | None = None
-    """Network interface of each node for traffic between ranks [that of the node's address in Ray]."""
+    """Network interface of each node for traffic between ranks and for weights to other nodes [that of the
+    node's address in Ray]."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """What Ray prepares for the actors, passed on as it is: `env_vars`, `pip`, `working_dir`."""
 
