@@ -84,6 +84,11 @@ class WorkerError(TurnwiseError):
     """A process of the run has ended, doesn't find the others, or can't receive its input."""
 
 
+class LostWeightsError(WorkerError):
+    """Weights that were gone before a server had read any of them, since the process that had them has ended.
+    The server is whole, with the weights that it had."""
+
+
 class EnvWorkersDeadError(WorkerError):
     """The worker processes of an environment's class end again and again: the run can't continue."""
 

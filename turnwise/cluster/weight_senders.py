@@ -39,7 +39,7 @@ class SendingRanks:
     def publish(self) -> Pending:
         return self.workers.call("publish", self.dtype, route=self._route)
 
-    def publish_again(self, server: Any = None) -> Pending:
+    def publish_again(self, server: Any = None, is_lost: bool = False) -> Pending:
         return self.workers.call("published", route="rank0")
 
     def trained_weights(self) -> WeightSource:
@@ -104,11 +104,13 @@ class SendingGroup:
         self._sent = None
         return await self._spread(await self.ranks.publish(), self._receivers())
 
-    async def publish_again(self, server: Any = None) -> WeightSource:
+    async def publish_again(self, server: Any = None, is_lost: bool = False) -> WeightSource:
         """The weights of the last `publish`, on the nodes of all servers and of `server`. They are sent again
-        only if the receiver of a node has changed."""
+        only if the receiver of a node has changed, or with `is_lost`: a receiver may have ended unnoticed."""
+        if is_lost:
+            self._members = []
         receivers = self._receivers(server)
-        if self._sent is not None and receivers == self._members:
+        if self._sent is not None and receivers == self._members and not is_lost:
             return self._sent
         return await self._spread(await self.ranks.publish_again(), receivers)
 
@@ -201,7 +203,7 @@ class SendingEngines:
         await self._end_sending()
         return await self._begin(await self.ranks.publish(), self.replicas.servers)
 
-    async def publish_again(self, server: Any = None) -> WeightSource:
+    async def publish_again(self, server: Any = None, is_lost: bool = False) -> WeightSource:
         """The weights of the last `publish`, for `server` alone if it is given."""
         await self._end_sending()
         servers = self.replicas.servers if server is None else [server]

@@ -8,12 +8,20 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
-from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
+from turnwise.errors import (
+    DeadlineError,
+    LostWeightsError,
+    ReplicasDeadError,
+    ServerError,
+    TurnwiseError,
+    counted,
+)
 from turnwise.inference.request import join
 from turnwise.inference.restarts import Restarts
 from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate, Suspension, WeightSource
 from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.watchdog import Watchdog
+from turnwise.transfer.contracts import SendAgain
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.types import Completion, Media, SamplingParams
 
@@ -22,6 +30,7 @@ T = TypeVar("T")
 UseDevices = Callable[[InferenceServer], AbstractContextManager[Any]]
 
 _UPDATE = "a weight update"  # asks, in messages
+_RECEIVE = "receive the weights"
 _SETTING = "deadlines.request_s"
 _MAX_CONVERSATIONS = 100_000
 _MAX_IMBALANCE = 1.1
@@ -184,10 +193,43 @@ class LLMServerManager:
         them."""
         await self._ask_all(_UPDATE, "check the weights", lambda server: server.begin_update(manifest))
 
-    async def receive(self, weights: WeightSource) -> int:
-        """Sends weights to all replicas; each reads them once. Returns the number of bytes written in all."""
-        written = await self._ask_all(_UPDATE, "receive the weights", lambda server: server.receive(weights))
+    async def receive(self, weights: WeightSource, send_again: SendAgain | None = None) -> int:
+        """Sends weights to all replicas; each reads them once. Those that have lost them, since the process
+        that had them has ended, get what `send_again` returns. Returns the number of bytes written in all."""
+        lost: dict[InferenceServer, LostWeightsError] = {}
+
+        async def receive(server: InferenceServer) -> int:
+            try:
+                return await server.receive(weights)
+            except LostWeightsError as error:
+                lost[server] = error
+                return 0
+
+        written = await self._ask_all(_UPDATE, _RECEIVE, receive)
+        is_lost = True
+        for server, error in lost.items():
+            written.append(await self._receive_again(server, error, send_again, is_lost))
+            is_lost = False
         return sum(num_bytes or 0 for num_bytes in written)
+
+    async def _receive_again(
+        self,
+        server: InferenceServer,
+        error: LostWeightsError,
+        send_again: SendAgain | None,
+        is_lost: bool,
+    ) -> int | None:
+        """Sends weights to a replica that has lost them. One that loses them once more is dead."""
+        try:
+            if send_again is None:
+                raise error
+            weights = await send_again(server, is_lost=is_lost)
+            replica = next((number for number, other in self._servers.items() if other is server), None)
+            logger.warning("inference replica %s gets the weights once more: %s", replica, error)
+            return await self._ask(replica, _UPDATE, _RECEIVE, lambda server: server.receive(weights))
+        except LostWeightsError as again:
+            self.bury(server, again)
+            return None
 
     async def resume(self, version: int) -> None:
         await self._ask_all(_UPDATE, "admit requests again", lambda server: server.resume(version))

@@ -44,9 +44,15 @@ class SendsWeights(Protocol):
     def publish(self) -> Awaitable[WeightSource]:
         """The trainer's weights as they are now. A later call may overwrite what an earlier one returned."""
 
-    def publish_again(self, server: Any = None) -> Awaitable[WeightSource]:
-        """The weights of the last `publish`, also for `server`, which is new. The trainer may have changed
-        its own since then."""
+    def publish_again(self, server: Any = None, is_lost: bool = False) -> Awaitable[WeightSource]:
+        """The weights of the last `publish`, also for `server`, which is new, or has lost them. The trainer
+        may have changed its own since then. `is_lost`: what was returned last is gone on a node."""
+
+
+class SendAgain(Protocol):
+    """`SendsWeights.publish_again`, for a server that has lost the weights."""
+
+    def __call__(self, server: Any, *, is_lost: bool) -> Awaitable[WeightSource]: ...
 
 
 class UpdatesWeights(Protocol):
@@ -59,7 +65,8 @@ class UpdatesWeights(Protocol):
 
     async def receive(self, weights: WeightSource) -> int:
         """Writes new values into its own weights, after `begin_update` and between `suspend` and `resume`.
-        Returns the number of bytes written. Called only if `info().needs_weights`."""
+        Returns the number of bytes written. Called only if `info().needs_weights`. Raises LostWeightsError,
+        with nothing written, if the weights are gone."""
 
 
 class JoiningServer(UpdatesWeights, Protocol):
@@ -76,6 +83,9 @@ class ReceivesWeights(UpdatesWeights, Protocol):
     """All servers of a run as one, which a `WeightTransfer` updates."""
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None: ...
+
+    async def receive(self, weights: WeightSource, send_again: SendAgain | None = None) -> int:
+        """See `UpdatesWeights`. Servers that have lost the weights get those that `send_again` returns."""
 
     async def resume(self, version: int) -> None: ...
 

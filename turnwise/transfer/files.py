@@ -1,6 +1,8 @@
 """Weights for an engine that reads them itself: a folder of safetensors files."""
 
+import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,17 +17,23 @@ from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
 
 
 class WeightFolder:
-    """A folder that holds a link to weights in shared memory, so that it costs no copy. With `memory`, they
-    are the folder's own, and go with it."""
+    """A folder that holds a link to weights in shared memory, so that it costs no copy. They stay until it is
+    removed, even if the process that they belong to ends meanwhile. With `memory`, they are the folder's own.
+    Raises LostWeightsError if that process has ended before."""
 
     def __init__(self, weights: SharedWeights, memory: SharedMemory | None = None) -> None:
+        self._held = weights.hold()
         self.path = Path(tempfile.mkdtemp(prefix="turnwise-weights-"))
         self.num_bytes = weights.manifest.num_bytes
         self._memory = memory
-        (self.path / "model.safetensors").symlink_to(weights.path)
+        path = weights.path
+        if sys.platform == "linux":
+            path = f"/proc/{os.getpid()}/fd/{self._held}"
+        (self.path / "model.safetensors").symlink_to(path)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._held)
         self._memory = None
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 
+from turnwise.errors import LostWeightsError
 from turnwise.runtime.watchdog import Wait, Watchdog
 from turnwise.transfer.contracts import JoiningServer, OnWeightUpdate, ReceivesWeights, SendsWeights
 from turnwise.transfer.manifest import WeightManifest
@@ -83,7 +84,7 @@ class PolicyTransfer:
         if not self.suspends_first:
             await self.servers.suspend(self.on_weight_update)
         # What servers got that came in between is counted here.
-        num_bytes = await self.servers.receive(weights) + self._given_bytes
+        num_bytes = await self.servers.receive(weights, self.sender.publish_again) + self._given_bytes
         self._given_bytes = 0
         return [
             Metric("weights/copied_bytes", num_bytes, "sum"),
@@ -97,7 +98,11 @@ class PolicyTransfer:
         await server.begin_update(await self._known_manifest())
         await server.suspend()
         if server.info().needs_weights:
-            self._given_bytes += await server.receive(await self.sender.publish_again(server))
+            try:
+                num_bytes = await server.receive(await self.sender.publish_again(server))
+            except LostWeightsError:
+                num_bytes = await server.receive(await self.sender.publish_again(server, is_lost=True))
+            self._given_bytes += num_bytes
         await server.resume(version)
 
     async def _known_manifest(self) -> WeightManifest:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.errors import WorkerError
+from turnwise.errors import LostWeightsError, WorkerError
 from turnwise.transfer.live import as_manifested
 from turnwise.transfer.manifest import WeightManifest
 
@@ -46,10 +46,16 @@ class SharedWeights:
     """The file, for processes of the same node."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """See `WeightSource`. Raises LostWeightsError as `hold`."""
         return iter(_Layout(self.manifest).views(_mapped(self.path)).items())
 
     def on(self, node: str) -> "SharedWeights":
         return self
+
+    def hold(self) -> int:
+        """A descriptor of the file, for the caller to close. The memory exists as long as it is open. Raises
+        LostWeightsError if the process that the memory belongs to has ended."""
+        return _opened(self.path)
 
 
 class SharedMemory:
@@ -152,11 +158,20 @@ def _dtype(name: str) -> torch.dtype:
 
 def _mapped(path: str) -> Tensor:
     """The bytes of a file, which stay mapped as long as the tensor or a view of it exists."""
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = _opened(path)
     try:
         return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
     finally:
         os.close(descriptor)
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError as error:
+        raise LostWeightsError(
+            f"the weights at {path} are gone: the process that had them for its node has ended"
+        ) from error
 
 
 def _new_file(num_bytes: int) -> tuple[str, Any]:

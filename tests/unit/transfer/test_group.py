@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from turnwise.cluster.weight_senders import SendingEngines, SendingGroup, SendingRanks
-from turnwise.errors import ConfigError, WorkerError
+from turnwise.errors import ConfigError, LostWeightsError, WorkerError
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer import group
 from turnwise.transfer.group import GroupWeights, NodeReceiver, NodeWeights, WeightGroup
@@ -163,6 +163,20 @@ async def test_a_receiver_that_dies_leaves_and_the_others_get_the_version(step: 
     trained.value = 4.0
     assert_has(await sending.publish(), ["home", "y", "x"], 4.0)
     assert replicas.buried == [dying]
+
+
+async def test_weights_that_a_receiver_took_with_it_come_to_another_of_its_node() -> None:
+    first, second, other = Server("x"), Server("x"), Server("y")
+    sending, replicas, trained, _ = sending_to(first, second, other, timeout_s=3.0)
+    trained.value = 2.0
+    lost = (await sending.publish()).on("x")
+    first._receiver._memory._file.close()  # as the end of its process does
+    first.dies_in = "join_group"
+    trained.value = 3.0
+    with pytest.raises(LostWeightsError):
+        iter(lost)
+    assert_has(await sending.publish_again(second, is_lost=True), ["home", "x", "y"], 2.0)
+    assert replicas.buried == [first]
 
 
 async def test_a_server_that_joins_and_dies_is_told_to_its_starter() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from toy_model import toy_model
 from toy_transfer import transfer_of
 
-from turnwise.errors import ModelError, WorkerError
+from turnwise.errors import LostWeightsError, ModelError, WorkerError
 from turnwise.protocols import WeightSource
 from turnwise.runtime.rank import RankContext
 from turnwise.testing.fakes import ScriptedServer
@@ -216,7 +217,7 @@ def test_an_engine_reads_shared_weights_where_they_are() -> None:
     folder = folder_of(memory.weights, "float32")
     try:
         [file] = folder.path.iterdir()
-        assert file.is_symlink() and os.readlink(file) == memory.weights.path
+        assert file.is_symlink() and os.path.samefile(file, memory.weights.path), "there is no copy"
         assert folder.num_bytes == 24 + 2 + 24 + 16
         arrived = dict(read_folder(folder.path))
         assert {name: tensor.tolist() for name, tensor in arrived.items()} == {
@@ -225,6 +226,20 @@ def test_an_engine_reads_shared_weights_where_they_are() -> None:
     finally:
         folder.remove()
     assert not folder.path.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the memory is a file with a name")
+def test_weights_whose_owner_has_ended_are_lost_unless_they_are_held() -> None:
+    memory = SharedMemory(manifest_of([A]))
+    memory.write([A])
+    weights = memory.weights
+    folder = folder_of(weights, "float32")
+    memory._file.close()  # as the end of a process does
+    for read in (lambda: list(weights), lambda: folder_of(weights, "float32")):
+        with pytest.raises(LostWeightsError, match="has ended"):
+            read()
+    assert dict(read_folder(folder.path))["a"].tolist() == A[1].tolist()
+    folder.remove()
 
 
 def test_weights_of_this_process_reach_an_engine_in_its_dtype_each_tensor_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnwise.errors import DeadlineError
+from turnwise.errors import DeadlineError, LostWeightsError
 from turnwise.inference.restarts import Restarts
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.protocols import WeightSource
@@ -28,6 +28,7 @@ class Sender:
     def __init__(self, events: list[str]) -> None:
         self.events = events
         self.num_published = 0
+        self.again: list[tuple[object, bool]] = []
 
     async def manifest(self) -> WeightManifest:
         return manifest_of([A])
@@ -37,7 +38,8 @@ class Sender:
         self.num_published += 1
         return await self.publish_again()
 
-    async def publish_again(self, server: object = None) -> WeightSource:
+    async def publish_again(self, server: object = None, is_lost: bool = False) -> WeightSource:
+        self.again.append((server, is_lost))
         values = torch.full((2, 3), float(self.num_published))
         return LiveWeights(manifest_of([A]), lambda: [("a", values)])
 
@@ -50,6 +52,7 @@ class NotingServer(ScriptedServer):
         self.name = name
         self.events = events
         self.fault = fault
+        self.num_losses = 1
         self.value = 0.0
 
     async def begin_update(self, manifest: WeightManifest) -> None:
@@ -59,6 +62,9 @@ class NotingServer(ScriptedServer):
         self.events.append(f"{self.name} suspend")
 
     async def receive(self, weights: WeightSource) -> int:
+        if self.fault == "loses" and self.num_losses:
+            self.num_losses -= 1
+            raise LostWeightsError("they are gone")
         if self.fault == "breaks":
             raise ConnectionError("gone in the middle")
         if self.fault == "hangs":
@@ -107,6 +113,27 @@ async def test_a_replica_loads_a_version_whole_or_leaves(fault: str) -> None:
     await manager.restarts.next_end()
     assert started == [broken] and manager.servers == (sound, again)
     assert (sound.value, again.value, again.version) == (1.0, 1.0, 1)
+
+
+async def test_replicas_that_lose_the_weights_get_them_once_more() -> None:
+    """The process that had them for their node has ended: they are whole, and don't count a death."""
+    events: list[str] = []
+    faults = {"x": "", "y": "loses", "z": "loses"}
+    servers = [NotingServer(name, events, fault) for name, fault in faults.items()]
+    manager = LLMServerManager(servers)
+    sender = Sender(events)
+    transfer = PolicyTransfer(manager, sender)
+    metrics = {metric.name: metric.value for metric in await transfer.update(1)}
+    assert manager.servers == tuple(servers)
+    assert [server.value for server in servers] == [1.0] * 3
+    assert metrics["weights/copied_bytes"] == 3 * 24
+    assert sender.again[1:] == [(servers[1], True), (servers[2], False)], "they are sent once"
+    servers[2].num_losses = 2
+    await transfer.update(2)
+    assert manager.servers == tuple(servers[:2]), "one that loses them again is dead"
+    joining = NotingServer("w", events, "loses")
+    await transfer.join(joining)
+    assert sender.again[-2:] == [(joining, False), (joining, True)] and joining.value == 2.0
 
 
 async def test_a_replica_that_joins_in_an_update_gets_the_new_version() -> None:
