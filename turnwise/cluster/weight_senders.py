@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from turnwise.errors import WorkerError
+from turnwise.errors import LostWeightsError, WorkerError
 from turnwise.protocols import Cluster, Pending, Route, WeightSource, Workers
 from turnwise.runtime.torch_group import Meeting
-from turnwise.transfer.group import GroupWeights, NodeWeights
+from turnwise.transfer.group import GroupWeights, NodeWeights, WeightGroup
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import make_sender
 from turnwise.transfer.shared_memory import SharedWeights
@@ -153,7 +154,11 @@ class SendingGroup:
         joining = [
             server.join_group(meeting, rank, size, self.timeout_s) for rank, server in enumerate(receivers, 1)
         ]
-        await _all_of(receivers, partial(first.call, "join_group", size), joining)
+
+        async def give_up(reason: str) -> None:
+            await asyncio.to_thread(WeightGroup.give_up, meeting, reason)
+
+        await _all_of(receivers, partial(first.call, "join_group", size), joining, give_up)
         self._members = receivers
 
     async def _send(self, weights: SharedWeights) -> list[SharedWeights]:
@@ -201,21 +206,22 @@ class SendingEngines:
 
     async def publish(self) -> WeightSource:
         await self._end_sending()
-        return await self._begin(await self.ranks.publish(), self.replicas.servers)
+        return await self._begin(await self.ranks.publish())
 
     async def publish_again(self, server: Any = None, is_lost: bool = False) -> WeightSource:
         """The weights of the last `publish`, for `server` alone if it is given."""
         await self._end_sending()
-        servers = self.replicas.servers if server is None else [server]
-        return await self._begin(await self.ranks.publish_again(), servers)
+        return await self._begin(await self.ranks.publish_again(), server)
 
-    async def _begin(self, weights: WeightSource, servers: Sequence[NumberedReplica]) -> GroupWeights:
-        """Begins to send weights to these servers, which have yet to receive them."""
+    async def _begin(self, weights: WeightSource, server: NumberedReplica | None = None) -> GroupWeights:
+        """Begins to send weights to a server, or to all that are alive, who have yet to receive them."""
+        first = self.ranks.workers.at(0)
+        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s, self.interface)
+        # From here until they receive, nothing runs in which one could be taken out.
+        servers = self.replicas.servers if server is None else [server]
         numbers = sorted(server.replica for server in servers)
         first_ranks = {number: 1 + index * self.num_processes for index, number in enumerate(numbers)}
         size = 1 + len(numbers) * self.num_processes
-        first = self.ranks.workers.at(0)
-        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s, self.interface)
         self._sending = first.call("send_to_group", size)
         return GroupWeights(weights.manifest, meeting, first_ranks, size, self.timeout_s)
 
@@ -240,26 +246,37 @@ class _ReceiversEnded(Exception):
 
 
 async def _all_of(
-    receivers: Sequence[ReceivesForNode], send: Callable[[], Pending], receiving: Sequence[Any]
+    receivers: Sequence[ReceivesForNode],
+    send: Callable[[], Pending],
+    receiving: Sequence[Any],
+    give_up: Callable[[str], Awaitable[object]] | None = None,
 ) -> list[Any]:
-    """The results of the receivers' calls, which run beside the sender's. A receiver that ends makes the
-    calls of all others fail, so its own error is the one that counts."""
+    """The results of the receivers' calls, which run beside the sender's. One that fails makes all others
+    fail, by itself or by `give_up`, so its own error is the one that counts."""
+
+    async def ending(call: Any) -> Any:
+        async with AsyncExitStack() as on_error:
+            if give_up is not None:
+                on_error.push_async_callback(give_up, "one of those who send and receive them has failed")
+            result = await call
+            on_error.pop_all()
+        return result
 
     async def sent() -> None:
         await asyncio.sleep(0)  # calls of a tick are sent at its end
         await send()
 
     # The receivers' calls are on their way first: a sender in this process blocks the event loop.
-    *answers, _ = results = await asyncio.gather(*receiving, sent(), return_exceptions=True)
+    *answers, _ = results = await asyncio.gather(*map(ending, [*receiving, sent()]), return_exceptions=True)
     ended: dict[ReceivesForNode, Exception] = {}
     for server, answer in zip(receivers, answers, strict=True):
         if isinstance(answer, ConnectionError):
             ended[server] = answer
     if ended:
         raise _ReceiversEnded(ended)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    errors = [result for result in results if isinstance(result, BaseException)]
+    for error in sorted(errors, key=lambda error: isinstance(error, LostWeightsError)):
+        raise error
     return answers
 
 

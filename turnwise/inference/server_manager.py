@@ -23,6 +23,7 @@ from turnwise.runtime.info import ServerInfo
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.transfer.contracts import SendAgain
 from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.together import receive
 from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -198,14 +199,14 @@ class LLMServerManager:
         that had them has ended, get what `send_again` returns. Returns the number of bytes written in all."""
         lost: dict[InferenceServer, LostWeightsError] = {}
 
-        async def receive(server: InferenceServer) -> int:
+        async def receive_or_lose(server: InferenceServer) -> int:
             try:
-                return await server.receive(weights)
+                return await receive(server, weights)
             except LostWeightsError as error:
                 lost[server] = error
                 return 0
 
-        written = await self._ask_all(_UPDATE, _RECEIVE, receive)
+        written = await self._ask_all(_UPDATE, _RECEIVE, receive_or_lose)
         is_lost = True
         for server, error in lost.items():
             written.append(await self._receive_again(server, error, send_again, is_lost))
@@ -226,7 +227,7 @@ class LLMServerManager:
             weights = await send_again(server, is_lost=is_lost)
             replica = next((number for number, other in self._servers.items() if other is server), None)
             logger.warning("inference replica %s gets the weights once more: %s", replica, error)
-            return await self._ask(replica, _UPDATE, _RECEIVE, lambda server: server.receive(weights))
+            return await self._ask(replica, _UPDATE, _RECEIVE, lambda server: receive(server, weights))
         except LostWeightsError as again:
             self.bury(server, again)
             return None

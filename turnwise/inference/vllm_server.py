@@ -9,7 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError, install_hint
+from turnwise.errors import (
+    ConfigError,
+    LostWeightsError,
+    ModelError,
+    NotAvailableError,
+    ServerError,
+    install_hint,
+)
 from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, engine_folder, require_version
 from turnwise.inference.request import Request
 from turnwise.inference.visible_devices import only_visible
@@ -198,6 +205,11 @@ class VLLMServer(EngineServer):
         }
         try:
             await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": joining})
+        except self._errors.EngineDeadError as error:
+            raise ConnectionError(_HAS_ENDED) from error
+        except Exception as error:  # boundary: vLLM passes on errors of its processes in ones of its own
+            raise LostWeightsError(f"vLLM's processes didn't join those who receive: {error}") from error
+        try:
             await self._engine.start_weight_update()
             await self._engine.collective_rpc("update_weights", kwargs={"update_info": update})
             await self._engine.finish_weight_update()

@@ -1,16 +1,18 @@
 """The form of a transfer between nodes: a group of the trainer's first rank and one receiver a node, which
 gets the weights in buckets and keeps them in shared memory of its node."""
 
+import asyncio
 import socket
+import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from turnwise.errors import WorkerError
+from turnwise.errors import LostWeightsError, WorkerError
 from turnwise.runtime.machine import address_of
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer.manifest import WeightManifest
@@ -20,6 +22,9 @@ BUCKET_BYTES = 16_000_000
 """Bytes that travel in one message. Of 4 to 32 MB all are about as fast; tensor by tensor is five times
 slower."""
 _SETTING = "cluster.interface"
+_GIVEN_UP = "given up"  # key of a group's store: why somebody never comes
+_CONNECT = timedelta(seconds=30)  # time to connect to a process that is there
+_POLL_S = 0.02
 _IN_FLIGHT = 2  # buckets on their way at once
 
 
@@ -56,6 +61,10 @@ class GroupWeights:
 
     def on(self, node: str) -> "GroupWeights":
         return self
+
+    async def give_up(self, reason: str) -> None:
+        """See `ReceivedTogether`. The sender ends its wait, too."""
+        await asyncio.to_thread(WeightGroup.give_up, self.meeting, reason)
 
     def __iter__(self) -> NoReturn:
         raise WorkerError("weights of a group are received by its members, and can't be read elsewhere")
@@ -105,10 +114,23 @@ class WeightGroup:
             ) from error
         return cls(meeting, store, own_host, timeout_s)
 
+    @classmethod
+    def give_up(cls, meeting: Meeting, reason: str) -> None:
+        """Ends the waits of those that have come to a meeting, in whatever process: somebody else never
+        comes."""
+        with suppress(OSError, RuntimeError):  # nobody waits there any more
+            # The store's own attempts to connect last for minutes.
+            socket.create_connection((meeting.host, meeting.port), _CONNECT.total_seconds()).close()
+            store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=_CONNECT)
+            store.set(_GIVEN_UP, reason)
+
     def join(self, rank: int, size: int) -> None:
-        """Waits until all `size` members have come."""
+        """Waits until all `size` members have come. Raises LostWeightsError if somebody gives that up,
+        WorkerError if it takes too long."""
+        self._gather(rank, size)
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = self._timeout
+        # All have come. One that ends before it is connected would be awaited as long.
+        options._timeout = min(self._timeout, _CONNECT)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
         try:
             self._group = dist.ProcessGroupGloo(self._store, rank, size, options)
@@ -116,6 +138,26 @@ class WeightGroup:
             raise WorkerError(
                 f"member {rank} of {size} could not join those who send and receive weights: {error}"
             ) from error
+
+    def _gather(self, rank: int, size: int) -> None:
+        """Waits until all members have come. gloo's own wait couldn't be ended."""
+        members = [f"member {number}" for number in range(size)]
+        end = time.monotonic() + self._timeout.total_seconds()
+        try:
+            self._store.set(members[rank], "")
+            while not self._store.check(members):
+                if self._store.check([_GIVEN_UP]):
+                    reason = self._store.get(_GIVEN_UP).decode()
+                    raise LostWeightsError(f"the weights aren't sent to those that wait for them: {reason}")
+                if time.monotonic() > end:
+                    missing = [member for member in members if not self._store.check([member])]
+                    raise WorkerError(
+                        f"member {rank} of {size} of those who send and receive weights waited "
+                        f"{self._timeout.total_seconds():g} s for {', '.join(missing)}"
+                    )
+                time.sleep(_POLL_S)
+        except RuntimeError as error:
+            raise WorkerError(f"the sender of the weights has ended: {error}") from error
 
     def send(self, memory: SharedMemory) -> None:
         """Sends what the memory holds to all members."""
@@ -135,9 +177,13 @@ class WeightGroup:
                 if len(pending) == _IN_FLIGHT:
                     pending.pop(0).wait()
                 pending.append(self._group.broadcast([bucket], options))
-            for work in pending:
-                work.wait()
+            while pending:
+                pending.pop(0).wait()
         except RuntimeError as error:
+            # Closes the connections: members may wait for this one, and not for the one that has ended. No
+            # variable may hold a broadcast, which the error's traceback would keep.
+            pending.clear()
+            self._group = None
             raise WorkerError(f"the weights could not be sent to all nodes: {error}") from error
 
 

@@ -9,6 +9,7 @@ from turnwise.errors import LostWeightsError
 from turnwise.runtime.watchdog import Wait, Watchdog
 from turnwise.transfer.contracts import JoiningServer, OnWeightUpdate, ReceivesWeights, SendsWeights
 from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.together import receive
 from turnwise.types import Metric
 
 
@@ -99,9 +100,9 @@ class PolicyTransfer:
         await server.suspend()
         if server.info().needs_weights:
             try:
-                num_bytes = await server.receive(await self.sender.publish_again(server))
+                num_bytes = await receive(server, await self.sender.publish_again(server))
             except LostWeightsError:
-                num_bytes = await server.receive(await self.sender.publish_again(server, is_lost=True))
+                num_bytes = await receive(server, await self.sender.publish_again(server, is_lost=True))
             self._given_bytes += num_bytes
         await server.resume(version)
 

@@ -64,11 +64,35 @@ class Server(VLLMServer):
 
 
 async def test_a_replica_whose_group_fails_leaves_and_the_run_goes_on() -> None:
-    for method in ("init_weight_transfer_engine", "update_weights"):
-        sound = Server(0, Engine())
-        manager = LLMServerManager([sound, Server(1, Engine(fails_in=method))])
-        await manager.receive(WEIGHTS)
-        assert manager.servers == (sound,), method
+    sound = Server(0, Engine())
+    manager = LLMServerManager([sound, Server(1, Engine(fails_in="update_weights"))])
+    await manager.receive(WEIGHTS)
+    assert manager.servers == (sound,)
+
+
+async def test_a_replica_that_has_not_joined_its_group_gets_the_weights_once_more() -> None:
+    """It has loaded nothing."""
+    servers = [Server(0, Engine()), Server(1, Engine(fails_in="init_weight_transfer_engine"))]
+    manager = LLMServerManager(servers)
+    asked: list[Any] = []
+
+    async def send_again(server: Any, *, is_lost: bool) -> GroupWeights:
+        asked.append(server)
+        server._engine.fails_in = ""
+        return WEIGHTS
+
+    await manager.receive(WEIGHTS, send_again)
+    assert manager.servers == tuple(servers) and asked == [servers[1]]
+    servers[1]._engine = Dead()
+    await manager.receive(WEIGHTS, send_again)
+    assert manager.servers == (servers[0],) and len(asked) == 1
+
+
+class Dead(Engine):
+    """Fails as vLLM says that its engine has ended."""
+
+    async def collective_rpc(self, method: str, **arguments: Any) -> None:
+        raise ArithmeticError("EngineDeadError")
 
 
 @pytest.mark.parametrize(("cluster", "interface"), [("ray", "eth7"), ("process", "")])

@@ -13,14 +13,18 @@ import torch
 
 from turnwise.cluster.weight_senders import SendingEngines, SendingGroup, SendingRanks
 from turnwise.errors import ConfigError, LostWeightsError, WorkerError
+from turnwise.inference.server_manager import LLMServerManager
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer import group
 from turnwise.transfer.group import GroupWeights, NodeReceiver, NodeWeights, WeightGroup
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import WeightSender
 from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
+from turnwise.transfer.together import receive
 
 TIMEOUT_S = 60.0
+LONG_S = 600.0
+"""Timeout of groups in which a member fails: who waits for it that long fails its test."""
 
 
 class Ranks:
@@ -157,17 +161,33 @@ async def test_the_group_is_formed_anew_when_the_receivers_change() -> None:
 
 
 @pytest.mark.parametrize("step", ["join_group", "collect"])
-async def test_a_receiver_that_dies_leaves_and_the_others_get_the_version(step: str) -> None:
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_a_receiver_that_dies_leaves_and_the_others_get_the_version(step: str, place: int) -> None:
+    """Whatever its place in the tree by which gloo sends, the others don't wait for it."""
+    servers = [Server(node) for node in "wyz"]
     dying = Server("x", dies_in=step)
-    sending, replicas, trained, _ = sending_to(dying, Server("y"), Server("x"), timeout_s=3.0)
+    servers.insert(place, dying)
+    sending, replicas, trained, _ = sending_to(*servers, Server("x"), timeout_s=LONG_S)
     trained.value = 4.0
-    assert_has(await sending.publish(), ["home", "y", "x"], 4.0)
+    async with asyncio.timeout(TIMEOUT_S):
+        assert_has(await sending.publish(), ["home", "w", "y", "z", "x"], 4.0)
     assert replicas.buried == [dying]
+
+
+async def test_the_error_of_the_first_who_fails_is_told_and_nobody_waits_for_it() -> None:
+    class Lacking(Server):
+        async def join_group(self, *_: Any) -> None:
+            raise ConfigError("no such interface")
+
+    sending, _, _, _ = sending_to(Server("x"), Lacking("y"), timeout_s=LONG_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        with pytest.raises(ConfigError, match="no such interface"):
+            await sending.publish()
 
 
 async def test_weights_that_a_receiver_took_with_it_come_to_another_of_its_node() -> None:
     first, second, other = Server("x"), Server("x"), Server("y")
-    sending, replicas, trained, _ = sending_to(first, second, other, timeout_s=3.0)
+    sending, replicas, trained, _ = sending_to(first, second, other, timeout_s=LONG_S)
     trained.value = 2.0
     lost = (await sending.publish()).on("x")
     first._receiver._memory._file.close()  # as the end of its process does
@@ -180,7 +200,7 @@ async def test_weights_that_a_receiver_took_with_it_come_to_another_of_its_node(
 
 
 async def test_a_server_that_joins_and_dies_is_told_to_its_starter() -> None:
-    sending, replicas, _, _ = sending_to(Server("x"), timeout_s=3.0)
+    sending, replicas, _, _ = sending_to(Server("x"), timeout_s=LONG_S)
     await sending.publish()
     with pytest.raises(ConnectionError, match="gone"):
         await sending.publish_again(Server("y", dies_in="join_group"))
@@ -233,6 +253,53 @@ async def test_processes_of_engines_are_members_of_a_group_for_each_version() ->
     assert (await joining.receive(weights))[1]["a"].unique().tolist() == [2.0]
     with pytest.raises(WorkerError, match="received by its members"):
         iter(weights)
+
+
+class Served(Engine):
+    """A replica that dies before its processes have joined."""
+
+    def __init__(self, replica: int, num_deaths: int = 0) -> None:
+        super().__init__(replica)
+        self.num_deaths = num_deaths
+        self.values: list[float] = []
+
+    async def receive(self, weights: GroupWeights) -> int:
+        if self.num_deaths:
+            self.num_deaths -= 1
+            raise ConnectionError("gone")
+        first, second = await super().receive(weights)
+        assert first["a"].equal(second["a"])
+        self.values.append(float(first["a"][0, 0]))
+        return 1
+
+
+async def test_nobody_waits_for_a_replica_that_dies_before_it_receives() -> None:
+    """The others get the weights once more, since they have none of them."""
+    sound = [Served(0), Served(2)]
+    manager = LLMServerManager([sound[0], Served(1, num_deaths=1), sound[1]])
+    trained = Trained()
+    ranks = Ranks(WeightSender(trained.read, is_shared=True))
+    sending = SendingEngines(SendingRanks(ranks), manager, "127.0.0.1", 2, timeout_s=LONG_S)
+    trained.value = 2.0
+    async with asyncio.timeout(TIMEOUT_S):
+        await manager.receive(await sending.publish(), sending.publish_again)
+        assert manager.servers == tuple(sound) and [server.values for server in sound] == [[2.0]] * 2
+        trained.value = 3.0
+        await manager.receive(await sending.publish(), sending.publish_again)
+    assert [server.values for server in sound] == [[2.0, 3.0]] * 2
+
+
+async def test_the_next_version_does_not_wait_for_a_replica_that_died_as_it_joined() -> None:
+    sound = Served(0)
+    manager = LLMServerManager([sound])
+    ranks = Ranks(WeightSender(Trained().read, is_shared=True))
+    sending = SendingEngines(SendingRanks(ranks), manager, "127.0.0.1", 2, timeout_s=LONG_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        await manager.receive(await sending.publish())
+        with pytest.raises(ConnectionError):
+            await receive(Served(1, num_deaths=1), await sending.publish_again(Served(1)))
+        await manager.receive(await sending.publish())
+    assert sound.values == [0.0, 0.0]
 
 
 async def test_a_version_that_nobody_receives_does_not_stop_the_next_one() -> None:
