@@ -1,37 +1,22 @@
 """A small actor on each node of a run: it answers for the node's processes while they can't."""
 
 import os
-import platform
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnwise import __version__
 from turnwise.cluster.beats import DriverWatch, Heartbeat, Looking, ProcessKey, ProcessState
-from turnwise.runtime.machine import num_cores
+from turnwise.cluster.node_facts import NodeFacts, node_facts
 
 _STACK_S = 5.0  # seconds to wait for the stacks of a process
 _QUIET_S = 0.3  # seconds without a further line after which stacks are complete
 _POLL_S = 0.05
 _TAIL_BYTES = 16_384
-
-
-class NodeFacts(NamedTuple):
-    """What a node is and has."""
-
-    devices: tuple[str, ...]
-    """Ids of the accelerators that Ray has assigned to the run, in the order of its devices."""
-    num_cores: int
-    """Number of cores that the node's processes may use."""
-    versions: dict[str, str]
-    """Versions that must be equal on all nodes, since functions are sent as code."""
-    agent: ProcessKey
 
 
 class WatchSettings(NamedTuple):
@@ -82,9 +67,7 @@ class NodeAgent:
         os._exit(1)
 
     def facts(self) -> NodeFacts:
-        # Ray sets this variable to the accelerators that it has assigned to an actor.
-        devices = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        return NodeFacts(devices, num_cores(), versions(), ProcessKey.of_this())
+        return node_facts()
 
     def missing(self, paths: Mapping[str, str]) -> list[str]:
         """The keys of the paths that don't exist on this node."""
@@ -123,14 +106,3 @@ class NodeAgent:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def versions() -> dict[str, str]:
-    """Versions that must be equal in all processes of a run. turnwise needn't be installed."""
-    found = {"turnwise": __version__, "Python": platform.python_version()}
-    for name in ("torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found

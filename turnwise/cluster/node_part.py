@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.cluster.node_agent import NodeFacts, versions
+from turnwise.cluster.node_facts import NodeFacts, versions
 from turnwise.cluster.ray_settings import reason_of
 from turnwise.errors import WorkerError
 from turnwise.runtime.machine import Node

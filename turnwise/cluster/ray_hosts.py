@@ -16,7 +16,8 @@ from turnwise.cluster.actor_host import ActorHost, HostFacts
 from turnwise.cluster.beats import Heartbeat, Looking, NodeMonitor, ProcessKey
 from turnwise.cluster.channel import Channel
 from turnwise.cluster.growing import LOOK_S, REPORT_S, amounts
-from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings
+from turnwise.cluster.node_agent import NodeAgent, WatchSettings
+from turnwise.cluster.node_facts import NodeFacts
 from turnwise.cluster.node_part import (
     NodePart,
     Spread,
@@ -231,6 +232,7 @@ class RayHosts:
             raise lacking_agent(node, error) from error
         require_versions(node, facts)
         require_paths(node, missing, paths)
+        logger.info("node %s has %s", node.name, facts.describe())
         return facts
 
     def _start_agents(self, nodes: Sequence[Node], resources: Sequence[Mapping[str, float]]) -> None:

@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from turnwise.cluster.beats import ProcessKey
-from turnwise.cluster.node_agent import NodeAgent, NodeFacts, WatchSettings, versions
+from turnwise.cluster.node_agent import NodeAgent, WatchSettings
+from turnwise.cluster.node_facts import NodeFacts, versions
 from turnwise.cluster.node_part import Spread, failed_start, lacking_agent, require_paths, require_versions
 from turnwise.cluster.ray_settings import require_addresses, require_head, with_own_names
 from turnwise.errors import NotAvailableError, WorkerError
@@ -40,6 +41,26 @@ def test_cores_that_a_scheduler_withholds_are_not_a_node_s(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
     assert NodeAgent(WatchSettings(ProcessKey.of_this(), 30.0, None)).facts().num_cores == 3
+
+
+def test_a_node_tells_its_memory_that_of_its_devices_and_its_shared_memory(monkeypatch, tmp_path):
+    """Engines need them, and a container may have 64 MB of shared memory."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, GPU-a, 40960'; echo '3, GPU-b, 81920'; echo '4, GPU-c, [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-a,4")
+    agent = NodeAgent(WatchSettings(ProcessKey.of_this(), 30.0, None))
+    facts = agent.facts()
+    assert facts.devices == ("3", "GPU-a", "4")
+    assert facts.device_bytes == (81920 * 2**20, 40960 * 2**20, None)
+    assert facts.memory_bytes and facts.memory_bytes > 2**28
+    if os.path.isdir("/dev/shm"):
+        assert facts.shared_bytes and "/dev/shm of" in facts.describe()
+    assert "85.9 GB, 42.9 GB, unknown" in facts.describe()
+    tool.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert agent.facts().device_bytes == (None,) * 3
 
 
 def test_processes_that_have_ended_leave_room_on_their_node():
