@@ -81,6 +81,14 @@ def of_one_digit(folder: Path) -> None:
     script["write"](folder / "val.jsonl", held_out[:8])
 
 
+def of_shown_products(folder: Path) -> None:
+    """The files of examples/smollm whose prompts show calls of a tool."""
+    script = runpy.run_path(str(ROOT / "examples" / "smollm" / "products.py"))
+    rows, held_out = script["rows"](seed=0)
+    script["write"](folder / "train.jsonl", rows[:16])
+    script["write"](folder / "val.jsonl", held_out[:8])
+
+
 def of_choices(folder: Path) -> None:
     """The files of examples/tool_choice, with a few questions each."""
     script = runpy.run_path(str(ROOT / "examples" / "tool_choice" / "choice.py"))
@@ -97,8 +105,15 @@ ROWS = {
     "products": of_products,
     "gateway": of_products,
     "smollm": of_one_digit,
+    "smollm/tool": of_shown_products,
     "tool_choice": of_choices,
 }
+
+
+def write_rows(path: Path, folder: Path) -> None:
+    """The rows of a config, by its own name, or by that of its folder."""
+    example = path.parent.name
+    ROWS.get(f"{example}/{path.stem}", ROWS[example])(folder)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -109,7 +124,7 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
     if "train_files" in yaml.safe_load(path.read_text(encoding="utf-8")):
         demos = tmp_path / "demos.jsonl"
         if path.parent.name in ROWS:
-            ROWS[path.parent.name](tmp_path)
+            write_rows(path, tmp_path)
             changes += [] if path.parent.name == "arithmetic" else ["sequence_length=2048"]
         else:
             assert (
@@ -120,7 +135,7 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
         return
     config, _ = load_config(path, [])
     if config.data.train_files:
-        ROWS[path.parent.name](tmp_path)
+        write_rows(path, tmp_path)
         changes += ["sequence_length=2048"] if path.parent.name != "arithmetic" else []
         changes += [f"data.{split}_files=[{tmp_path / f'{split}.jsonl'}]" for split in get_args(Split)]
     has_critic = config.adv_estimator == "gae"

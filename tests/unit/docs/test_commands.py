@@ -48,6 +48,7 @@ BY_QUICK_START = {
     "python examples/rl_tool/quick_start.py": "runs/rl_tool",
     "python examples/products/products.py": "runs/products",
     "python examples/smollm/one_digit.py": "runs/smollm",
+    "python examples/smollm/products.py": "runs/smollm",
     "python examples/tool_choice/choice.py": "runs/tool_choice",
 }
 """Commands that make a folder whose name they don't say."""
