@@ -24,6 +24,14 @@ from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
 
+def joined_nodes(config: AgenticConfig | SFTConfig) -> tuple[Node, ...]:
+    """The nodes of the Ray that a run of this config uses, which this process joins, or starts on this
+    machine. Raises NotAvailableError if it can't be joined."""
+    from turnwise.cluster.ray_session import join_ray
+
+    return join_ray(_settings(config), smallest_machine(config).num_devices).nodes
+
+
 def placed_on_nodes(
     config: AgenticConfig | SFTConfig, place: Callable[[tuple[Node, ...]], Placement]
 ) -> Placement:
@@ -31,13 +39,11 @@ def placed_on_nodes(
     starts on this machine. If they lack a device and Ray has an autoscaler, waits for the nodes that it adds.
     Raises NotAvailableError if Ray can't be joined, DeadlineError if those nodes don't come, and what `place`
     raises."""
-    from turnwise.cluster.ray_session import join_ray
-
-    settings = _settings(config)
 
     def placed() -> Placement:
-        return place(join_ray(settings, smallest_machine(config).num_devices).nodes)
+        return place(joined_nodes(config))
 
+    settings = _settings(config)
     try:
         return placed()
     except MissingDeviceError:
@@ -45,6 +51,8 @@ def placed_on_nodes(
 
         if not settings.address or not may_grow():
             raise
+    from turnwise.cluster.ray_session import join_ray
+
     bundles = _bundles(config, join_ray(settings))
     with asking_for(bundles):
         return wait_for_nodes(placed, described(bundles), free_amounts, settings.start_s)
