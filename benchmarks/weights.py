@@ -64,7 +64,7 @@ class Broadcast:
 
     def join(self, meeting: Meeting, rank: int, num_bytes: int) -> None:
         if rank:
-            self._store = dist.TCPStore(*meeting, is_master=False)
+            self._store = dist.TCPStore(meeting.host, meeting.port, is_master=False)
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=TIMEOUT_S)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
