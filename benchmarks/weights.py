@@ -43,7 +43,7 @@ from turnwise.runtime.rank import Layout, RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.torch_group import Meeting
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.transfer.group import BUCKET_BYTES
+from turnwise.transfer.buckets import BUCKET_BYTES
 
 TIMEOUT_S = 300.0
 TENSOR_BYTES = 4_000_000

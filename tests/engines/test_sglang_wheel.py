@@ -4,14 +4,25 @@ import on a CPU."""
 from __future__ import annotations
 
 import ast
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from sglang_fake import REQUEST, SAMPLING
+from weight_ranks import Ranks
 
+from turnwise.cluster.engine_senders import SendingEngines
+from turnwise.cluster.weight_senders import SendingRanks
 from turnwise.inference import sglang_server
+from turnwise.inference.sglang_transfer import announce, bucket_requests, joining_request
+from turnwise.transfer import staging
+from turnwise.transfer.sender import WeightSender
 
 sys.path.insert(0, str(Path(__file__).parent))
 from environment import LackingError, engine_python
@@ -26,6 +37,24 @@ CLASSES = {
         "ReleaseMemoryOccupationReqInput": {"tags"},
         "ResumeMemoryOccupationReqInput": {"tags"},
         "BaseReq": {"rid"},
+        "InitWeightsUpdateGroupReqInput": {
+            "master_address",
+            "master_port",
+            "rank_offset",
+            "world_size",
+            "group_name",
+            "backend",
+        },
+        "DestroyWeightsUpdateGroupReqInput": {"group_name"},
+        "UpdateWeightsFromDistributedReqInput": {
+            "names",
+            "dtypes",
+            "shapes",
+            "group_name",
+            "flush_cache",
+            "load_format",
+        },
+        "UpdateWeightsFromTensorReqInput": {"serialized_named_tensors", "flush_cache"},
     },
     "sampling/sampling_params.py": {"SamplingParams": SAMPLING},
 }
@@ -133,6 +162,8 @@ def test_server_info_tells_the_version_and_the_configuration(source: Path) -> No
 
 def asked_routes() -> Iterator[tuple[str, str]]:
     """Each path that the client asks, with its method: a GET has no body."""
+    yield "/update_weights_from_distributed", "POST"
+    yield "/update_weights_from_tensor", "POST"
     for node in ast.walk(tree_of(Path(sglang_server.__file__))):
         match node:
             case ast.Call(args=[ast.Constant(value=str(path)), *body]) if path.startswith("/"):
@@ -155,5 +186,70 @@ def test_each_route_that_the_client_asks_is_published(source: Path) -> None:
                 ]
                 published |= {(path, method) for method in methods}
     asked = set(asked_routes())
-    assert {("/generate", "POST"), ("/server_info", "GET")} <= asked and len(asked) == 11
+    assert {("/generate", "POST"), ("/server_info", "GET")} <= asked and len(asked) == 17
     assert asked - published == set()
+
+
+def own_group(source: Path) -> Callable[..., Any]:
+    """SGLang's `init_custom_process_group`, out of its module, which doesn't import on a CPU."""
+    function = named(tree_of(source / "utils/common.py"), "init_custom_process_group")
+    names: dict[str, Any] = {"torch_release": (2, 11)}
+    exec(ast.unparse(function), names)
+    make: Callable[..., Any] = names["init_custom_process_group"]
+    return make
+
+
+def own_bucket(source: Path) -> Any:
+    """SGLang's `FlattenedTensorBucket`."""
+    spec = spec_from_file_location("tensor_bucket", source / "weight_sync/tensor_bucket.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["tensor_bucket"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FlattenedTensorBucket
+
+
+def test_sglang_s_own_group_and_buckets_receive_what_the_trainer_sends(source: Path) -> None:
+    tensors = [("a", torch.rand(300, 7)), ("b", torch.rand(5).bfloat16()), ("c", torch.rand(3))]
+    ranks: Any = Ranks(WeightSender(lambda: tensors, is_shared=True))
+    replicas: Any = SimpleNamespace(servers=[SimpleNamespace(replica=0)])
+    sending = SendingEngines(SendingRanks(ranks), replicas, "127.0.0.1", 1, timeout_s=60.0)
+    make, bucket_class = own_group(source), own_bucket(source)
+
+    def receive(weights: Any) -> dict[str, torch.Tensor]:
+        announce(weights, 0)
+        request = joining_request(weights, 0)
+        group = make(
+            backend=request["backend"],
+            init_method=f"tcp://{request['master_address']}:{request['master_port']}",
+            world_size=request["world_size"],
+            rank=request["rank_offset"],
+            group_name=request["group_name"],
+        )
+        received: dict[str, torch.Tensor] = {}
+        for body in bucket_requests(weights):
+            bucket = bucket_class.empty(body["names"], body["dtypes"], body["shapes"], "cpu")
+            group.broadcast(bucket.get_flattened_tensor(), 0).wait()
+            received.update(bucket.reconstruct_tensors())
+        return received
+
+    async def main() -> dict[str, torch.Tensor]:
+        return await asyncio.to_thread(receive, await sending.publish())
+
+    received = asyncio.run(main())
+    assert all(torch.equal(received[name], tensor) for name, tensor in tensors)
+
+
+def test_a_pickled_copy_holds_only_what_sglang_unpickles(source: Path) -> None:
+    allowed = named(tree_of(source / "utils/common.py"), "SafeUnpickler")
+    names = {
+        tuple(ast.literal_eval(node))
+        for node in ast.walk(allowed)
+        if isinstance(node, ast.Tuple) and all(isinstance(part, ast.Constant) for part in node.elts)
+    }
+    assert {("torch.multiprocessing.reductions", "rebuild_cuda_tensor"), ("torch", "Tensor")} <= names
+    places = [
+        ast.unparse(node)
+        for node in ast.walk(tree_of(source / "utils/patch_torch.py"))
+        if isinstance(node, ast.Assign)
+    ]
+    assert f"_REDUCE_TENSOR_ARG_DEVICE_INDEX = {staging._DEVICE_INDEX}" in places

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from sglang_weights import WeightRoutes
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 VERSION = os.environ.get("SGLANG_FAKE_VERSION", "0.5.23")
@@ -51,6 +52,7 @@ class SGLangFake(ThreadingHTTPServer):
     ) -> None:
         self.model = model.eval()
         self.decode = decode
+        self.weights = WeightRoutes(self.model)
         self.version = "default"
         self.num_sampled = 0
         self._lock = threading.Lock()
@@ -81,6 +83,11 @@ class SGLangFake(ThreadingHTTPServer):
             "/continue_generation": self._may_run.set,
             "/flush_cache": self.flush,
             "/update_weights_from_disk": lambda: self.update(**body),
+            "/init_weights_update_group": lambda: self.weights.join(**body),
+            "/begin_weight_update": self.weights.begin,
+            "/update_weights_from_distributed": lambda: self.weights.receive(**body),
+            "/end_weight_update": self.weights.end,
+            "/destroy_weights_update_group": lambda: self.weights.leave(**body),
             "/update_weight_version": lambda: setattr(self, "version", body["new_version"]),
         }
         try:

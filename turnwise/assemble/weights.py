@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from turnwise.assemble.servers import start_again
+from turnwise.cluster.engine_senders import CopyingRanks, SendingEngines
 from turnwise.cluster.server_process import ServerProcess
-from turnwise.cluster.weight_senders import SendingEngines, SendingGroup, SendingRanks, spawn_senders
+from turnwise.cluster.weight_senders import SendingGroup, SendingRanks, spawn_senders
 from turnwise.config import AgenticConfig
-from turnwise.config.checks.role_checks import OWN_TRANSFER
-from turnwise.errors import ConfigError
+from turnwise.config.own_transfer import Backend, own_transfer
 from turnwise.inference.restarts import Restarts
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import parse_dtype
@@ -21,6 +21,12 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.transfer.policy_transfer import PolicyTransfer
 
 _LOOPBACK = "127.0.0.1"
+_WAYS: dict[Backend, str] = {
+    "gloo": "over gloo",
+    "nccl": "over NCCL, from GPU to GPU,",
+    "ipc": "on the device that they share",
+}
+"""How the weights get into an engine, by its own transfer."""
 _BEYOND_DEADLINE_S = 30.0
 """Seconds that the group's own waits last longer than the update may: the update's error says more."""
 
@@ -58,8 +64,14 @@ def build_transfer(
     replicas: Any = servers
     host = home.address or _LOOPBACK
     interface = (config.cluster.interface or "") if placement.cluster == "ray" else ""
-    if OWN_TRANSFER in config.actor_infer.strategy_args.strategy_config:
-        num_processes = _require_sent_apart(config, placement)
+    backend = own_transfer(config.actor_infer)
+    if backend is not None:
+        num_processes = config.actor_infer.model_parallel_size
+        form = f"{_WAYS[backend]} into the engines' own processes, in {servers.info().model.dtype}"
+        num_copies = placement.num_servers * num_processes
+    if backend == "ipc":
+        sender = _copying_ranks(senders, placement)
+    elif backend is not None:
         sender = SendingEngines(
             senders,
             replicas,
@@ -67,9 +79,8 @@ def build_transfer(
             num_processes,
             timeout_s + _BEYOND_DEADLINE_S,
             interface,
+            device_type="cuda" if backend == "nccl" else "cpu",
         )
-        form = f"over gloo into vLLM's own processes, in {servers.info().model.dtype}"
-        num_copies = placement.num_servers * num_processes
     elif nodes:
         timeout = timeout_s + _BEYOND_DEADLINE_S
         sender = SendingGroup(senders, replicas, home.name, host, timeout, interface)
@@ -93,15 +104,15 @@ def build_transfer(
     return transfer
 
 
-def _require_sent_apart(config: AgenticConfig, placement: Placement) -> int:
-    """The number of processes of an engine that receives weights in them. Raises ConfigError if the trainer,
-    which sends meanwhile, is in the process that has to wait for the engines."""
-    if placement.trains_apart:
-        return config.actor_infer.model_parallel_size
-    raise ConfigError(
-        f"actor_infer.strategy_args.strategy_config.{OWN_TRANSFER} needs a trainer in a process of its own; "
-        "set cluster.name: process or ray, or remove it"
-    )
+def _copying_ranks(senders: SendingRanks, placement: Placement) -> CopyingRanks:
+    """The ranks of the trainer, of which those on devices of servers hold copies for them."""
+    served = set(placement.of("actor_infer").devices)
+    trained = placement.of("actor_train")
+    nodes: dict[int, str] = {}
+    for rank, [device] in enumerate(trained.ranks):
+        if device in served:
+            nodes[rank] = placement.machine.node_of(device).name
+    return CopyingRanks(senders, nodes, trained.size)
 
 
 def _nodes_beyond(home: Node, servers: LLMServerManager) -> list[str]:

@@ -1,22 +1,19 @@
 """The senders of weights on all ranks of a role, as one: to servers of one node, or of several."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from turnwise.errors import LostWeightsError, WorkerError
+from turnwise.errors import LostWeightsError
 from turnwise.protocols import Cluster, Pending, Route, WeightSource, Workers
 from turnwise.runtime.torch_group import Meeting
-from turnwise.transfer.group import GroupWeights, NodeWeights, WeightGroup
+from turnwise.transfer.group import NodeWeights, WeightGroup
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import make_sender
 from turnwise.transfer.shared_memory import SharedWeights
-
-logger = logging.getLogger(__name__)
 
 SENDER = "weight_sender"
 """The role of the workers that send weights."""
@@ -35,21 +32,22 @@ class SendingRanks:
     """Whether servers in other processes can read what is sent."""
 
     def manifest(self) -> Pending:
-        return self.workers.call("manifest", route=self._route)
+        return self.workers.call("manifest", route=self.route)
 
     def publish(self) -> Pending:
-        return self.workers.call("publish", self.dtype, route=self._route)
+        return self.workers.call("publish", self.dtype, route=self.route)
 
     def publish_again(self, server: Any = None, is_lost: bool = False) -> Pending:
         return self.workers.call("published", route="rank0")
 
     def trained_weights(self) -> WeightSource:
         """The trainer's weights as they are now, in its own dtype."""
-        weights: WeightSource = self.workers.call("publish", route=self._route).result()
+        weights: WeightSource = self.workers.call("publish", route=self.route).result()
         return weights
 
     @property
-    def _route(self) -> Route:
+    def route(self) -> Route:
+        """Who is called for the weights."""
         return "broadcast" if self.is_sharded else "rank0"
 
 
@@ -172,69 +170,6 @@ class SendingGroup:
         copies = await _all_of(members, partial(self.ranks.workers.at(0).call, "send"), collecting)
         self._members = members
         return copies
-
-
-class NumberedReplica(Protocol):
-    """A server whose engine receives weights in its own processes."""
-
-    replica: int
-
-
-class NumberedReplicas(Protocol):
-    @property
-    def servers(self) -> Sequence[NumberedReplica]:
-        """The servers that are alive."""
-
-
-@dataclass
-class SendingEngines:
-    """A `protocols.SendsWeights` to engines whose own processes receive what the first rank sends, without a
-    copy between them. Each engine has `num_processes`. Each version has a group of its own, whose members
-    reach the first rank at the address `host`, or over the network `interface` of each node; a wait inside it
-    may take `timeout_s` seconds."""
-
-    ranks: SendingRanks
-    replicas: NumberedReplicas
-    host: str
-    num_processes: int
-    timeout_s: float
-    interface: str = ""
-    _sending: Pending | None = None
-
-    def manifest(self) -> Pending:
-        return self.ranks.manifest()
-
-    async def publish(self) -> WeightSource:
-        await self._end_sending()
-        return await self._begin(await self.ranks.publish())
-
-    async def publish_again(self, server: Any = None, is_lost: bool = False) -> WeightSource:
-        """The weights of the last `publish`, for `server` alone if it is given."""
-        await self._end_sending()
-        return await self._begin(await self.ranks.publish_again(), server)
-
-    async def _begin(self, weights: WeightSource, server: NumberedReplica | None = None) -> GroupWeights:
-        """Begins to send weights to a server, or to all that are alive, who have yet to receive them."""
-        first = self.ranks.workers.at(0)
-        meeting: Meeting = await first.call("open_group", self.host, self.timeout_s, self.interface)
-        # From here until they receive, nothing runs in which one could be taken out.
-        servers = self.replicas.servers if server is None else [server]
-        numbers = sorted(server.replica for server in servers)
-        first_ranks = {number: 1 + index * self.num_processes for index, number in enumerate(numbers)}
-        size = 1 + len(numbers) * self.num_processes
-        self._sending = first.call("send_to_group", size)
-        return GroupWeights(weights.manifest, meeting, first_ranks, size, self.timeout_s)
-
-    async def _end_sending(self) -> None:
-        """Waits until the version before is sent. If it wasn't, its receivers have failed and said why."""
-        sending = self._sending
-        self._sending = None
-        if sending is None:
-            return
-        try:
-            await sending
-        except WorkerError as error:
-            logger.warning("%s", error)
 
 
 class _ReceiversEnded(Exception):

@@ -13,6 +13,7 @@ from turnwise.config.demand import (
     union,
     unsharded,
 )
+from turnwise.config.own_transfer import require_transfer
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import PlacedModel
 from turnwise.config.schema.sft import SFTConfig
@@ -56,6 +57,8 @@ def place(config: AnyConfig, machine: Machine, plays: bool = True) -> Placement:
     for problem in (*unsharded(demand, devices), *undivided(demand, devices)):
         raise ConfigError(f"{problem.key}: {problem.message}")
     placement = _placed(config, demand, devices, cluster, machine)
+    if isinstance(config, AgenticConfig):
+        require_transfer(config, placement)
     return replace(placement, reason=reason)
 
 

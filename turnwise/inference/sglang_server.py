@@ -1,6 +1,7 @@
 """SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL.
 `sglang/srt/managers/io_struct.py` of SGLang 0.5.23 defines requests and answers."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,15 +15,19 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from turnwise.errors import ConfigError, ModelError, ServerError
+from turnwise.errors import ConfigError, LostWeightsError, ModelError, ServerError
 from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, engine_folder, require_version
 from turnwise.inference.http_json import HttpJson, NoAnswerError
 from turnwise.inference.request import Request
+from turnwise.inference.sglang_transfer import announce, bucket_requests, copy_request, joining_request
 from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
-from turnwise.protocols import MemoryKind
+from turnwise.protocols import MemoryKind, WeightSource
 from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
+from turnwise.spec import OWN_TRANSFER
+from turnwise.transfer.group import GroupWeights
+from turnwise.transfer.staging import DeviceCopies
 
 VERSION = "0.5.23"
 """The version of SGLang that this module works with."""
@@ -53,6 +58,8 @@ class SGLangServer(EngineServer):
         super().__init__(rank, policy)
         self._http = http
         self._process = process
+        self.replica = rank.rank
+        self._devices = rank.all_devices
         info = http.ask_now("/server_info")
         require_version("SGLang", info["version"], VERSION)
         self._describe(
@@ -62,6 +69,7 @@ class SGLangServer(EngineServer):
             sleeps=bool(info.get("enable_memory_saver")),
             sampling_mask=True,
         )
+        self._num_processes: int = info.get("tp_size", 1)
         # A server that another run used may have prefixes of other weights under our marks, and that run's
         # label.
         http.ask_now("/flush_cache", {}, is_read=False)
@@ -74,11 +82,13 @@ class SGLangServer(EngineServer):
         with other options."""
         if "url" in options:
             url = options.pop("url")
+            options.pop(OWN_TRANSFER, None)
             if options:
                 raise ConfigError(
                     f"{_SECTION}: the server at {url} has its options already; remove {', '.join(options)}"
                 )
             return cls(rank, policy, HttpJson(url))
+        options.pop(OWN_TRANSFER, None)  # SGLang takes any way, and needs no option for it
         port = _free_port(options.pop("port", 0))
         fixed = {
             "model_path": engine_folder(policy, "SGLang"),
@@ -174,6 +184,45 @@ class SGLangServer(EngineServer):
 
     async def _thaw(self) -> None:
         await self._ask("/continue_generation", {})
+
+    async def receive(self, weights: WeightSource) -> int:
+        if isinstance(weights, GroupWeights):
+            await self._join(weights)
+            await self._update("/update_weights_from_distributed", bucket_requests(weights))
+            await self._ask("/destroy_weights_update_group", {"group_name": weights.name})
+        elif isinstance(weights, DeviceCopies):
+            request = await asyncio.to_thread(copy_request, weights, self._devices)
+            await self._update("/update_weights_from_tensor", [request])
+        else:
+            return await super().receive(weights)
+        self._num_updates += 1
+        return weights.manifest.num_bytes
+
+    async def _join(self, weights: GroupWeights) -> None:
+        """Makes SGLang's processes members of the group."""
+        if self._num_processes != weights.num_processes:
+            raise ModelError(
+                f"{self._http.url} has {self._num_processes} processes, and weights are sent to "
+                f"{weights.num_processes}; let the run start SGLang, or remove {_SECTION}.{OWN_TRANSFER}"
+            )
+        await asyncio.to_thread(announce, weights, self.replica)
+        try:
+            await self._ask("/init_weights_update_group", joining_request(weights, self.replica))
+        except ServerError as error:
+            raise LostWeightsError(
+                f"SGLang's processes didn't join those who receive weights: {error}"
+            ) from error
+
+    async def _update(self, path: str, requests: Iterable[Mapping[str, Any]]) -> None:
+        """Lets SGLang receive all tensors. They have been checked, so an error is one of those that send or
+        receive, after which some may have come: this replica leaves."""
+        try:
+            await self._ask("/begin_weight_update", {})
+            for request in requests:
+                await self._ask(path, request)
+            await self._ask("/end_weight_update", {})
+        except ServerError as error:
+            raise ConnectionError(f"SGLang didn't receive the weights: {error}") from error
 
     async def _load(self, folder: Path) -> None:
         # The cache can't be dropped while paused requests use it. No new request reads its prefixes anyway:

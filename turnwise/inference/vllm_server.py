@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,11 @@ from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind, WeightSource
 from turnwise.runtime.info import PolicyInfo
 from turnwise.runtime.rank import RankContext
-from turnwise.spec import KV_CACHE_BYTES
+from turnwise.spec import KV_CACHE_BYTES, OWN_TRANSFER
 from turnwise.transfer.files import read_folder
 from turnwise.transfer.group import GroupWeights
+from turnwise.transfer.manifest import WeightManifest
+from turnwise.transfer.staging import DeviceCopies
 from turnwise.types import derive_seed
 
 VERSION = "0.32"
@@ -40,8 +43,8 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Environment variables of vLLM, set unless the user has set them."""
-GLOO = "gloo"
-"""The backend of vLLM's own transfer of weights that `vllm_transfer` adds to vLLM."""
+ENGINES = {backend: f"turnwise_{backend}" for backend in ("gloo", "nccl", "ipc")}
+"""Backend in `weight_transfer_config` → the name of the engine for it that `vllm_transfer` adds to vLLM."""
 _STEP_TOKENS = 8192  # tokens per forward pass on a CPU
 _HAS_ENDED = "vLLM's engine has ended; what it wrote above says why"
 _SHUTDOWN_S = 60.0  # seconds that vLLM's processes have to end
@@ -77,7 +80,7 @@ class VLLMServer(EngineServer):
         vllm = load_vllm()
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        fixed = {
+        fixed: dict[str, Any] = {
             "model": engine_folder(policy, "vLLM"),
             "trust_remote_code": policy.trust.remote_code,
             "dtype": str(parse_dtype(policy.dtype)).removeprefix("torch."),
@@ -96,6 +99,8 @@ class VLLMServer(EngineServer):
         if len(rank.all_devices) > 1:
             # In an actor of Ray, vLLM would ask Ray for further actors, beyond the placement of the run.
             defaults["distributed_executor_backend"] = "mp"
+        if OWN_TRANSFER in options:
+            fixed[OWN_TRANSFER] = {"backend": ENGINES[options[OWN_TRANSFER]["backend"]]}
         if rank.device == "cpu":
             defaults["enforce_eager"] = True
             defaults["kv_cache_memory_bytes"] = KV_CACHE_BYTES
@@ -187,28 +192,31 @@ class VLLMServer(EngineServer):
         await self._engine.resume_generation()
 
     async def receive(self, weights: WeightSource) -> int:
-        if not isinstance(weights, GroupWeights):
+        joining: dict[str, Any] = {}
+        received: WeightManifest | dict[str, WeightSource]
+        if isinstance(weights, GroupWeights):
+            joining = {
+                "host": weights.meeting.host,
+                "port": weights.meeting.port,
+                "interface": weights.meeting.interface,
+                "first_rank": weights.first_ranks[self.replica],
+                "size": weights.size,
+                "timeout_s": weights.timeout_s,
+                "device_type": weights.device_type,
+                "name": weights.name,
+            }
+            received = weights.manifest
+        elif isinstance(weights, DeviceCopies):
+            received = weights.by_device()
+        else:
             return await super().receive(weights)
-        tensors = weights.manifest.tensors
-        update = {
-            "names": list(tensors),
-            "dtypes": [spec.dtype for spec in tensors.values()],
-            "shapes": [list(spec.shape) for spec in tensors.values()],
-        }
-        joining = {
-            "host": weights.meeting.host,
-            "port": weights.meeting.port,
-            "first_rank": weights.first_ranks[self.replica],
-            "size": weights.size,
-            "timeout_s": weights.timeout_s,
-            "interface": weights.meeting.interface,
-        }
         try:
             await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": joining})
         except self._errors.EngineDeadError as error:
             raise ConnectionError(_HAS_ENDED) from error
         except Exception as error:  # boundary: vLLM passes on errors of its processes in ones of its own
             raise LostWeightsError(f"vLLM's processes didn't join those who receive: {error}") from error
+        update = {"pickled": pickle.dumps(received)}
         try:
             await self._engine.start_weight_update()
             await self._engine.collective_rpc("update_weights", kwargs={"update_info": update})
@@ -273,8 +281,8 @@ def pack_output_layers(model: Any) -> None:
 
 def _worker_extension(options: Mapping[str, Any]) -> str:
     """The qualified name of the mixin of vLLM's worker class. Its module is imported in vLLM's processes."""
-    if options.get("weight_transfer_config"):
-        return "turnwise.inference.vllm_transfer.GlooWorker"
+    if options.get(OWN_TRANSFER):
+        return "turnwise.inference.vllm_transfer.TransferWorker"
     return f"{WeightReader.__module__}.{WeightReader.__qualname__}"
 
 

@@ -233,6 +233,9 @@ INTERACTION_ALIASES: dict[str, str] = _TABLES["interaction_aliases"]
 
 MAX_KEPT = 256
 """A server returns the candidate ids of each token only if `top_k` is at most this number."""
+OWN_TRANSFER = "weight_transfer_config"
+"""The option of an engine by which its own processes receive the weights: vLLM's, which SGLang gets too. Its
+value is `{backend: NAME}`."""
 KV_CACHE_BYTES = 2**30
 """Default size limit in bytes of the KV cache of the embedded server, and of vLLM on a CPU."""
 MAX_PACKED_BYTES = 2**28

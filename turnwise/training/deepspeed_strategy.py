@@ -135,12 +135,7 @@ class DeepSpeedStrategy(BaseStrategy):
         return engine
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        answers = self._context.answers
-        if self.stage < _SHARES_WEIGHTS and not answers:
-            return
-        for name, tensor in self._model.weights(self._whole):
-            if answers:
-                yield name, tensor
+        yield from self._model.weights(self._whole)
 
     def _compute(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
         return ModelOutputs(**self.engine(batch=batch, outputs=outputs))

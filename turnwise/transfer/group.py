@@ -2,30 +2,33 @@
 gets the weights in buckets and keeps them in shared memory of its node."""
 
 import asyncio
+import os
 import socket
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from turnwise.errors import LostWeightsError, WorkerError
 from turnwise.runtime.machine import address_of
 from turnwise.runtime.torch_group import Meeting
+from turnwise.transfer.buckets import buckets_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
 
-BUCKET_BYTES = 16_000_000
-"""Bytes that travel in one message. Of 4 to 32 MB all are about as fast; tensor by tensor is five times
-slower."""
 _SETTING = "cluster.interface"
 _GIVEN_UP = "given up"  # key of a group's store: why somebody never comes
 _CONNECT = timedelta(seconds=30)  # time to connect to a process that is there
 _POLL_S = 0.02
 _IN_FLIGHT = 2  # buckets on their way at once
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"  # read as a group is made
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,15 @@ class GroupWeights:
     meeting: Meeting
     first_ranks: Mapping[int, int]
     """Number of an inference replica → the rank of its first process in the group."""
+    num_processes: int
+    """Number of members of each replica."""
     size: int
     """Number of members, with the sender."""
     timeout_s: float
+    device_type: str = "cpu"
+    """The kind of devices between which they travel: `cpu` (by gloo) or `cuda` (by NCCL)."""
+    name: str = ""
+    """See `WeightGroup`."""
 
     def on(self, node: str) -> "GroupWeights":
         return self
@@ -71,8 +80,10 @@ class GroupWeights:
 
 
 class WeightGroup:
-    """A gloo group of its own, beside torch's default group. The sender opens it and is its rank 0; the
-    others reach it at `meeting`. Errors of gloo are raised as WorkerError."""
+    """A group of its own, beside torch's default group: of gloo between CPUs, or of NCCL between GPUs. The
+    sender opens it and is its rank 0; the others reach it at `meeting`. Each member sends and receives on its
+    `device`. With a `name`, members may be those of a process group of torch's that has this name
+    (`new_group`). Errors of gloo and NCCL are raised as WorkerError."""
 
     def __init__(
         self,
@@ -80,15 +91,26 @@ class WeightGroup:
         store: dist.TCPStore,
         host: str,
         timeout_s: float,
+        device: str | torch.device = "cpu",
+        name: str = "",
     ) -> None:
         self.meeting = meeting
         self._store = store
         self._host = host
         self._timeout = timedelta(seconds=timeout_s)
+        self._device = torch.device(device)
+        self._name = name
         self._group: Any = None
 
     @classmethod
-    def open(cls, host: str, timeout_s: float, interface: str = "") -> "WeightGroup":
+    def open(
+        cls,
+        host: str,
+        timeout_s: float,
+        interface: str = "",
+        device: str | torch.device = "cpu",
+        name: str = "",
+    ) -> "WeightGroup":
         """A group whose members meet at a free port of this node. They reach the node at the address of its
         network `interface`, or at `host` if that is empty. Raises ConfigError if there is no such
         interface."""
@@ -96,10 +118,17 @@ class WeightGroup:
             host = address_of(interface, _SETTING)
         timeout = timedelta(seconds=timeout_s)
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        return cls(Meeting(host, store.port, interface), store, host, timeout_s)
+        meeting = Meeting(host, store.port, interface)
+        return cls(meeting, store, host, timeout_s, device, name)
 
     @classmethod
-    def find(cls, meeting: Meeting, timeout_s: float) -> "WeightGroup":
+    def find(
+        cls,
+        meeting: Meeting,
+        timeout_s: float,
+        device: str | torch.device = "cpu",
+        name: str = "",
+    ) -> "WeightGroup":
         """The group that another process has opened. Raises WorkerError if it can't be reached, and
         ConfigError if this node lacks the group's network interface."""
         timeout = timedelta(seconds=timeout_s)
@@ -112,7 +141,7 @@ class WeightGroup:
                 f"the weights can't be had from {meeting.host}:{meeting.port}: {error}; {_SETTING} "
                 "names the network by which the nodes reach each other"
             ) from error
-        return cls(meeting, store, own_host, timeout_s)
+        return cls(meeting, store, own_host, timeout_s, device, name)
 
     @classmethod
     def give_up(cls, meeting: Meeting, reason: str) -> None:
@@ -127,24 +156,37 @@ class WeightGroup:
     def join(self, rank: int, size: int) -> None:
         """Waits until all `size` members have come. Raises LostWeightsError if somebody gives that up,
         WorkerError if it takes too long."""
-        self._gather(rank, size)
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        # All have come. One that ends before it is connected would be awaited as long.
-        options._timeout = min(self._timeout, _CONNECT)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        self.gather([rank], size)
         try:
-            self._group = dist.ProcessGroupGloo(self._store, rank, size, options)
+            self._group = self._connected(rank, size)
         except RuntimeError as error:
             raise WorkerError(
                 f"member {rank} of {size} could not join those who send and receive weights: {error}"
             ) from error
 
-    def _gather(self, rank: int, size: int) -> None:
-        """Waits until all members have come. gloo's own wait couldn't be ended."""
+    def _connected(self, rank: int, size: int) -> Any:
+        store: dist.Store = self._store
+        if self._name:
+            # Where torch's `new_group` keeps what its members tell each other.
+            prefixes = (self._name, f"{self._name}/", f"{self._device.type}/")
+            for prefix in prefixes:
+                store = dist.PrefixStore(prefix, store)
+        if self._device.type == "cuda":
+            return _nccl_group(store, rank, size, self._timeout, self.meeting.interface)
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        # All have come. One that ends before it is connected would be awaited as long.
+        options._timeout = min(self._timeout, _CONNECT)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    def gather(self, ranks: Iterable[int], size: int) -> None:
+        """Tells the others that these members have come, and waits until all have. The waits of gloo and NCCL
+        couldn't be ended. Raises as `join`."""
         members = [f"member {number}" for number in range(size)]
         end = time.monotonic() + self._timeout.total_seconds()
         try:
-            self._store.set(members[rank], "")
+            for rank in ranks:
+                self._store.set(members[rank], "")
             while not self._store.check(members):
                 if self._store.check([_GIVEN_UP]):
                     reason = self._store.get(_GIVEN_UP).decode()
@@ -152,39 +194,65 @@ class WeightGroup:
                 if time.monotonic() > end:
                     missing = [member for member in members if not self._store.check([member])]
                     raise WorkerError(
-                        f"member {rank} of {size} of those who send and receive weights waited "
+                        f"one of {size} who send and receive weights waited "
                         f"{self._timeout.total_seconds():g} s for {', '.join(missing)}"
                     )
                 time.sleep(_POLL_S)
         except RuntimeError as error:
             raise WorkerError(f"the sender of the weights has ended: {error}") from error
 
-    def send(self, memory: SharedMemory) -> None:
-        """Sends what the memory holds to all members."""
-        self._broadcast(memory)
+    def send(self, buckets: Iterable[Tensor]) -> None:
+        """Sends bytes, which are on this member's device, to all members."""
+        for _ in self._broadcast(buckets):
+            continue
 
-    def receive(self, memory: SharedMemory) -> None:
-        """Writes what rank 0 sends into the memory."""
-        self._broadcast(memory)
+    def receive(self, buckets: Iterable[Tensor]) -> None:
+        """Writes what rank 0 sends into memory of the same sizes, on this member's device."""
+        self.send(buckets)
 
-    def _broadcast(self, memory: SharedMemory) -> None:
+    def receive_tensors(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+        """`(name, tensor)` as they come from rank 0, which sends `buckets_of(manifest)`. A bucket exists as
+        long as a tensor of it."""
+        buckets = buckets_of(manifest)
+        memory = (torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self._device) for bucket in buckets)
+        for bucket, data in zip(buckets, self._broadcast(memory), strict=True):
+            yield from bucket.views(data)
+
+    def _broadcast(self, buckets: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The buckets, each as soon as it has come. `_IN_FLIGHT` are on their way meanwhile."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.timeout = self._timeout
-        pending: list[Any] = []
+        broadcasts: deque[Any] = deque()
+        sent: deque[Tensor] = deque()
+        has_ended = False
         try:
-            for bucket in memory.buckets(BUCKET_BYTES):
-                if len(pending) == _IN_FLIGHT:
-                    pending.pop(0).wait()
-                pending.append(self._group.broadcast([bucket], options))
-            while pending:
-                pending.pop(0).wait()
+            for bucket in buckets:
+                if len(broadcasts) == _IN_FLIGHT:
+                    # No variable may hold a broadcast, which the traceback of an error would keep.
+                    broadcasts.popleft().wait()
+                    yield sent.popleft()
+                broadcasts.append(self._group.broadcast([bucket], options))
+                sent.append(bucket)
+            while broadcasts:
+                broadcasts.popleft().wait()
+                yield sent.popleft()
+            has_ended = True
         except RuntimeError as error:
-            # Closes the connections: members may wait for this one, and not for the one that has ended. No
-            # variable may hold a broadcast, which the error's traceback would keep.
-            pending.clear()
-            self._group = None
-            raise WorkerError(f"the weights could not be sent to all nodes: {error}") from error
+            raise WorkerError(f"the weights could not be sent to all members: {error}") from error
+        finally:
+            if not has_ended:
+                # Closes the connections: members may wait for this one, and not for the one that has ended.
+                broadcasts.clear()
+                self.close()
+
+    def close(self) -> None:
+        """Leaves the group."""
+        group = self._group
+        self._group = None
+        if group is not None and self._device.type == "cuda":
+            # Kernels of NCCL would wait for the others.
+            group.abort()
 
 
 class NodeReceiver:
@@ -211,7 +279,7 @@ class NodeReceiver:
             raise WorkerError("this process has joined no group that sends weights")
         if self._memory is None or self._memory.weights.manifest != manifest:
             self._memory = SharedMemory(manifest)
-        self._group.receive(self._memory)
+        self._group.receive(self._memory.buckets)
         return self._memory.weights
 
 
@@ -220,3 +288,21 @@ def _own_address(meeting: Meeting) -> str:
     with closing(socket.create_connection((meeting.host, meeting.port))) as connection:
         address: str = connection.getsockname()[0]
     return address
+
+
+def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta, interface: str) -> Any:
+    """A group of NCCL whose waits end with an error past `timeout`. Otherwise a timeout would end the
+    process."""
+    if interface:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    outer = os.environ.get(_BLOCKING_WAIT)
+    os.environ[_BLOCKING_WAIT] = "1"
+    try:
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        # The groups of training have their own watchdog.
+        del os.environ[_BLOCKING_WAIT]
+        if outer is not None:
+            os.environ[_BLOCKING_WAIT] = outer

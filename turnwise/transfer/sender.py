@@ -12,6 +12,7 @@ from turnwise.transfer.group import Meeting, WeightGroup
 from turnwise.transfer.live import LiveWeights, manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedMemory
+from turnwise.transfer.staging import StagingMemory, device_id, stage
 
 
 class WeightSender:
@@ -26,13 +27,17 @@ class WeightSender:
         is_shared: bool,
         keeps: bool = True,
         describe: Callable[[], WeightManifest] | None = None,
+        device: str = "cpu",
     ) -> None:
         self._read = read
         self._is_shared = is_shared
         self._keeps = keeps
         self._describe = describe or (lambda: manifest_of(read()))
         self._manifest: WeightManifest | None = None
+        self._device = device
         self._memory: SharedMemory | None = None
+        self._staging: StagingMemory | None = None
+        self._copy: StagingMemory | SharedMemory | None = None
         self._group: WeightGroup | None = None
 
     def manifest(self) -> WeightManifest:
@@ -46,8 +51,7 @@ class WeightSender:
         are shared. Shared memory keeps them until the next call. None on a rank that keeps nothing."""
         manifest = self.manifest()
         if not self._keeps:
-            for _ in self._read():
-                continue
+            self._pass_through()
             return None
         if not self._is_shared:
             return LiveWeights(manifest, self._read)
@@ -62,10 +66,55 @@ class WeightSender:
             return LiveWeights(self.manifest(), self._read)
         return self._memory.weights
 
-    def open_group(self, host: str, timeout_s: float, interface: str = "") -> Meeting:
-        """Begins to form a group with receivers of other nodes, which reach this node at the address of the
-        network `interface` (empty: at `host`). A wait inside the group may take `timeout_s` seconds."""
-        self._group = WeightGroup.open(host, timeout_s, interface)
+    def stage(self, dtype: str, device_type: str) -> WeightManifest | None:
+        """Copies the weights as they are now, narrowed to `dtype`, into memory of this rank's device, or of
+        its host if `device_type` is `cpu`, from where `send_to_group` sends them. The memory keeps them until
+        the next call. None on a rank that keeps nothing."""
+        manifest = self.manifest()
+        if not self._keeps:
+            self._pass_through()
+            return None
+        device = "cpu" if device_type == "cpu" else self._device
+        if self._staging is None or self._staging.dtype != dtype:
+            self._staging = StagingMemory(manifest, dtype, device)
+        self._staging.write(self._read())
+        return self._staging.manifest
+
+    def staged(self) -> WeightManifest:
+        """What the last `stage` returned."""
+        return self._opened_staging.manifest
+
+    def copy(self, dtype: str, is_read: bool) -> tuple[str, WeightSource] | None:
+        """Copies the weights as they are now, narrowed to `dtype`, into memory of this rank's device, for
+        servers on the same device. Returns `device_id` and what they read; None unless `is_read`."""
+        manifest = self.manifest()
+        if not is_read:
+            self._pass_through()
+            return None
+        self._copy = stage(self._copy, manifest, dtype, self._device)
+        self._copy.write(self._read())
+        return self.copied()
+
+    def copied(self) -> tuple[str, WeightSource] | None:
+        """What the last `copy` made, to be read once more."""
+        if self._copy is None:
+            return None
+        weights = self._copy.handles() if isinstance(self._copy, StagingMemory) else self._copy.weights
+        return device_id(self._device), weights
+
+    def open_group(
+        self,
+        host: str,
+        timeout_s: float,
+        interface: str = "",
+        device_type: str = "cpu",
+        name: str = "",
+    ) -> Meeting:
+        """Begins to form a group with receivers in other processes, which reach this node at the address of
+        the network `interface` (empty: at `host`). A wait inside the group may take `timeout_s` seconds. See
+        `WeightGroup` for `name`."""
+        device = "cpu" if device_type == "cpu" else self._device
+        self._group = WeightGroup.open(host, timeout_s, interface, device, name)
         return self._group.meeting
 
     def join_group(self, size: int) -> None:
@@ -73,15 +122,29 @@ class WeightSender:
         self._opened_group.join(0, size)
 
     def send_to_group(self, size: int) -> None:
-        """Waits for the receivers, then sends the weights of the last `publish`."""
-        self.join_group(size)
-        self.send()
+        """Waits for the receivers, then sends the weights of the last `stage`, and leaves the group."""
+        group = self._opened_group
+        self._group = None
+        group.join(0, size)
+        group.send(self._opened_staging.buckets)
+        group.close()
 
     def send(self) -> None:
         """Sends the weights of the last `publish` to the members of the group."""
         if self._memory is None:
             raise WorkerError("no weights have been published that could be sent to other nodes")
-        self._opened_group.send(self._memory)
+        self._opened_group.send(self._memory.buckets)
+
+    def _pass_through(self) -> None:
+        """Takes part in a gather whose results others keep."""
+        for _ in self._read():
+            continue
+
+    @property
+    def _opened_staging(self) -> StagingMemory:
+        if self._staging is None:
+            raise WorkerError("no weights have been copied for engines that receive them")
+        return self._staging
 
     @property
     def _opened_group(self) -> WeightGroup:
@@ -94,4 +157,4 @@ def make_sender(role: str, is_shared: bool, rank: RankContext) -> WeightSender:
     """The sender of a role's worker in this process, which has been made before."""
     strategy: Any = rank.neighbours[role]
     describe = strategy.weight_manifest if isinstance(strategy, DescribesWeights) else None
-    return WeightSender(strategy.weights, is_shared, rank.answers, describe)
+    return WeightSender(strategy.weights, is_shared, rank.answers, describe, rank.device)

@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import LostWeightsError, WorkerError
+from turnwise.transfer import buckets
 from turnwise.transfer.live import as_manifested
 from turnwise.transfer.manifest import WeightManifest
 
@@ -60,14 +61,15 @@ class SharedWeights:
 
 class SharedMemory:
     """Memory for the tensors of a manifest, outside /dev/shm, which is small in containers. With `dtype`
-    (torch's name), wider tensors are narrowed as they are written. Raises WorkerError if memory is short.
+        (torch's name), wider tensors are narrowed as they are written. Raises WorkerError if memory is short.
 
-    >>> from turnwise.transfer.live import manifest_of
-    >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
-    >>> memory = SharedMemory(manifest_of(tensors))
-    >>> memory.write(tensors)
-    >>> {name: (tensor.sum().item(), tensor.dtype) for name, tensor in memory.weights}
-    {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
+        >>> from turnwise.transfer import buckets
+    from turnwise.transfer.live import manifest_of
+        >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
+        >>> memory = SharedMemory(manifest_of(tensors))
+        >>> memory.write(tensors)
+        >>> {name: (tensor.sum().item(), tensor.dtype) for name, tensor in memory.weights}
+        {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
     """
 
     def __init__(self, manifest: WeightManifest, dtype: str = "") -> None:
@@ -90,10 +92,11 @@ class SharedMemory:
             for name, tensor in as_manifested(self._manifest, tensors):
                 self._targets[name].copy_(tensor)
 
-    def buckets(self, num_bytes: int) -> Iterator[Tensor]:
-        """The bytes of all tensors, one after the other, in pieces of `num_bytes`. What is written into a
+    @property
+    def buckets(self) -> Sequence[Tensor]:
+        """The bytes of all tensors, one after the other, in pieces of `BUCKET_BYTES`. What is written into a
         piece is written into the tensors."""
-        return iter(self._data.split(num_bytes))
+        return self._data.split(buckets.BUCKET_BYTES)
 
 
 class _Layout:

@@ -11,6 +11,7 @@ from small_configs import SFT, config_of, values_of
 from turnwise.config import SFTConfig, parse_config
 from turnwise.config.place import place, smallest_machine
 from turnwise.config.show.device_memory import device_memory
+from turnwise.runtime.machine import Machine, Node
 
 SIZES = {
     "model_type": "qwen3",
@@ -77,3 +78,16 @@ def test_fine_tuning_has_one_line_and_a_model_without_sizes_none(folder):
     config = parse_config(values_of(SFT, pretrain=folder, sequence_length=64), SFTConfig)[0]
     assert list(megabytes(device_memory(config, place(config, smallest_machine(config))))) == [0]
     assert held("models/none") == ""
+
+
+@pytest.mark.parametrize(
+    ("backend", "served", "holding"), [("gloo", [2], []), ("nccl", [2], [0]), ("ipc", [0, 1], [0, 1])]
+)
+def test_a_rank_that_hands_weights_to_an_engine_holds_a_copy_of_them(folder, backend, served, holding):
+    options = {"weight_transfer_config": {"backend": backend}}
+    strategy = {"strategy_name": "vllm", "strategy_config": options}
+    keys = {"cluster.name": "process", "actor_infer.strategy_args": strategy, TRAIN: [0, 1], INFER: served}
+    config = config_of(pretrain=folder, sequence_length=64, **keys)
+    text = device_memory(config, place(config, Machine((Node(3, "cuda"),))))
+    lines = [line for line in text.splitlines() if line.startswith("device") and "engines" in line]
+    assert [int(line.split()[1][:-1]) for line in lines] == holding

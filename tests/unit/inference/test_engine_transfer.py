@@ -10,7 +10,8 @@ import pytest
 from small_configs import config_of
 
 from turnwise.assemble.weights import build_transfer
-from turnwise.cluster.weight_senders import SendingEngines, SendingRanks
+from turnwise.cluster.engine_senders import SendingEngines
+from turnwise.cluster.weight_senders import SendingRanks
 from turnwise.config.place import place
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.vllm_server import VLLMServer
@@ -22,7 +23,7 @@ from turnwise.transfer.group import GroupWeights
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.policy_transfer import PolicyTransfer
 
-WEIGHTS = GroupWeights(WeightManifest({}), Meeting("127.0.0.1", 9), {0: 1, 1: 2}, 3, 1.0)
+WEIGHTS = GroupWeights(WeightManifest({}), Meeting("127.0.0.1", 9), {0: 1, 1: 2}, 1, 3, 1.0)
 
 
 class Engine:

@@ -5,42 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from weight_ranks import Ranks
 
-from turnwise.cluster.weight_senders import SendingEngines, SendingGroup, SendingRanks
+from turnwise.cluster.engine_senders import SendingEngines
+from turnwise.cluster.weight_senders import SendingGroup, SendingRanks
 from turnwise.errors import ConfigError, LostWeightsError, WorkerError
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.runtime.torch_group import Meeting
-from turnwise.transfer import group
+from turnwise.transfer import buckets
 from turnwise.transfer.group import GroupWeights, NodeReceiver, NodeWeights, WeightGroup
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import WeightSender
-from turnwise.transfer.shared_memory import SharedMemory, SharedWeights
+from turnwise.transfer.shared_memory import SharedWeights
 from turnwise.transfer.together import receive
 
 TIMEOUT_S = 60.0
 LONG_S = 600.0
 """Timeout of groups in which a member fails: who waits for it that long fails its test."""
-
-
-class Ranks:
-    """The workers of one rank, whose calls run in a thread."""
-
-    def __init__(self, sender: WeightSender) -> None:
-        self.sender = sender
-        self.calls: list[str] = []
-        self._pool = ThreadPoolExecutor(1)
-
-    def at(self, rank: int) -> Ranks:
-        return self
-
-    def call(self, method: str, *args: Any, route: str = "broadcast") -> Any:
-        self.calls.append(method)
-        return asyncio.wrap_future(self._pool.submit(getattr(self.sender, method), *args))
 
 
 class Server:
@@ -111,7 +96,7 @@ def assert_has(weights: NodeWeights, nodes: list[str], value: float) -> None:
 
 
 async def test_each_node_gets_one_copy_version_after_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "BUCKET_BYTES", 1000)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1000)
     servers = [Server("home"), Server("x"), Server("y"), Server("y")]
     sending, _, trained, _ = sending_to(*servers)
     for version in (1.0, 2.0):
@@ -227,11 +212,9 @@ class Engine:
         return await asyncio.gather(*(asyncio.to_thread(self._received, weights, rank) for rank in members))
 
     def _received(self, weights: GroupWeights, rank: int) -> dict[str, torch.Tensor]:
-        member = WeightGroup.find(weights.meeting, weights.timeout_s)
+        member = WeightGroup.find(weights.meeting, weights.timeout_s, name=weights.name)
         member.join(rank, weights.size)
-        memory = SharedMemory(weights.manifest)
-        member.receive(memory)
-        return {name: tensor.clone() for name, tensor in memory.weights}
+        return dict(member.receive_tensors(weights.manifest))
 
 
 async def test_processes_of_engines_are_members_of_a_group_for_each_version() -> None:

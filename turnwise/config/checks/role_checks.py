@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from turnwise.config.own_transfer import option_problems
 from turnwise.config.problems import Problem
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ROLES, ModelArgs, PlacedModel, StrategyArgs
@@ -161,16 +162,9 @@ def _divided_heads(path: str, role: PlacedModel) -> Iterator[Problem]:
         )
 
 
-def _vllm_options(path: str, role: PlacedModel) -> Iterator[Problem]:
+def _engine_options(path: str, role: PlacedModel) -> Iterator[Problem]:
     yield from _divided_heads(path, role)
-    transfer = role.strategy_args.strategy_config.get(OWN_TRANSFER)
-    if transfer not in (None, {"backend": "gloo"}):
-        yield Problem.at(
-            f"{path}.strategy_config.{OWN_TRANSFER}",
-            f"{transfer!r} isn't a transfer that the trainer can send to: vLLM's nccl and ipc aren't "
-            "supported yet; use {backend: gloo}, or remove it, and weights reach vLLM through memory of its "
-            "node",
-        )
+    yield from option_problems(path, role)
 
 
 _OPTION_CHECKS = {
@@ -178,13 +172,11 @@ _OPTION_CHECKS = {
     "fsdp2_infer": _fsdp2_options,
     "megatron_train": _megatron_options,
     "megatron_infer": _megatron_options,
-    "vllm": _vllm_options,
-    "sglang": _divided_heads,
+    "vllm": _engine_options,
+    "sglang": _engine_options,
 }
 """What checks the options of a strategy that lists none in its spec, or that depend on the model."""
 
-OWN_TRANSFER = "weight_transfer_config"
-"""vLLM's option that makes its own processes receive the weights."""
 _TENSOR_SIZES = ("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
 """Names of the option that says how many devices share a layer."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from turnwise.config.own_transfer import copy_devices
 from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_shape import ModelShape
 from turnwise.config.schema.sft import SFTConfig
@@ -16,6 +17,9 @@ from turnwise.config.show.sizes import (
 )
 from turnwise.costs.model import BYTES, NUM_MOMENTS, WEIGHT_BYTES, Sampler, bytes_text
 from turnwise.runtime.placement import Placement
+
+
+_COPIES = "weights for engines"
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,15 @@ def device_memory(config: AgenticConfig | SFTConfig, placement: Placement) -> st
         roles = {"sft": _trained(config, "sft", shape, shape.num_parameters, placement)}
     else:
         roles = dict(_roles(config, shape, placement))
-    placed = {**placement.roles, **placement.served}
+    devices = {name: placed.devices for name, placed in {**placement.roles, **placement.served}.items()}
+    if isinstance(config, AgenticConfig):
+        copies = copy_devices(config, placement)
+        if copies:
+            devices[_COPIES] = copies
+            roles[_COPIES] = _copy(config, shape)
     lines: list[str] = []
     for device in placement.all_devices:
-        held = [name for name in roles if device in placed[name].devices]
+        held = [name for name in roles if device in devices[name]]
         total = sum(roles[name].num_bytes for name in held)
         parts = [f"{name} {bytes_text(roles[name].num_bytes)}" for name in held]
         lines.append(f"device {device}: {bytes_text(total)} ({', '.join(parts)})")
@@ -103,6 +112,13 @@ def _server(config: AgenticConfig, shape: ModelShape, placement: Placement) -> R
     if num_devices > 1:
         text = f"({text}) / {num_devices} devices"
     return RoleMemory((weights + cache) // num_devices, text)
+
+
+def _copy(config: AgenticConfig, shape: ModelShape) -> RoleMemory:
+    """What a trainer's rank holds for engines that get weights by their own transfer."""
+    width = BYTES[config.actor_infer.model_args.dtype]
+    text = f"{shape.num_parameters:,} parameters × {width} bytes (weight_transfer_config)"
+    return RoleMemory(width * shape.num_parameters, text)
 
 
 def _time(config: AgenticConfig | SFTConfig, placement: Placement) -> str:
