@@ -18,7 +18,6 @@ from turnwise.config.show.sizes import (
 from turnwise.costs.model import BYTES, NUM_MOMENTS, WEIGHT_BYTES, Sampler, bytes_text
 from turnwise.runtime.placement import Placement
 
-
 _COPIES = "weights for engines"
 
 
