@@ -94,6 +94,7 @@ class SendingGroup:
 
     def __post_init__(self) -> None:
         self._members: list[ReceivesForNode] = []
+        self._meeting: Meeting | None = None
         self._sent: NodeWeights | None = None
 
     def manifest(self) -> Pending:
@@ -153,11 +154,14 @@ class SendingGroup:
             server.join_group(meeting, rank, size, self.timeout_s) for rank, server in enumerate(receivers, 1)
         ]
 
-        async def give_up(reason: str) -> None:
-            await asyncio.to_thread(WeightGroup.give_up, meeting, reason)
-
-        await _all_of(receivers, partial(first.call, "join_group", size), joining, give_up)
+        self._meeting = meeting
+        await _all_of(receivers, partial(first.call, "join_group", size), joining, self._give_up)
         self._members = receivers
+
+    async def _give_up(self, reason: str) -> None:
+        """Ends the waits inside the group."""
+        if self._meeting is not None:
+            await asyncio.to_thread(WeightGroup.give_up, self._meeting, reason)
 
     async def _send(self, weights: SharedWeights) -> list[SharedWeights]:
         """Sends weights to the members of the group. Returns the copy of each."""
@@ -167,7 +171,8 @@ class SendingGroup:
         # A group that fails halfway isn't used again: what had come would be taken for the next version's.
         self._members = []
         collecting = [server.collect(weights.manifest) for server in members]
-        copies = await _all_of(members, partial(self.ranks.workers.at(0).call, "send"), collecting)
+        send = partial(self.ranks.workers.at(0).call, "send")
+        copies = await _all_of(members, send, collecting, self._give_up)
         self._members = members
         return copies
 
@@ -184,15 +189,14 @@ async def _all_of(
     receivers: Sequence[ReceivesForNode],
     send: Callable[[], Pending],
     receiving: Sequence[Any],
-    give_up: Callable[[str], Awaitable[object]] | None = None,
+    give_up: Callable[[str], Awaitable[object]],
 ) -> list[Any]:
     """The results of the receivers' calls, which run beside the sender's. One that fails makes all others
-    fail, by itself or by `give_up`, so its own error is the one that counts."""
+    fail by `give_up`, so its own error is the one that counts."""
 
     async def ending(call: Any) -> Any:
         async with AsyncExitStack() as on_error:
-            if give_up is not None:
-                on_error.push_async_callback(give_up, "one of those who send and receive them has failed")
+            on_error.push_async_callback(give_up, "one of those who send and receive them has failed")
             result = await call
             on_error.pop_all()
         return result

@@ -2,6 +2,7 @@
 gets the weights in buckets and keeps them in shared memory of its node."""
 
 import asyncio
+import ctypes
 import os
 import socket
 import time
@@ -27,6 +28,8 @@ _SETTING = "cluster.interface"
 _GIVEN_UP = "given up"  # key of a group's store: why somebody never comes
 _CONNECT = timedelta(seconds=30)  # time to connect to a process that is there
 _POLL_S = 0.02
+_LOOK = timedelta(seconds=0.5)  # between looks whether a transfer is given up
+_SHORT_POLL_S = 0.0005
 _IN_FLIGHT = 2  # buckets on their way at once
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"  # read as a group is made
 
@@ -229,13 +232,12 @@ class WeightGroup:
         try:
             for bucket in buckets:
                 if len(broadcasts) == _IN_FLIGHT:
-                    # No variable may hold a broadcast, which the traceback of an error would keep.
-                    broadcasts.popleft().wait()
+                    self._await_first(broadcasts)
                     yield sent.popleft()
                 broadcasts.append(self._group.broadcast([bucket], options))
                 sent.append(bucket)
             while broadcasts:
-                broadcasts.popleft().wait()
+                self._await_first(broadcasts)
                 yield sent.popleft()
             has_ended = True
         except RuntimeError as error:
@@ -245,6 +247,41 @@ class WeightGroup:
                 # Closes the connections: members may wait for this one, and not for the one that has ended.
                 broadcasts.clear()
                 self.close()
+
+    def _await_first(self, broadcasts: deque[Any]) -> None:
+        """Waits for the oldest broadcast. Raises WorkerError if somebody gives the group up: a node that
+        vanishes closes no connection."""
+        # No variable may hold a broadcast, which the traceback of an error would keep.
+        while not self._is_over(broadcasts):
+            if self._store.check([_GIVEN_UP]):
+                reason = self._store.get(_GIVEN_UP).decode()
+                self._abandon()
+                raise WorkerError(f"the weights stopped on their way: {reason}")
+        broadcasts.popleft()
+
+    def _is_over(self, broadcasts: deque[Any]) -> bool:
+        """Whether the oldest broadcast ends in the next moment. Raises RuntimeError if it has failed."""
+        if self._device.type == "cuda":
+            # NCCL's own wait with a limit would abort the group past it.
+            time.sleep(0 if broadcasts[0].is_completed() else _SHORT_POLL_S)
+            if not broadcasts[0].is_completed():
+                return False
+            broadcasts[0].wait()
+            return True
+        try:
+            broadcasts[0].wait(_LOOK)
+        except RuntimeError:
+            if broadcasts[0].is_completed():
+                raise
+            return False
+        return True
+
+    def _abandon(self) -> None:
+        """Leaves a group in which somebody is waited for. The end of a group of gloo would wait as well, so
+        it is kept as long as the process."""
+        if self._group is not None and self._device.type != "cuda":
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self.close()
 
     def close(self) -> None:
         """Leaves the group."""

@@ -48,6 +48,9 @@ class Server:
         if self.dies_in == "collect":
             self._receiver._group = None  # as the end of its process closes its connections
             raise ConnectionError("gone")
+        if self.dies_in == "silence":
+            self.kept = self._receiver._group  # its connections stay open, and nothing comes
+            raise ConnectionError("its node is silent")
         return await asyncio.to_thread(self._receiver.collect, manifest)
 
 
@@ -145,7 +148,7 @@ async def test_the_group_is_formed_anew_when_the_receivers_change() -> None:
     assert ranks.calls.count("send") == num_sent, "its node has them"
 
 
-@pytest.mark.parametrize("step", ["join_group", "collect"])
+@pytest.mark.parametrize("step", ["join_group", "collect", "silence"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 async def test_a_receiver_that_dies_leaves_and_the_others_get_the_version(step: str, place: int) -> None:
     """Whatever its place in the tree by which gloo sends, the others don't wait for it."""
