@@ -2,9 +2,9 @@
 gets the weights in buckets and keeps them in shared memory of its node."""
 
 import asyncio
-import ctypes
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -255,7 +255,7 @@ class WeightGroup:
         while not self._is_over(broadcasts):
             if self._store.check([_GIVEN_UP]):
                 reason = self._store.get(_GIVEN_UP).decode()
-                self._abandon()
+                self._abandon(broadcasts)
                 raise WorkerError(f"the weights stopped on their way: {reason}")
         broadcasts.popleft()
 
@@ -276,11 +276,11 @@ class WeightGroup:
             return False
         return True
 
-    def _abandon(self) -> None:
-        """Leaves a group in which somebody is waited for. The end of a group of gloo would wait as well, so
-        it is kept as long as the process."""
-        if self._group is not None and self._device.type != "cuda":
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+    def _abandon(self, broadcasts: deque[Any]) -> None:
+        """Leaves a group in which somebody is waited for. The end of a group of gloo would wait as well, so a
+        thread keeps it until then."""
+        if self._device.type != "cuda":
+            threading.Thread(target=_keep, args=(self._group, [*broadcasts]), daemon=True).start()
         self.close()
 
     def close(self) -> None:
@@ -325,6 +325,13 @@ def _own_address(meeting: Meeting) -> str:
     with closing(socket.create_connection((meeting.host, meeting.port))) as connection:
         address: str = connection.getsockname()[0]
     return address
+
+
+def _keep(group: Any, broadcasts: list[Any]) -> None:
+    """Holds a group as long as something in it is on its way."""
+    for broadcast in broadcasts:
+        with suppress(RuntimeError):
+            broadcast.wait()
 
 
 def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta, interface: str) -> Any:
