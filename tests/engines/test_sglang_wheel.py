@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
+import io
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +22,18 @@ from weight_ranks import Ranks
 
 from turnwise.cluster.engine_senders import SendingEngines
 from turnwise.cluster.weight_senders import SendingRanks
-from turnwise.inference import sglang_server
-from turnwise.inference.sglang_transfer import announce, bucket_requests, joining_request
+from turnwise.inference import sglang_server, sglang_transfer
+from turnwise.inference.sglang_transfer import (
+    announce,
+    announce_end,
+    bucket_requests,
+    copy_requests,
+    joining_request,
+)
 from turnwise.transfer import staging
+from turnwise.transfer.live import manifest_of
 from turnwise.transfer.sender import WeightSender
+from turnwise.transfer.staging import DeviceCopies, DeviceWeights
 
 sys.path.insert(0, str(Path(__file__).parent))
 from environment import LackingError, engine_python
@@ -199,11 +210,11 @@ def own_group(source: Path) -> Callable[..., Any]:
     return make
 
 
-def own_bucket(source: Path) -> Any:
-    """SGLang's `FlattenedTensorBucket`."""
-    spec = spec_from_file_location("tensor_bucket", source / "weight_sync/tensor_bucket.py")
+def own_bucket(source: Path, name: str = "tensor_bucket") -> Any:
+    """SGLang's `FlattenedTensorBucket`, out of its module under this name."""
+    spec = spec_from_file_location(name, source / "weight_sync/tensor_bucket.py")
     assert spec is not None and spec.loader is not None
-    module = sys.modules["tensor_bucket"] = module_from_spec(spec)
+    module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.FlattenedTensorBucket
 
@@ -230,6 +241,7 @@ def test_sglang_s_own_group_and_buckets_receive_what_the_trainer_sends(source: P
             bucket = bucket_class.empty(body["names"], body["dtypes"], body["shapes"], "cpu")
             group.broadcast(bucket.get_flattened_tensor(), 0).wait()
             received.update(bucket.reconstruct_tensors())
+        announce_end(weights, 0)
         return received
 
     async def main() -> dict[str, torch.Tensor]:
@@ -239,17 +251,50 @@ def test_sglang_s_own_group_and_buckets_receive_what_the_trainer_sends(source: P
     assert all(torch.equal(received[name], tensor) for name, tensor in tensors)
 
 
-def test_a_pickled_copy_holds_only_what_sglang_unpickles(source: Path) -> None:
-    allowed = named(tree_of(source / "utils/common.py"), "SafeUnpickler")
-    names = {
+def test_a_pickled_copy_is_what_sglang_unpickles(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own classes, and only by names that its unpickler allows."""
+    for name in ("sglang", "sglang.srt", "sglang.srt.weight_sync"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    name = "sglang.srt.weight_sync.tensor_bucket"
+    bucket_class = own_bucket(source, name)
+    monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    monkeypatch.setattr(sglang_transfer, "device_id", lambda device: f"GPU of {device}")
+    tensors = [("a", torch.rand(300, 7)), ("b", torch.rand(5).bfloat16())]
+    manifest = manifest_of(tensors)
+    handle = reduce_like_cuda(sum(tensor.nbytes for _, tensor in tensors))
+    copies = DeviceCopies(manifest, {"here": {"GPU of cuda:1": DeviceWeights(manifest, (handle,))}})
+    [request] = copy_requests(copies, ["cuda:1"])
+    [payload] = request["serialized_named_tensors"]
+    pickled = base64.b64decode(payload)
+    rows = named(tree_of(source / "utils/common.py"), "SafeUnpickler")
+    allowed = {
         tuple(ast.literal_eval(node))
-        for node in ast.walk(allowed)
+        for node in ast.walk(rows)
         if isinstance(node, ast.Tuple) and all(isinstance(part, ast.Constant) for part in node.elts)
     }
-    assert {("torch.multiprocessing.reductions", "rebuild_cuda_tensor"), ("torch", "Tensor")} <= names
+    data = torch.cat([tensor.flatten().view(torch.uint8) for _, tensor in tensors])
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            assert (module, name) in allowed, (module, name)
+            if name == "rebuild_cuda_tensor":
+                return lambda *arguments: data
+            return super().find_class(module, name)
+
+    read = Unpickler(io.BytesIO(pickled)).load()
+    bucket = bucket_class(flattened_tensor=read["flattened_tensor"], metadata=read["metadata"])
+    received = dict(bucket.reconstruct_tensors())
+    assert all(torch.equal(received[name], tensor) for name, tensor in tensors)
     places = [
         ast.unparse(node)
         for node in ast.walk(tree_of(source / "utils/patch_torch.py"))
         if isinstance(node, ast.Assign)
     ]
     assert f"_REDUCE_TENSOR_ARG_DEVICE_INDEX = {staging._DEVICE_INDEX}" in places
+
+
+def reduce_like_cuda(num_bytes: int) -> tuple[Any, ...]:
+    """Arguments of `rebuild_cuda_tensor` as torch makes them of bytes on a GPU."""
+    handle: tuple[Any, ...] = (torch.Tensor, torch.Size([num_bytes]), (1,), 0, torch.storage.TypedStorage)
+    handle += (torch.uint8, "GPU of cuda:1", b"handle", num_bytes, 0, False, b"counter", 0, b"event", True)
+    return handle

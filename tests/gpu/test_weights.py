@@ -42,7 +42,7 @@ def receive_group(meeting: Meeting, manifest: Any, device: str, answers: Any) ->
     group = WeightGroup.find(meeting, TIMEOUT_S, device, NAME)
     group.join(1, 2)
     answers.put(sums(group.receive_tensors(manifest)))
-    group.close()
+    group.leave()
 
 
 def test_a_copy_is_read_by_another_process_on_the_device(device: torch.device) -> None:
@@ -50,10 +50,10 @@ def test_a_copy_is_read_by_another_process_on_the_device(device: torch.device) -
     sender = WeightSender(lambda: tensors_of(version, str(device)), is_shared=True, device=str(device))
     processes = multiprocessing.get_context("spawn")
     for version in (1, 2):
-        copy = sender.copy("bfloat16", is_read=True)
-        assert copy is not None
+        sender.copy("bfloat16", ranks=(0,))
+        _, weights = sender.copied()
         answers = processes.Queue()
-        reader = processes.Process(target=read_copy, args=(pickle.dumps(copy[1]), answers))
+        reader = processes.Process(target=read_copy, args=(pickle.dumps(weights), answers))
         reader.start()
         assert answers.get(timeout=TIMEOUT_S) == pytest.approx(expected(version))
         reader.join(TIMEOUT_S)
@@ -74,6 +74,7 @@ def test_a_group_brings_weights_to_another_gpu(device: torch.device) -> None:
     receiver.start()
     group.join(0, 2)
     group.send(memory.buckets)
+    group.await_finished()
+    group.leave()
     assert answers.get(timeout=TIMEOUT_S) == pytest.approx(expected(1))
-    group.close()
     receiver.join(TIMEOUT_S)

@@ -47,6 +47,8 @@ class WeightRoutes:
         )
 
     def begin(self) -> None:
+        if self._is_open:
+            raise ValueError("a weight-update session is already open")
         self._is_open = True
 
     def receive(
@@ -76,6 +78,8 @@ class WeightRoutes:
                 parameters[name].copy_(tensor)
 
     def end(self) -> None:
+        if not self._is_open:
+            raise ValueError("no weight-update session is open")
         self._is_open = False
 
     def leave(self, group_name: str) -> None:

@@ -1,8 +1,10 @@
 """The transfer of a run's weights from its trainer to its inference servers."""
 
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from turnwise.assemble.servers import start_again
 from turnwise.cluster.engine_senders import CopyingRanks, SendingEngines
@@ -36,12 +38,14 @@ def build_senders(cluster: Cluster, actor_train: ModelRole, servers: LLMServerMa
     process, where a single server always is."""
     is_here = actor_train.name in cluster.neighbours and len(servers.servers) == 1
     dtype = str(parse_dtype(servers.info().model.dtype)).removeprefix("torch.")
+    layout = cluster.placement.of(actor_train.name).layout
     return spawn_senders(
         cluster,
         actor_train.name,
         is_shared=not is_here,
         is_sharded=actor_train.is_sharded,
         dtype=dtype,
+        speaker=layout.speaker,
     )
 
 
@@ -56,13 +60,17 @@ def build_transfer(
     """The transfer of a run, in the form that its placement asks for. Replicas in processes of their own are
     started again when they die."""
     timeout_s = config.deadlines.weights_s
-    home = placement.machine.node_of(placement.of("actor_train").ranks[0][0])
+    trainer = placement.of("actor_train")
+    home = placement.machine.node_of(trainer.ranks[senders.speaker][0])
     nodes = _nodes_beyond(home, servers)
     sender: SendsWeights = senders
     form = _form(senders, servers, home, nodes)
     num_copies = len(nodes) + 1 if senders.is_shared else 0
     replicas: Any = servers
     host = home.address or _LOOPBACK
+    url = config.actor_infer.strategy_args.strategy_config.get("url")
+    if url and not home.address:
+        host = _own_address(url)
     interface = (config.cluster.interface or "") if placement.cluster == "ray" else ""
     backend = own_transfer(config.actor_infer)
     if backend is not None:
@@ -112,7 +120,15 @@ def _copying_ranks(senders: SendingRanks, placement: Placement) -> CopyingRanks:
     for rank, [device] in enumerate(trained.ranks):
         if device in served:
             nodes[rank] = placement.machine.node_of(device).name
-    return CopyingRanks(senders, nodes, trained.size)
+    return CopyingRanks(senders, nodes)
+
+
+def _own_address(url: str) -> str:
+    """The address of this machine by which the host of a server reaches it."""
+    host = urlsplit(url).hostname or _LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing: it only chooses a route
+        return str(probe.getsockname()[0])
 
 
 def _nodes_beyond(home: Node, servers: LLMServerManager) -> list[str]:

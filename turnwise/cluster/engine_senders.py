@@ -1,6 +1,5 @@
 """The senders of weights on all ranks of a role, as one, to engines whose own processes receive them."""
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,12 +58,12 @@ class SendingEngines:
     async def publish_again(self, server: Any = None, is_lost: bool = False) -> WeightSource:
         """The weights of the last `publish`, for `server` alone if it is given."""
         await self._end_sending()
-        manifest: WeightManifest = await self.ranks.workers.call("staged", route="rank0")
+        manifest: WeightManifest = await self.ranks.first.call("staged")
         return await self._begin(manifest, server)
 
     async def _begin(self, manifest: WeightManifest, server: NumberedReplica | None = None) -> GroupWeights:
         """Begins to send weights to a server, or to all that are alive, who have yet to receive them."""
-        first = self.ranks.workers.at(0)
+        first = self.ranks.first
         # SGLang refuses a name that it has had, also from a run that ended in the middle.
         name = f"turnwise-{uuid4().hex[:12]}"
         meeting: Meeting = await first.call(
@@ -107,31 +106,23 @@ class CopyingRanks:
 
     ranks: SendingRanks
     nodes: Mapping[int, str]
-    num_ranks: int
 
     def manifest(self) -> Pending:
         return self.ranks.manifest()
 
     async def publish(self) -> WeightSource:
-        return await self._copies("copy", by_rank=True)
+        # All ranks gather together.
+        await self.ranks.workers.call("copy", self.ranks.dtype, tuple(self.nodes))
+        return await self._copies()
 
     async def publish_again(self, server: Any = None, is_lost: bool = False) -> WeightSource:
         """The weights of the last `publish`. Each copy is handed over once more, since it's read once."""
-        return await self._copies("copied", by_rank=False)
+        return await self._copies()
 
-    async def _copies(self, method: str, by_rank: bool) -> DeviceCopies:
-        """Calls a method of all ranks, which gather together."""
-        calls: list[Pending] = []
-        for rank in range(self.num_ranks):
-            arguments = (self.ranks.dtype, rank in self.nodes) if by_rank else ()
-            calls.append(self.ranks.workers.at(rank).call(method, *arguments))
-        answers = await asyncio.gather(*map(_awaited, calls))
+    async def _copies(self) -> DeviceCopies:
+        calls = [self.ranks.workers.at(rank).call("copied") for rank in self.nodes]
         by_node: dict[str, dict[str, WeightSource]] = {}
-        for rank, node in self.nodes.items():
-            device, weights = answers[rank]
+        for node, call in zip(self.nodes.values(), calls, strict=True):
+            device, weights = await call
             by_node.setdefault(node, {})[device] = weights
         return DeviceCopies(weights.manifest, by_node)
-
-
-async def _awaited(call: Pending) -> Any:
-    return await call

@@ -32,6 +32,8 @@ def has_autoscaler(nodes: Iterable[Mapping[str, Any]], status: bytes | None) -> 
     report = json.loads(status or "{}").get("autoscaler_report") or {}
     own_kinds = {f"node_{node['NodeID']}" for node in nodes}
     kinds = {*report.get("active_nodes", {}), *report.get("pending_launches", {})}
+    # Nodes whose provider tells them by an id that Ray doesn't know are in this alone.
+    kinds.update((report.get("node_type_mapping") or {}).values())
     return not kinds <= own_kinds
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from turnwise.errors import LostWeightsError
-from turnwise.protocols import Cluster, Pending, Route, WeightSource, Workers
+from turnwise.protocols import Cluster, Pending, RankCalls, Route, WeightSource, Workers
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer.group import NodeWeights, WeightGroup
 from turnwise.transfer.manifest import WeightManifest
@@ -30,6 +30,8 @@ class SendingRanks:
     dtype: str = ""
     is_shared: bool = True
     """Whether servers in other processes can read what is sent."""
+    speaker: int = 0
+    """The rank that keeps what all gather, see `Layout.speaker`."""
 
     def manifest(self) -> Pending:
         return self.workers.call("manifest", route=self.route)
@@ -38,12 +40,17 @@ class SendingRanks:
         return self.workers.call("publish", self.dtype, route=self.route)
 
     def publish_again(self, server: Any = None, is_lost: bool = False) -> Pending:
-        return self.workers.call("published", route="rank0")
+        return self.first.call("published")
 
     def trained_weights(self) -> WeightSource:
         """The trainer's weights as they are now, in its own dtype."""
         weights: WeightSource = self.workers.call("publish", route=self.route).result()
         return weights
+
+    @property
+    def first(self) -> RankCalls:
+        """The rank that has the weights."""
+        return self.workers.at(self.speaker)
 
     @property
     def route(self) -> Route:
@@ -148,7 +155,7 @@ class SendingGroup:
         if not receivers:
             return
         size = len(receivers) + 1
-        first = self.ranks.workers.at(0)
+        first = self.ranks.first
         meeting: Meeting = await first.call("open_group", self.host, self.timeout_s, self.interface)
         joining = [
             server.join_group(meeting, rank, size, self.timeout_s) for rank, server in enumerate(receivers, 1)
@@ -171,7 +178,7 @@ class SendingGroup:
         # A group that fails halfway isn't used again: what had come would be taken for the next version's.
         self._members = []
         collecting = [server.collect(weights.manifest) for server in members]
-        send = partial(self.ranks.workers.at(0).call, "send")
+        send = partial(self.ranks.first.call, "send")
         copies = await _all_of(members, send, collecting, self._give_up)
         self._members = members
         return copies
@@ -226,8 +233,10 @@ def spawn_senders(
     is_shared: bool,
     is_sharded: bool,
     dtype: str = "",
+    speaker: int = 0,
 ) -> SendingRanks:
     """Makes a sender on each rank of a role, which has been spawned before. `is_shared`: servers in other
-    processes read the weights. `is_sharded`: each rank holds only a share of them."""
+    processes read the weights. `is_sharded`: each rank holds only a share of them, and the `speaker` keeps
+    what they gather."""
     workers = cluster.spawn(SENDER, partial(make_sender, role, is_shared), beside=role)
-    return SendingRanks(workers, is_sharded, dtype, is_shared)
+    return SendingRanks(workers, is_sharded, dtype, is_shared, speaker)

@@ -66,15 +66,16 @@ def require_transfer(config: AgenticConfig, placement: Placement) -> None:
         )
     has_gpus = placement.accelerator == "cuda"
     trained = placement.of("actor_train").devices
+    sender = _sender_device(placement)
     served = set(placement.of("actor_infer").devices)
     if "url" in config.actor_infer.strategy_args.strategy_config:
         served = set()  # it has devices of its own
     if backend == "nccl" and not has_gpus:
         raise ConfigError(f"{_KEY}: nccl connects GPUs, and this run has none; use {{backend: gloo}}")
-    if backend == "nccl" and trained[0] in served:
+    if backend == "nccl" and sender in served:
         raise ConfigError(
-            f"{_KEY}: nccl connects different GPUs, and the trainer's first rank, which sends, shares device "
-            f"{trained[0]} with actor_infer; use {{backend: ipc}}, other devices, {_REMOVE}"
+            f"{_KEY}: nccl connects different GPUs, and the trainer's rank that sends shares device "
+            f"{sender} with actor_infer; use {{backend: ipc}}, other devices, {_REMOVE}"
         )
     if backend == "ipc" and not served <= set(trained):
         others = ", ".join(map(str, sorted(served.difference(trained))))
@@ -94,5 +95,11 @@ def copy_devices(config: AgenticConfig, placement: Placement) -> tuple[int, ...]
     if backend == "ipc":
         return placement.of("actor_infer").devices
     if backend == "nccl":
-        return placement.of("actor_train").devices[:1]
+        return (_sender_device(placement),)
     return ()
+
+
+def _sender_device(placement: Placement) -> int:
+    """The device of the trainer's rank that has the whole weights."""
+    trained = placement.of("actor_train")
+    return trained.ranks[trained.layout.speaker][0]

@@ -2,6 +2,7 @@
 `sglang/srt/managers/io_struct.py` of SGLang 0.5.23 defines requests and answers."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -19,7 +20,13 @@ from turnwise.errors import ConfigError, LostWeightsError, ModelError, ServerErr
 from turnwise.inference.engine_server import REASONS, EngineServer, Sampled, engine_folder, require_version
 from turnwise.inference.http_json import HttpJson, NoAnswerError
 from turnwise.inference.request import Request
-from turnwise.inference.sglang_transfer import announce, bucket_requests, copy_request, joining_request
+from turnwise.inference.sglang_transfer import (
+    announce,
+    announce_end,
+    bucket_requests,
+    copy_requests,
+    joining_request,
+)
 from turnwise.inference.visible_devices import only_visible
 from turnwise.models.load import parse_dtype
 from turnwise.protocols import MemoryKind, WeightSource
@@ -28,6 +35,8 @@ from turnwise.runtime.rank import RankContext
 from turnwise.spec import OWN_TRANSFER
 from turnwise.transfer.group import GroupWeights
 from turnwise.transfer.staging import DeviceCopies
+
+logger = logging.getLogger(__name__)
 
 VERSION = "0.5.23"
 """The version of SGLang that this module works with."""
@@ -189,13 +198,14 @@ class SGLangServer(EngineServer):
         if isinstance(weights, GroupWeights):
             await self._join(weights)
             await self._update("/update_weights_from_distributed", bucket_requests(weights))
-            await self._ask("/destroy_weights_update_group", {"group_name": weights.name})
+            self._num_updates += 1
+            await self._leave(weights)
         elif isinstance(weights, DeviceCopies):
-            request = await asyncio.to_thread(copy_request, weights, self._devices)
-            await self._update("/update_weights_from_tensor", [request])
+            requests = await asyncio.to_thread(copy_requests, weights, self._devices)
+            await self._update("/update_weights_from_tensor", requests)
+            self._num_updates += 1
         else:
             return await super().receive(weights)
-        self._num_updates += 1
         return weights.manifest.num_bytes
 
     async def _join(self, weights: GroupWeights) -> None:
@@ -213,9 +223,19 @@ class SGLangServer(EngineServer):
                 f"SGLang's processes didn't join those who receive weights: {error}"
             ) from error
 
+    async def _leave(self, weights: GroupWeights) -> None:
+        """The end of a transfer: SGLang has all."""
+        await asyncio.to_thread(announce_end, weights, self.replica)
+        try:
+            await self._ask("/destroy_weights_update_group", {"group_name": weights.name})
+        except ServerError as error:
+            logger.warning("SGLang keeps a group by which weights came: %s", error)
+
     async def _update(self, path: str, requests: Iterable[Mapping[str, Any]]) -> None:
         """Lets SGLang receive all tensors. They have been checked, so an error is one of those that send or
         receive, after which some may have come: this replica leaves."""
+        with suppress(ServerError):  # a run that broke off in the middle has left its session open
+            await self._ask("/end_weight_update", {})
         try:
             await self._ask("/begin_weight_update", {})
             for request in requests:

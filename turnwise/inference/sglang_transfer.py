@@ -4,12 +4,14 @@ read copies on their devices. `sglang/srt/managers/io_struct.py` of SGLang 0.5.2
 import base64
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from turnwise.errors import LostWeightsError, ServerError, WorkerError
-from turnwise.transfer.buckets import buckets_of
+from turnwise.transfer.buckets import Bucket, buckets_of
 from turnwise.transfer.group import GroupWeights, WeightGroup
 from turnwise.transfer.staging import DeviceCopies, DeviceWeights, device_id
 
@@ -25,6 +27,14 @@ def announce(weights: GroupWeights, replica: int) -> None:
         WeightGroup.find(weights.meeting, weights.timeout_s).gather(ranks, weights.size)
     except WorkerError as error:
         raise LostWeightsError(str(error)) from error
+
+
+def announce_end(weights: GroupWeights, replica: int) -> None:
+    """Tells the sender that the processes of a replica have received all. It may have ended."""
+    first_rank = weights.first_ranks[replica]
+    with suppress(WorkerError):
+        group = WeightGroup.find(weights.meeting, weights.timeout_s)
+        group.finish(range(first_rank, first_rank + weights.num_processes))
 
 
 def joining_request(weights: GroupWeights, replica: int) -> dict[str, Any]:
@@ -53,22 +63,42 @@ def bucket_requests(weights: GroupWeights) -> Iterator[dict[str, Any]]:
         }
 
 
-def copy_request(weights: DeviceCopies, devices: Sequence[str]) -> dict[str, Any]:
-    """The body of `/update_weights_from_tensor`, with the copy on each of the replica's devices (torch's
-    names). Raises ServerError if one has none."""
-    copies = weights.by_device()
-    payloads: list[str] = []
+def copy_requests(weights: DeviceCopies, devices: Sequence[str]) -> list[dict[str, Any]]:
+    """The bodies of `/update_weights_from_tensor`, one for each bucket, with the copies on the replica's
+    devices (torch's names). Raises ServerError if one has none."""
+    known = weights.by_device()
+    copies: list[DeviceWeights] = []
     for device in devices:
-        copy = copies.get(device_id(device))
+        copy = known.get(device_id(device))
         if not isinstance(copy, DeviceWeights):
             raise ServerError(f"no rank of the trainer has a copy of the weights on {device} for SGLang")
-        payloads.append(base64.b64encode(_pickled(copy)).decode())
-    return {"serialized_named_tensors": payloads, "flush_cache": False}
+        copies.append(copy)
+    requests: list[dict[str, Any]] = []
+    for number, bucket in enumerate(buckets_of(weights.manifest)):
+        payloads = [_pickled(bucket, copy.handles[number]) for copy in copies]
+        requests.append(
+            {
+                "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
+                "load_format": "flattened_bucket",
+                "flush_cache": False,
+            }
+        )
+    return requests
 
 
-def _pickled(copy: DeviceWeights) -> bytes:
-    """`[(name, tensor), …]` as SGLang's `MultiprocessingSerializer` writes them."""
-    return pickle.dumps([(name, _Handle(arguments)) for name, arguments in copy.handles.items()])
+def _pickled(bucket: Bucket, handle: tuple[Any, ...]) -> bytes:
+    """A bucket on one device, as SGLang's `MultiprocessingSerializer` writes it."""
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
+
+    metadata: list[Any] = []
+    start = 0
+    for name, spec in bucket.tensors.items():
+        end = start + spec.num_bytes
+        dtype = getattr(torch, spec.dtype)
+        shape = torch.Size(spec.shape)
+        metadata.append(FlattenedTensorMetadata(name, shape, dtype, start, end, spec.num_bytes))
+        start = end
+    return pickle.dumps({"flattened_tensor": _Handle(handle), "metadata": metadata})
 
 
 class _Handle:

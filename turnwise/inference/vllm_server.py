@@ -99,7 +99,7 @@ class VLLMServer(EngineServer):
         if len(rank.all_devices) > 1:
             # In an actor of Ray, vLLM would ask Ray for further actors, beyond the placement of the run.
             defaults["distributed_executor_backend"] = "mp"
-        if OWN_TRANSFER in options:
+        if options.get(OWN_TRANSFER):
             fixed[OWN_TRANSFER] = {"backend": ENGINES[options[OWN_TRANSFER]["backend"]]}
         if rank.device == "cpu":
             defaults["enforce_eager"] = True

@@ -105,7 +105,7 @@ class GroupEngine(_CheckpointEngine):
 
     def shutdown(self) -> None:
         if self._group is not None:
-            self._group.close()
+            self._group.leave()
         self._group = None
 
 

@@ -228,7 +228,10 @@ class DeepSpeedStrategy(BaseStrategy):
                 if self._context.answers:
                     self._model.write(folder)
             return
-        weights = {name: tensor.cpu().clone() for name, tensor in self.weights()}
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self.weights():
+            if self._context.answers:
+                weights[name] = tensor.cpu().clone()
         if self._context.answers:
             self._model.write(folder, weights)
 

@@ -82,6 +82,10 @@ class GroupWeights:
         raise WorkerError("weights of a group are received by its members, and can't be read elsewhere")
 
 
+class _GivenUpError(Exception):
+    """Somebody has given a group up, and says why."""
+
+
 class WeightGroup:
     """A group of its own, beside torch's default group: of gloo between CPUs, or of NCCL between GPUs. The
     sender opens it and is its rank 0; the others reach it at `meeting`. Each member sends and receives on its
@@ -103,6 +107,8 @@ class WeightGroup:
         self._timeout = timedelta(seconds=timeout_s)
         self._device = torch.device(device)
         self._name = name
+        self._rank = 0
+        self._size = 1
         self._group: Any = None
 
     @classmethod
@@ -160,8 +166,12 @@ class WeightGroup:
         """Waits until all `size` members have come. Raises LostWeightsError if somebody gives that up,
         WorkerError if it takes too long."""
         self.gather([rank], size)
+        self._rank = rank
+        self._size = size
         try:
             self._group = self._connected(rank, size)
+            if self._device.type == "cuda":
+                self._await_connection()
         except RuntimeError as error:
             raise WorkerError(
                 f"member {rank} of {size} could not join those who send and receive weights: {error}"
@@ -185,24 +195,74 @@ class WeightGroup:
     def gather(self, ranks: Iterable[int], size: int) -> None:
         """Tells the others that these members have come, and waits until all have. The waits of gloo and NCCL
         couldn't be ended. Raises as `join`."""
-        members = [f"member {number}" for number in range(size)]
-        end = time.monotonic() + self._timeout.total_seconds()
+        self._say("member", ranks)
+        try:
+            self._await_all("member", range(size))
+        except _GivenUpError as error:
+            raise LostWeightsError(f"the weights aren't sent to those that wait for them: {error}") from None
+
+    def finish(self, ranks: Iterable[int]) -> None:
+        """Tells the sender that these members have received all."""
+        self._say("done", ranks)
+
+    def await_finished(self) -> None:
+        """Waits until all others have received all: the sender keeps the store, in which they look, and what
+        NCCL has yet to bring. Raises WorkerError if somebody gives the group up, or it takes too long."""
+        try:
+            self._await_all("done", range(1, self._size))
+        except _GivenUpError as error:
+            raise WorkerError(f"the weights stopped on their way: {error}") from None
+
+    def _say(self, word: str, ranks: Iterable[int]) -> None:
         try:
             for rank in ranks:
-                self._store.set(members[rank], "")
-            while not self._store.check(members):
-                if self._store.check([_GIVEN_UP]):
-                    reason = self._store.get(_GIVEN_UP).decode()
-                    raise LostWeightsError(f"the weights aren't sent to those that wait for them: {reason}")
+                self._store.set(f"{word} {rank}", "")
+        except RuntimeError as error:
+            raise WorkerError(f"the sender of the weights has ended: {error}") from error
+
+    def _await_all(self, word: str, ranks: Iterable[int]) -> None:
+        """Waits until members have said a word. Raises _GivenUpError, and WorkerError past the timeout."""
+        keys = [f"{word} {rank}" for rank in ranks]
+        end = time.monotonic() + self._timeout.total_seconds()
+        try:
+            while not self._store.check(keys):
+                self._require_wanted()
                 if time.monotonic() > end:
-                    missing = [member for member in members if not self._store.check([member])]
+                    missing = [key for key in keys if not self._store.check([key])]
                     raise WorkerError(
-                        f"one of {size} who send and receive weights waited "
-                        f"{self._timeout.total_seconds():g} s for {', '.join(missing)}"
+                        f"those who send and receive weights waited {self._timeout.total_seconds():g} s for "
+                        f"{', '.join(missing)}"
                     )
                 time.sleep(_POLL_S)
         except RuntimeError as error:
             raise WorkerError(f"the sender of the weights has ended: {error}") from error
+
+    def _require_wanted(self) -> None:
+        """Raises _GivenUpError if somebody has given the group up."""
+        if self._store.check([_GIVEN_UP]):
+            raise _GivenUpError(self._store.get(_GIVEN_UP).decode())
+
+    def _await_connection(self) -> None:
+        """Connects the GPUs. NCCL's own wait couldn't be ended, so a thread waits."""
+        errors: list[RuntimeError] = []
+        group = self._group
+
+        def connect() -> None:
+            try:
+                group.eager_connect_single_device(self._device)
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        end = time.monotonic() + self._timeout.total_seconds()
+        while thread.is_alive():
+            thread.join(_LOOK.total_seconds())
+            if self._store.check([_GIVEN_UP]) or time.monotonic() > end:
+                self.close()
+                raise LostWeightsError("the GPUs of those who send and receive weights weren't connected")
+        if errors:
+            raise errors[0]
 
     def send(self, buckets: Iterable[Tensor]) -> None:
         """Sends bytes, which are on this member's device, to all members."""
@@ -220,6 +280,7 @@ class WeightGroup:
         memory = (torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self._device) for bucket in buckets)
         for bucket, data in zip(buckets, self._broadcast(memory), strict=True):
             yield from bucket.views(data)
+        self.finish([self._rank])
 
     def _broadcast(self, buckets: Iterable[Tensor]) -> Iterator[Tensor]:
         """The buckets, each as soon as it has come. `_IN_FLIGHT` are on their way meanwhile."""
@@ -240,6 +301,9 @@ class WeightGroup:
                 self._await_first(broadcasts)
                 yield sent.popleft()
             has_ended = True
+        except _GivenUpError as error:
+            self._abandon(broadcasts)
+            raise WorkerError(f"the weights stopped on their way: {error}") from None
         except RuntimeError as error:
             raise WorkerError(f"the weights could not be sent to all members: {error}") from error
         finally:
@@ -249,31 +313,33 @@ class WeightGroup:
                 self.close()
 
     def _await_first(self, broadcasts: deque[Any]) -> None:
-        """Waits for the oldest broadcast. Raises WorkerError if somebody gives the group up: a node that
-        vanishes closes no connection."""
+        """Waits for the oldest broadcast. Raises _GivenUpError if somebody gives the group up: a node that
+        vanishes closes no connection. Raises RuntimeError if it fails or takes too long."""
+        end = time.monotonic() + self._timeout.total_seconds()
         # No variable may hold a broadcast, which the traceback of an error would keep.
         while not self._is_over(broadcasts):
-            if self._store.check([_GIVEN_UP]):
-                reason = self._store.get(_GIVEN_UP).decode()
-                self._abandon(broadcasts)
-                raise WorkerError(f"the weights stopped on their way: {reason}")
+            self._require_wanted()
+            if time.monotonic() > end:
+                raise RuntimeError(f"it took more than {self._timeout.total_seconds():g} s")
         broadcasts.popleft()
 
     def _is_over(self, broadcasts: deque[Any]) -> bool:
-        """Whether the oldest broadcast ends in the next moment. Raises RuntimeError if it has failed."""
-        if self._device.type == "cuda":
-            # NCCL's own wait with a limit would abort the group past it.
-            time.sleep(0 if broadcasts[0].is_completed() else _SHORT_POLL_S)
-            if not broadcasts[0].is_completed():
+        """Whether the oldest broadcast ends within `_LOOK`. Raises RuntimeError if it has failed."""
+        if self._device.type != "cuda":
+            try:
+                broadcasts[0].wait(_LOOK)
+            except RuntimeError:
+                if broadcasts[0].is_completed():
+                    raise
                 return False
-            broadcasts[0].wait()
             return True
-        try:
-            broadcasts[0].wait(_LOOK)
-        except RuntimeError:
-            if broadcasts[0].is_completed():
-                raise
-            return False
+        # NCCL's own wait with a limit would abort the group past it.
+        end = time.monotonic() + _LOOK.total_seconds()
+        while not broadcasts[0].is_completed():
+            if time.monotonic() > end:
+                return False
+            time.sleep(_SHORT_POLL_S)
+        broadcasts[0].wait()
         return True
 
     def _abandon(self, broadcasts: deque[Any]) -> None:
@@ -283,8 +349,15 @@ class WeightGroup:
             threading.Thread(target=_keep, args=(self._group, [*broadcasts]), daemon=True).start()
         self.close()
 
+    def leave(self) -> None:
+        """Leaves the group when nothing is on its way any more."""
+        group = self._group
+        self._group = None
+        if group is not None and self._device.type == "cuda":
+            group.shutdown()
+
     def close(self) -> None:
-        """Leaves the group."""
+        """Leaves the group, whatever is on its way."""
         group = self._group
         self._group = None
         if group is not None and self._device.type == "cuda":
@@ -316,8 +389,12 @@ class NodeReceiver:
             raise WorkerError("this process has joined no group that sends weights")
         if self._memory is None or self._memory.weights.manifest != manifest:
             self._memory = SharedMemory(manifest)
-        self._group.receive(self._memory.buckets)
-        return self._memory.weights
+        memory = self._memory
+        # What has been on its way when a transfer fails may come later: nothing else is written there.
+        self._memory = None
+        self._group.receive(memory.buckets)
+        self._memory = memory
+        return memory.weights
 
 
 def _own_address(meeting: Meeting) -> str:
@@ -335,8 +412,7 @@ def _keep(group: Any, broadcasts: list[Any]) -> None:
 
 
 def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta, interface: str) -> Any:
-    """A group of NCCL whose waits end with an error past `timeout`. Otherwise a timeout would end the
-    process."""
+    """A group of NCCL without torch's watchdog of it, which ends the process past `timeout`."""
     if interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     options: Any = dist.ProcessGroupNCCL.Options()

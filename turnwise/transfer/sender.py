@@ -1,6 +1,6 @@
 """The trainer's side of a transfer: a worker on each of its ranks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +28,7 @@ class WeightSender:
         keeps: bool = True,
         describe: Callable[[], WeightManifest] | None = None,
         device: str = "cpu",
+        rank: int = 0,
     ) -> None:
         self._read = read
         self._is_shared = is_shared
@@ -35,6 +36,7 @@ class WeightSender:
         self._describe = describe or (lambda: manifest_of(read()))
         self._manifest: WeightManifest | None = None
         self._device = device
+        self._rank = rank
         self._memory: SharedMemory | None = None
         self._staging: StagingMemory | None = None
         self._copy: StagingMemory | SharedMemory | None = None
@@ -84,21 +86,21 @@ class WeightSender:
         """What the last `stage` returned."""
         return self._opened_staging.manifest
 
-    def copy(self, dtype: str, is_read: bool) -> tuple[str, WeightSource] | None:
+    def copy(self, dtype: str, ranks: Collection[int]) -> None:
         """Copies the weights as they are now, narrowed to `dtype`, into memory of this rank's device, for
-        servers on the same device. Returns `device_id` and what they read; None unless `is_read`."""
+        servers on the same device, if it is one of the `ranks`."""
         manifest = self.manifest()
-        if not is_read:
+        if self._rank not in ranks:
             self._pass_through()
-            return None
+            return
         self._copy = stage(self._copy, manifest, dtype, self._device)
         self._copy.write(self._read())
-        return self.copied()
 
-    def copied(self) -> tuple[str, WeightSource] | None:
-        """What the last `copy` made, to be read once more."""
+    def copied(self) -> tuple[str, WeightSource]:
+        """`device_id` and what the last `copy` made, to be read once. The memory keeps it until the next
+        call of `copy`."""
         if self._copy is None:
-            return None
+            raise WorkerError("no weights have been copied for engines on this device")
         weights = self._copy.handles() if isinstance(self._copy, StagingMemory) else self._copy.weights
         return device_id(self._device), weights
 
@@ -127,7 +129,8 @@ class WeightSender:
         self._group = None
         group.join(0, size)
         group.send(self._opened_staging.buckets)
-        group.close()
+        group.await_finished()
+        group.leave()
 
     def send(self) -> None:
         """Sends the weights of the last `publish` to the members of the group."""
@@ -157,4 +160,4 @@ def make_sender(role: str, is_shared: bool, rank: RankContext) -> WeightSender:
     """The sender of a role's worker in this process, which has been made before."""
     strategy: Any = rank.neighbours[role]
     describe = strategy.weight_manifest if isinstance(strategy, DescribesWeights) else None
-    return WeightSender(strategy.weights, is_shared, rank.answers, describe, rank.device)
+    return WeightSender(strategy.weights, is_shared, rank.answers, describe, rank.device, rank.rank)

@@ -1,6 +1,6 @@
 """A copy of the weights on one device, which engines get without a way over the host."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -58,11 +58,11 @@ class StagingMemory:
         """What another process needs to read the memory, on the same GPU, once. The memory has to exist until
         then."""
         uuid = device_id(self.device)
-        handles: dict[str, tuple[Any, ...]] = {}
-        for name, tensor in self._targets.items():
-            _, arguments = reduce_tensor(tensor)
-            handles[name] = _at_device(arguments, uuid)
-        return DeviceWeights(self.manifest, handles)
+        handles: list[tuple[Any, ...]] = []
+        for bucket in self.buckets:
+            _, arguments = reduce_tensor(bucket)
+            handles.append(_at_device(arguments, uuid))
+        return DeviceWeights(self.manifest, tuple(handles))
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class DeviceWeights:
     be pickled, and read once."""
 
     manifest: WeightManifest
-    handles: Mapping[str, tuple[Any, ...]]
-    """For each name the arguments of torch's `rebuild_cuda_tensor`, with the GPU's UUID for its number, which
-    differs between processes."""
+    handles: Sequence[tuple[Any, ...]]
+    """For each of `buckets_of(manifest)` the arguments of torch's `rebuild_cuda_tensor`, with the GPU's UUID
+    for its number, which differs between processes."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """See `WeightSource`. Raises WorkerError if this process doesn't see the GPU."""
-        for name, arguments in self.handles.items():
+        for bucket, arguments in zip(buckets_of(self.manifest), self.handles, strict=True):
             index = _device_index(arguments[_DEVICE_INDEX])
-            yield name, rebuild_cuda_tensor(*_at_device(arguments, index))
+            yield from bucket.views(rebuild_cuda_tensor(*_at_device(arguments, index)))
 
     def on(self, node: str) -> "DeviceWeights":
         return self

@@ -98,6 +98,19 @@ def test_a_transfer_fits_the_devices(backend, trained, served, machine, says):
         place(config_of(**keys), machine)
 
 
+def test_a_running_server_gets_weights_over_a_group():
+    url = {"url": "http://there:1"}
+    place(config_of(**engine("sglang", "gloo", **url)), Machine((Node(2),)))
+    place(config_of(**engine("sglang", "nccl", **url)), GPUS)
+    with pytest.raises(ConfigError, match="remove mem_fraction_static"):
+        config_of(**engine("sglang", "gloo", **url, mem_fraction_static=0.5))
+
+
+def test_an_option_of_null_is_none():
+    config = config_of(**vllm(weight_transfer_config=None))
+    assert own_transfer(config.actor_infer) is None
+
+
 def test_sglang_takes_copies_on_gpus_only():
     config = config_of(**engine("sglang", "ipc"))
     with pytest.raises(ConfigError, match="SGLang takes ipc on GPUs only"):

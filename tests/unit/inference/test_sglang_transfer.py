@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import pickle
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -14,18 +12,16 @@ import pytest
 import torch
 from letters import letter_model
 from sglang_fake import SGLangFake
-from torch.multiprocessing import reductions
 from transformers import PreTrainedModel
 from weight_ranks import Ranks
 
 from turnwise.cluster.engine_senders import SendingEngines
 from turnwise.cluster.weight_senders import SendingRanks
 from turnwise.errors import LostWeightsError, ModelError, ServerError
-from turnwise.inference import sglang_transfer
 from turnwise.inference.http_json import HttpJson
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.sglang_server import SGLangServer
-from turnwise.inference.sglang_transfer import copy_request
+from turnwise.inference.sglang_transfer import copy_requests
 from turnwise.models.load import policy_info
 from turnwise.runtime.rank import RankContext
 from turnwise.transfer import buckets
@@ -134,32 +130,32 @@ async def test_a_server_of_other_processes_is_told(
     await weights.give_up("the test has ended")
 
 
-def handle(device: str) -> tuple[Any, ...]:
-    """Arguments of `rebuild_cuda_tensor`, of which only the device matters here."""
-    return ("tensor", (2,), (1,), 0, "storage", "dtype", device, b"handle", 8, 0, False, b"c", 0, b"e", True)
+async def test_a_session_that_a_run_has_left_open_is_closed(
+    fake: SGLangFake, trained: PreTrainedModel, tmp_path: Path
+) -> None:
+    fake.weights.begin()
+    transfer, _ = transfer_to(fake, trained, tmp_path)
+    with torch.no_grad():
+        next(trained.parameters()).add_(1.0)
+    async with asyncio.timeout(TIMEOUT_S):
+        await transfer.update(1)
+    assert same(trained, fake.model)
 
 
-def test_copies_are_pickled_as_sglang_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang replaces `rebuild_cuda_tensor` by a function that knows a GPU by its UUID."""
-    rebuilt: list[Any] = []
+async def test_a_group_that_stays_does_not_end_a_run(
+    fake: SGLangFake, trained: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise ValueError("Failed to destroy custom process group")
 
-    def rebuild_cuda_tensor(*arguments: Any) -> None:
-        rebuilt.append(arguments)
+    monkeypatch.setattr(fake.weights, "leave", refuse)
+    transfer, client = transfer_to(fake, trained, tmp_path)
+    async with asyncio.timeout(TIMEOUT_S):
+        await transfer.update(1)
+    assert same(trained, fake.model) and transfer.servers.servers == (client,)
 
-    rebuild_cuda_tensor.__module__ = reductions.__name__
-    rebuild_cuda_tensor.__qualname__ = "rebuild_cuda_tensor"
-    monkeypatch.setattr(reductions, "rebuild_cuda_tensor", rebuild_cuda_tensor)
-    monkeypatch.setattr(sglang_transfer, "rebuild_cuda_tensor", rebuild_cuda_tensor)
-    monkeypatch.setattr(sglang_transfer, "device_id", lambda device: f"GPU of {device}")
-    manifest = WeightManifest({})
-    devices = ["cuda:1", "cuda:3"]
-    by_device = {
-        f"GPU of {device}": DeviceWeights(manifest, {f"of {device}": handle(f"GPU of {device}")})
-        for device in devices
-    }
-    request = copy_request(DeviceCopies(manifest, {"here": by_device}), devices)
-    for device, payload in zip(devices, request["serialized_named_tensors"], strict=True):
-        [(name, _)] = pickle.loads(base64.b64decode(payload))
-        assert name == f"of {device}" and rebuilt.pop() == handle(f"GPU of {device}")
-    with pytest.raises(ServerError, match="no rank of the trainer has a copy"):
-        copy_request(DeviceCopies(manifest, {"here": by_device}), ["cuda:2"])
+
+def test_a_device_without_a_copy_is_named() -> None:
+    copies = DeviceCopies(WeightManifest({}), {"here": {"another": DeviceWeights(WeightManifest({}), ())}})
+    with pytest.raises(ServerError, match="no rank of the trainer has a copy of the weights on cpu"):
+        copy_requests(copies, ["cpu"])

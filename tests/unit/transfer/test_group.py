@@ -300,6 +300,60 @@ async def test_a_version_that_nobody_receives_does_not_stop_the_next_one() -> No
     assert received[0]["a"].unique().tolist() == [2.0]
 
 
+async def test_the_sender_waits_until_all_have_received() -> None:
+    """Those at the end of the tree by which gloo sends get it from others, and look into its store."""
+    trained, engine = Trained(), Engine(0)
+    ranks = Ranks(WeightSender(trained.read, is_shared=True))
+    sending = SendingEngines(SendingRanks(ranks), Replicas(engine), "127.0.0.1", 2, TIMEOUT_S)
+    weights = await sending.publish()
+
+    def receive(rank: int) -> WeightGroup:
+        member = WeightGroup.find(weights.meeting, weights.timeout_s, name=weights.name)
+        member.join(rank, weights.size)
+        coming = member.receive_tensors(weights.manifest)
+        for _ in weights.manifest.tensors:
+            next(coming)
+        return member
+
+    async with asyncio.timeout(TIMEOUT_S):
+        members = await asyncio.gather(*(asyncio.to_thread(receive, rank) for rank in (1, 2)))
+        await asyncio.sleep(0.2)
+        assert sending._sending is not None and not sending._sending.done()
+        for rank, member in enumerate(members, 1):
+            member.finish([rank])
+        await sending._end_sending()
+
+
+async def test_the_rank_that_has_the_weights_sends_them() -> None:
+    """With pipeline stages that is the first one of the last stage."""
+    trained, replicas = Trained(), Replicas(Engine(0))
+    first = WeightSender(trained.read, is_shared=True, keeps=False)
+    speaker = WeightSender(trained.read, is_shared=True, rank=1)
+    stages: Any = Stages(first, speaker)
+    sending = SendingEngines(
+        SendingRanks(stages, is_sharded=True, speaker=1), replicas, "127.0.0.1", 2, TIMEOUT_S
+    )
+    trained.value = 2.0
+    async with asyncio.timeout(TIMEOUT_S):
+        [received, _] = await Engine(0).receive(await sending.publish())
+        again = await Engine(0).receive(await sending.publish_again(Engine(0)))
+    assert received["a"].unique().tolist() == again[0]["a"].unique().tolist() == [2.0]
+
+
+class Stages:
+    """The workers of two ranks, of which the second one speaks for both."""
+
+    def __init__(self, *senders: WeightSender) -> None:
+        self._ranks = [Ranks(sender) for sender in senders]
+
+    def at(self, rank: int) -> Ranks:
+        return self._ranks[rank]
+
+    def call(self, method: str, *args: Any, route: str = "broadcast") -> Any:
+        calls = [rank.call(method, *args) for rank in self._ranks]
+        return calls[1] if route == "broadcast" else calls[0]
+
+
 def test_a_group_that_is_not_there_is_named() -> None:
     with pytest.raises(WorkerError, match=r"127.0.0.1:9: .*cluster.interface"):
         NodeReceiver().join_group(Meeting("127.0.0.1", 9), 1, 2, 0.5)

@@ -59,11 +59,14 @@ class Ranks:
         self.value = 0.0
         self._barrier = Barrier(size)
         self._pool = ThreadPoolExecutor(size)
-        self._senders = [WeightSender(self._read, is_shared=True) for _ in range(size)]
+        self._senders = [WeightSender(self._read, is_shared=True, rank=rank) for rank in range(size)]
 
     def _read(self) -> list[tuple[str, torch.Tensor]]:
         self._barrier.wait(60)
         return [("a", torch.full((3,), self.value))]
+
+    async def call(self, method: str, *arguments: Any) -> None:
+        await asyncio.gather(*(self.at(rank).call(method, *arguments) for rank in range(len(self._senders))))
 
     def at(self, rank: int) -> Any:
         def call(method: str, *arguments: Any) -> Any:
@@ -79,7 +82,7 @@ def values(weights: Any) -> dict[str, list[float]]:
 
 async def test_each_node_of_servers_has_a_copy_version_after_version() -> None:
     ranks: Any = Ranks(3)
-    sending = CopyingRanks(SendingRanks(ranks, dtype="bfloat16"), {0: "home", 2: "away"}, 3)
+    sending = CopyingRanks(SendingRanks(ranks, dtype="bfloat16"), {0: "home", 2: "away"})
     for version in (1.0, 2.0):
         ranks.value = version
         weights = await sending.publish()

@@ -10,7 +10,7 @@ from turnwise.config.schema.agentic import AgenticConfig
 from turnwise.config.schema.model_args import ROLES, ModelArgs, PlacedModel, StrategyArgs
 from turnwise.config.schema.model_shape import PROJECTIONS
 from turnwise.errors import nearest
-from turnwise.spec import STRATEGIES, fsdp2_options, megatron_options
+from turnwise.spec import OWN_TRANSFER, STRATEGIES, fsdp2_options, megatron_options
 
 
 def role_problems(config: AgenticConfig) -> Iterator[Problem]:
@@ -222,8 +222,9 @@ def _address(section: str, options: Mapping[str, Any]) -> Iterator[Problem]:
     """Where a server is: a running one by its URL, or a port for a new one."""
     if "url" in options and not re.match(r"https?://[^/\s]", str(options["url"])):
         yield Problem.at(f"{section}.url", f"got {options['url']!r}; it must be like http://localhost:30000")
-    if "url" in options and len(options) > 1:
-        names = ", ".join(options.keys() - {"url"})
+    others = options.keys() - {"url", OWN_TRANSFER}
+    if "url" in options and others:
+        names = ", ".join(sorted(others))
         yield Problem.at(f"{section}.url", f"that server has its options already; remove {names}")
     if "port" in options and not _is_port(options["port"]):
         yield Problem.at(
