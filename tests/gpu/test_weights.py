@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from turnwise.runtime.torch_group import Meeting
-from turnwise.transfer.group import WeightGroup
 from turnwise.transfer.live import manifest_of
 from turnwise.transfer.sender import WeightSender
 from turnwise.transfer.staging import StagingMemory
+from turnwise.transfer.weight_group import WeightGroup
 
 TIMEOUT_S = 120.0
 NAME = "weights"

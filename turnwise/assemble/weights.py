@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,57 +60,76 @@ def build_transfer(
 ) -> PolicyTransfer:
     """The transfer of a run, in the form that its placement asks for. Replicas in processes of their own are
     started again when they die."""
-    timeout_s = config.deadlines.weights_s
-    trainer = placement.of("actor_train")
-    home = placement.machine.node_of(trainer.ranks[senders.speaker][0])
-    nodes = _nodes_beyond(home, servers)
-    sender: SendsWeights = senders
-    form = _form(senders, servers, home, nodes)
-    num_copies = len(nodes) + 1 if senders.is_shared else 0
-    replicas: Any = servers
-    host = home.address or _LOOPBACK
-    url = config.actor_infer.strategy_args.strategy_config.get("url")
-    if url and not home.address:
-        host = _own_address(url)
-    interface = (config.cluster.interface or "") if placement.cluster == "ray" else ""
-    backend = own_transfer(config.actor_infer)
-    if backend is not None:
-        num_processes = config.actor_infer.model_parallel_size
-        form = f"{_WAYS[backend]} into the engines' own processes, in {servers.info().model.dtype}"
-        num_copies = placement.num_servers * num_processes
-    if backend == "ipc":
-        sender = _copying_ranks(senders, placement)
-    elif backend is not None:
-        sender = SendingEngines(
-            senders,
-            replicas,
-            host,
-            num_processes,
-            timeout_s + _BEYOND_DEADLINE_S,
-            interface,
-            device_type="cuda" if backend == "nccl" else "cpu",
-        )
-    elif nodes:
-        timeout = timeout_s + _BEYOND_DEADLINE_S
-        sender = SendingGroup(senders, replicas, home.name, host, timeout, interface)
+    route = _route(config, placement, senders, servers)
     trained = set(placement.of("actor_train").devices)
     shares_devices = not trained.isdisjoint(placement.of("actor_infer").devices)
     transfer = PolicyTransfer(
         servers,
-        sender,
+        route.sender,
         free_for_transfer=free_for_transfer,
         on_weight_update=config.on_weight_update,
         watchdog=watchdog,
-        timeout_s=timeout_s,
+        timeout_s=config.deadlines.weights_s,
         # A group of engines is formed by `publish`: one that ends before it receives would be awaited.
-        suspends_first=shares_devices or isinstance(sender, SendingEngines),
-        form=form,
-        num_copies=num_copies,
+        suspends_first=shares_devices or isinstance(route.sender, SendingEngines),
+        form=route.form,
+        num_copies=route.num_copies,
     )
     if all(isinstance(server, ServerProcess) for server in servers.servers):
         start = partial(start_again, deadline_s=config.deadlines.start_s)
         servers.restarts = Restarts(start, transfer.join)
     return transfer
+
+
+@dataclass(frozen=True)
+class _Route:
+    """How the weights get to the servers, in a few words (`form`) and a number of copies."""
+
+    sender: SendsWeights
+    form: str
+    num_copies: int
+
+
+def _route(
+    config: AgenticConfig,
+    placement: Placement,
+    senders: SendingRanks,
+    servers: LLMServerManager,
+) -> _Route:
+    """The form that the placement asks for, or the engine's own transfer if the config names one."""
+    home = placement.machine.node_of(placement.of("actor_train").ranks[senders.speaker][0])
+    nodes = _nodes_beyond(home, servers)
+    timeout_s = config.deadlines.weights_s + _BEYOND_DEADLINE_S
+    interface = (config.cluster.interface or "") if placement.cluster == "ray" else ""
+    host = home.address or _LOOPBACK
+    replicas: Any = servers
+    backend = own_transfer(config.actor_infer)
+    if backend is not None:
+        num_processes = config.actor_infer.model_parallel_size
+        form = f"{_WAYS[backend]} into the engines' own processes, in {servers.info().model.dtype}"
+        num_copies = placement.num_servers * num_processes
+        if backend == "ipc":
+            return _Route(_copying_ranks(senders, placement), form, num_copies)
+        url = config.actor_infer.strategy_args.strategy_config.get("url")
+        if url and not home.address:
+            host = _own_address(url)
+        device_type = "cuda" if backend == "nccl" else "cpu"
+        sender = SendingEngines(
+            senders,
+            replicas,
+            host,
+            num_processes,
+            timeout_s,
+            interface,
+            device_type,
+        )
+        return _Route(sender, form, num_copies)
+    form = _form(senders, servers, home, nodes)
+    num_copies = len(nodes) + 1 if senders.is_shared else 0
+    if nodes:
+        group = SendingGroup(senders, replicas, home.name, host, timeout_s, interface)
+        return _Route(group, form, num_copies)
+    return _Route(senders, form, num_copies)
 
 
 def _copying_ranks(senders: SendingRanks, placement: Placement) -> CopyingRanks:

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from turnwise.errors import LostWeightsError
 from turnwise.protocols import Cluster, Pending, RankCalls, Route, WeightSource, Workers
 from turnwise.runtime.torch_group import Meeting
-from turnwise.transfer.group import NodeWeights, WeightGroup
+from turnwise.transfer.group import NodeWeights
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import make_sender
 from turnwise.transfer.shared_memory import SharedWeights
+from turnwise.transfer.weight_group import WeightGroup
 
 SENDER = "weight_sender"
 """The role of the workers that send weights."""

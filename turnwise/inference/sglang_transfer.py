@@ -12,8 +12,9 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from turnwise.errors import LostWeightsError, ServerError, WorkerError
 from turnwise.transfer.buckets import Bucket, buckets_of
-from turnwise.transfer.group import GroupWeights, WeightGroup
+from turnwise.transfer.group import GroupWeights
 from turnwise.transfer.staging import DeviceCopies, DeviceWeights, device_id
+from turnwise.transfer.weight_group import WeightGroup
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 

@@ -20,9 +20,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from turnwise.inference.vllm_server import ENGINES, WeightReader, pack_output_layers, silence_reload
 from turnwise.runtime.torch_group import Meeting
-from turnwise.transfer.group import WeightGroup
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.staging import device_id
+from turnwise.transfer.weight_group import WeightGroup
 
 
 @dataclass

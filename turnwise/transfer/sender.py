@@ -8,11 +8,12 @@ from torch import Tensor
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.transfer.contracts import DescribesWeights, WeightSource
-from turnwise.transfer.group import Meeting, WeightGroup
+from turnwise.transfer.group import Meeting
 from turnwise.transfer.live import LiveWeights, manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedMemory
 from turnwise.transfer.staging import StagingMemory, device_id, stage
+from turnwise.transfer.weight_group import WeightGroup
 
 
 class WeightSender:

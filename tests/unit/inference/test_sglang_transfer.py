@@ -25,11 +25,12 @@ from turnwise.inference.sglang_transfer import copy_requests
 from turnwise.models.load import policy_info
 from turnwise.runtime.rank import RankContext
 from turnwise.transfer import buckets
-from turnwise.transfer.group import GroupWeights, WeightGroup
+from turnwise.transfer.group import GroupWeights
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.policy_transfer import PolicyTransfer
 from turnwise.transfer.sender import WeightSender
 from turnwise.transfer.staging import DeviceCopies, DeviceWeights
+from turnwise.transfer.weight_group import WeightGroup
 from turnwise.types import SamplingParams
 
 TIMEOUT_S = 60.0

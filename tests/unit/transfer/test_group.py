@@ -17,11 +17,12 @@ from turnwise.errors import ConfigError, LostWeightsError, WorkerError
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.runtime.torch_group import Meeting
 from turnwise.transfer import buckets
-from turnwise.transfer.group import GroupWeights, NodeReceiver, NodeWeights, WeightGroup
+from turnwise.transfer.group import GroupWeights, NodeReceiver, NodeWeights
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.sender import WeightSender
 from turnwise.transfer.shared_memory import SharedWeights
 from turnwise.transfer.together import receive
+from turnwise.transfer.weight_group import WeightGroup
 
 TIMEOUT_S = 60.0
 LONG_S = 600.0
@@ -301,7 +302,7 @@ async def test_a_version_that_nobody_receives_does_not_stop_the_next_one() -> No
 
 
 async def test_the_sender_waits_until_all_have_received() -> None:
-    """Those at the end of the tree by which gloo sends get it from others, and look into its store."""
+    """Members at the end of the tree by which gloo sends get it from others, and look into its store."""
     trained, engine = Trained(), Engine(0)
     ranks = Ranks(WeightSender(trained.read, is_shared=True))
     sending = SendingEngines(SendingRanks(ranks), Replicas(engine), "127.0.0.1", 2, TIMEOUT_S)
