@@ -25,7 +25,7 @@ SCRIPTS += [
     ("langgraph", "graphs_langgraph.py"),
     ("langgraph", "train_langgraph.py"),
 ]
-SCRIPTS += [("vllm", "transfer_vllm.py")]
+SCRIPTS += [("vllm", "transfer_vllm.py"), ("ray", "autoscaler_ray.py")]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
 SCRIPTS += [("crewai", "crew_gateway.py")]
 FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py"), ("verifiers", "contract_verifiers.py")]

@@ -27,6 +27,11 @@ def status(**kinds: int) -> bytes:
     return json.dumps({"autoscaler_report": {"active_nodes": kinds, "pending_launches": {}}}).encode()
 
 
+def mapped(**kinds: str) -> bytes:
+    """The status of a provider that tells nodes by ids of its own."""
+    return json.dumps({"autoscaler_report": {"active_nodes": {}, "node_type_mapping": kinds}}).encode()
+
+
 @pytest.mark.parametrize(
     ("nodes", "said", "has"),
     [
@@ -35,6 +40,8 @@ def status(**kinds: int) -> bytes:
         ([HEAD, WORKER], b'{"autoscaler_report": null}', False),
         ([HEAD, WORKER], status(node_0a=1, node_0b=1), False),
         ([HEAD, WORKER], status(headgroup=1, node_0b=1), True),
+        ([HEAD], mapped(id_of_head="node_0a"), False),
+        ([HEAD], mapped(id_of_head="headgroup"), True),
         ([HEAD, {"NodeID": "0b", "Labels": {"ray.io/node-group": "gpus"}}], None, True),
     ],
 )
