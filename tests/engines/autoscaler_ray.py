@@ -21,6 +21,8 @@ from turnwise.models.make import make_model
 HEAD_ID = "f" * 51 + "00000"
 """Ray's provider for tests knows the head by this id."""
 STORE_BYTES = 2**28
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+"""Ray's own command, of this environment."""
 
 
 def kind_of(num_cpus: int, num_nodes: int) -> dict[str, Any]:
@@ -33,12 +35,12 @@ def settings() -> dict[str, Any]:
     return {
         "cluster_name": "growing",
         "max_workers": 2,
-        "provider": {"type": "fake_multinode", "launch_multiple": True, "head_node_id": HEAD_ID},
+        "provider": {"type": "fake_multinode", "head_node_id": HEAD_ID, "disable_node_updaters": True},
         "available_node_types": {"ray.head.default": kind_of(1, 0), "worker": kind_of(2, 2)},
         "head_node_type": "ray.head.default",
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 5,
-        "auth": {},
+        "auth": {"ssh_user": "nobody"},
         "docker": {},
         "file_mounts": {},
         "cluster_synced_files": [],
@@ -57,14 +59,14 @@ def settings() -> dict[str, Any]:
 def start_head(scratch: str) -> None:
     config = Path(scratch) / "cluster.yaml"
     config.write_text(json.dumps(settings()))
-    words = ["ray", "start", "--head", f"--autoscaling-config={config}", "--num-cpus=1"]
+    words = [*RAY, "start", "--head", f"--autoscaling-config={config}", "--num-cpus=1"]
     words += [f"--object-store-memory={STORE_BYTES}", "--include-dashboard=false"]
     own = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
     subprocess.run(words, check=True, env=os.environ | own, stdout=subprocess.DEVNULL)
 
 
 def stop_head() -> None:
-    subprocess.run(["ray", "stop", "--force"], check=False, capture_output=True)
+    subprocess.run([*RAY, "stop", "--force"], check=False, capture_output=True)
 
 
 def num_nodes() -> int:
