@@ -25,7 +25,7 @@ SCRIPTS += [
     ("langgraph", "graphs_langgraph.py"),
     ("langgraph", "train_langgraph.py"),
 ]
-SCRIPTS += [("vllm", "transfer_vllm.py"), ("ray", "autoscaler_ray.py")]
+SCRIPTS += [("vllm", "transfer_vllm.py")]
 SCRIPTS += [("clients", "clients_gateway.py"), ("clients", "frameworks_gateway.py")]
 SCRIPTS += [("crewai", "crew_gateway.py")]
 FOREIGN_SCRIPTS = [("openenv", "contract_openenv.py"), ("verifiers", "contract_verifiers.py")]
@@ -35,7 +35,7 @@ if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("vllm", "contract_vllm.py")]
     SCRIPTS += [("ray", "train_ray.py"), ("ray", "rewards_ray.py")]
     SCRIPTS += [("ray", "faults_ray.py", kind) for kind in ("rank", "sigterm", "raylet", "freeze", "driver")]
-    SCRIPTS += [("vllm", "train_ray_vllm.py"), ("ray", "nodes_ray.py")]
+    SCRIPTS += [("vllm", "train_ray_vllm.py"), ("ray", "nodes_ray.py"), ("ray", "autoscaler_ray.py")]
     SCRIPTS += [
         ("deepspeed", "train_examples.py", "deepspeed"),
         ("megatron", "train_examples.py", "megatron"),
