@@ -63,8 +63,7 @@ class SharedMemory:
     """Memory for the tensors of a manifest, outside /dev/shm, which is small in containers. With `dtype`
         (torch's name), wider tensors are narrowed as they are written. Raises WorkerError if memory is short.
 
-        >>> from turnwise.transfer import buckets
-    from turnwise.transfer.live import manifest_of
+        >>> from turnwise.transfer.live import manifest_of
         >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
         >>> memory = SharedMemory(manifest_of(tensors))
         >>> memory.write(tensors)
