@@ -61,14 +61,14 @@ class SharedWeights:
 
 class SharedMemory:
     """Memory for the tensors of a manifest, outside /dev/shm, which is small in containers. With `dtype`
-        (torch's name), wider tensors are narrowed as they are written. Raises WorkerError if memory is short.
+    (torch's name), wider tensors are narrowed as they are written. Raises WorkerError if memory is short.
 
-        >>> from turnwise.transfer.live import manifest_of
-        >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
-        >>> memory = SharedMemory(manifest_of(tensors))
-        >>> memory.write(tensors)
-        >>> {name: (tensor.sum().item(), tensor.dtype) for name, tensor in memory.weights}
-        {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
+    >>> from turnwise.transfer.live import manifest_of
+    >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
+    >>> memory = SharedMemory(manifest_of(tensors))
+    >>> memory.write(tensors)
+    >>> {name: (tensor.sum().item(), tensor.dtype) for name, tensor in memory.weights}
+    {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
     """
 
     def __init__(self, manifest: WeightManifest, dtype: str = "") -> None:
