@@ -187,10 +187,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|",
     ]
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
-        own = [row for row in rows if row["algorithm"] == algorithm]
-        first = min(row["seed"] for row in own)
-        rate = best_rate([row for row in own if row["seed"] == first])
-        at_best = [row for row in own if row["rate"] == rate]
+        at_best = best_runs(rows, algorithm)
+        rate = at_best[0]["rate"]
         reached = [row["episodes_to_goal"] for row in at_best if row["episodes_to_goal"]]
         episodes = "–"
         if reached:
@@ -199,13 +197,21 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def best_runs(rows: Sequence[dict[str, Any]], algorithm: str) -> list[dict[str, Any]]:
+    """The runs of an algorithm at its best learning rate."""
+    own = [row for row in rows if row["algorithm"] == algorithm]
+    first = min(row["seed"] for row in own)
+    rate = best_rate([row for row in own if row["seed"] == first])
+    return [row for row in own if row["rate"] == rate]
+
+
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     curves = {
-        algorithm: [row["curve"] for row in rows if row["algorithm"] == algorithm]
+        algorithm: [row["curve"] for row in best_runs(rows, algorithm)]
         for algorithm in dict.fromkeys(row["algorithm"] for row in rows)
     }
     if curves and picture != Path(os.devnull):
-        compared_curves({"success by episodes": curves}, picture)
+        compared_curves({"success": curves}, picture, over="episodes")
 
 
 if __name__ == "__main__":

@@ -113,10 +113,12 @@ def curve_figure(
     return figure
 
 
-def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]], path: Path) -> Path:
+def compared_curves(
+    panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]], path: Path, over: str = "step"
+) -> Path:
     """Draws a panel for each entry of `panels` into `path`: title → label → one curve for each run of that
     label. The line is the smoothed mean of these runs, the points are the steps themselves, and the band
-    reaches from the lowest to the highest run."""
+    reaches from the lowest to the highest run. `over` says what is counted below."""
     from matplotlib.figure import Figure
 
     height = 1 + 3 * len(panels)
@@ -128,7 +130,7 @@ def compared_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]
             if not_empty:
                 _draw_group(axes, not_empty, f"C{index}", label)
         axes.set_ylabel(_literal(title))
-        axes.set_xlabel("step", fontsize=8)
+        axes.set_xlabel(over, fontsize=8)
         _whole_steps(axes)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=7)
