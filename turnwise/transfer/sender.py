@@ -12,7 +12,7 @@ from turnwise.transfer.group import Meeting
 from turnwise.transfer.live import LiveWeights, manifest_of
 from turnwise.transfer.manifest import WeightManifest
 from turnwise.transfer.shared_memory import SharedMemory
-from turnwise.transfer.staging import StagingMemory, device_id, stage
+from turnwise.transfer.staging import StagingMemory, device_id, memory_for
 from turnwise.transfer.weight_group import WeightGroup
 
 
@@ -94,7 +94,7 @@ class WeightSender:
         if self._rank not in ranks:
             self._pass_through()
             return
-        self._copy = stage(self._copy, manifest, dtype, self._device)
+        self._copy = memory_for(self._copy, manifest, dtype, self._device)
         self._copy.write(self._read())
 
     def copied(self) -> tuple[str, WeightSource]:

@@ -112,7 +112,7 @@ class DeviceCopies:
         raise WorkerError("copies of several devices are read one by one; `by_device` gives them")
 
 
-def stage(
+def memory_for(
     memory: StagingMemory | SharedMemory | None,
     manifest: WeightManifest,
     dtype: str,
