@@ -80,6 +80,16 @@ def main() -> None:
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
+def without_folders(job: RealJob) -> RealJob:
+    """The job with its files by their names, since their folders are those of one machine."""
+    return replace(
+        job,
+        model=Path(job.model).name,
+        rows=Path(job.rows).name,
+        reward=Path(job.reward).name,
+    )
+
+
 def random_model(folder: Path, rows: list[dict[str, str]]) -> Path:
     """What takes the real model's place at toy size."""
     made = make_model("tiny", folder, [row["prompt"] for row in rows])
@@ -98,7 +108,7 @@ def measure(job: RealJob, options: argparse.Namespace) -> dict[str, Any]:
     gflops = gemm_gflops(options.gemm_size)
     result: dict[str, Any] = {
         "machine": describe_machine(),
-        "job": asdict(job),
+        "job": asdict(without_folders(job)),
         "rounds": [medians(answers) for answers in rounds],
         "scores": {name: [answers[name]["scores"] for answers in rounds] for name in pythons},
         "training_share": training_share(job, [answers["own"] for answers in rounds], gflops),
