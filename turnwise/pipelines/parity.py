@@ -3,6 +3,7 @@ says what is compared and when, and how the cause of a failure is found."""
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from turnwise.types import (
     AS_OPENED,
     CallOptions,
     FloatArray,
+    IntArray,
     Message,
     Metric,
     Sample,
@@ -136,6 +138,10 @@ def _task(tag: str, seed: int) -> Task:
 
 TOKENS_PER_TURN = 4
 _MAX_TURNS = 4  # turns after which a continued conversation starts over
+_MORE_TOKENS = 16
+"""Tokens by which each conversation goes on where the first ones differ too much."""
+_NUM_ERRORS = 3.0
+"""By so many standard errors a mean difference must exceed the bound."""
 
 
 @dataclass(kw_only=True)
@@ -177,17 +183,22 @@ class ParityGate:
 
     def check(self, version: int) -> list[Metric]:
         """Samples turns. Returns metrics of the new conversations. Raises ParityError if the mean difference
-        of the new or the continued ones exceeds `max_diff` (nats per token). Call it right after the servers
-        have received policy `version`."""
+        of the new or the continued ones exceeds `max_diff` (nats per token), and more of their tokens show
+        that this is no chance. Call it right after the servers have received policy `version`."""
         started = time.perf_counter()
-        new, continued = self.run_async(self._play(version))
+        new, continued = self.run_async(self._play())
         # Scored separately: the last bits of a log-prob depend on the other tokens of its batch.
         measured = self._differences(new)
         of_continued = self._differences(continued)
-        for played, differences in ((new, measured), (continued, of_continued)):
+        for probes, played, differences in (
+            (self._new, new, measured),
+            (self._continued, continued, of_continued),
+        ):
             # Negated, so that NaN fails.
-            if not differences.mean() <= self.max_diff:
+            if not differences.mean() <= self.max_diff and self._is_confirmed(probes, played):
                 raise ParityError(diagnose(self._evidence(version, played, new), self.suspects))
+        if self.forgets:
+            self.run_async(self._forget(version))
         if self._last is None:
             logger.info("parity: sampler and trainer differ by %.2g nats per token", measured.mean())
         self._last = version, new
@@ -198,14 +209,40 @@ class ParityGate:
             Metric("time/parity_s", time.perf_counter() - started, "sum"),
         ]
 
-    async def _play(self, version: int) -> tuple[list[Sample], list[Sample]]:
+    async def _play(self) -> tuple[list[Sample], list[Sample]]:
         new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
         continued = await asyncio.gather(*(_next_turn(probe) for probe in self._continued))
-        if self.forgets:
-            # If an episode reused a prefix from here, the last bits of its log-probs would change.
-            await self.server.suspend()
-            await self.server.resume(version)
         return new, continued
+
+    async def _forget(self, version: int) -> None:
+        """If an episode reused a prefix from here, the last bits of its log-probs would change."""
+        await self.server.suspend()
+        await self.server.resume(version)
+
+    def _is_confirmed(self, probes: Sequence[Probe], played: Sequence[Sample]) -> bool:
+        """Whether more tokens of the same conversations differ too much as well, of all of them or of one,
+        since one replica alone may be wrong. Rounding in bf16 alone brings the mean of a few tokens over
+        the bound at times."""
+        longer = self.run_async(self._go_on(probes, played))
+        by_conversation = [
+            self._differences([sample, *more]) for sample, more in zip(played, longer, strict=True)
+        ]
+        together = np.concatenate(by_conversation)
+        return any(not _least_mean(each) <= self.max_diff for each in (together, *by_conversation))
+
+    async def _go_on(self, probes: Sequence[Probe], played: Sequence[Sample]) -> list[list[Sample]]:
+        """More tokens behind each conversation's last turn, under its request id: the prompt extends exactly
+        what is cached, so a prefix from old weights is used again. Nothing of a conversation whose context
+        is full."""
+
+        async def go_on(probe: Probe, sample: Sample) -> list[Sample]:
+            room = self.max_length - len(sample.token_ids)
+            if room < 1:
+                return []
+            sampling = replace(probe.sampling, max_new_tokens=min(_MORE_TOKENS, room))
+            return [await self._ask(probe.request_id, sample.token_ids, sampling)]
+
+        return await asyncio.gather(*map(go_on, probes, played))
 
     def _differences(self, samples: Sequence[Sample]) -> FloatArray:
         return logprob_differences(samples, self.suspects.score(samples))
@@ -244,13 +281,14 @@ class ParityGate:
         await self.server.wake(["kv_cache"])
         await self.server.resume(version)
         return await asyncio.gather(
-            *(self._answer(f"parity/afresh/{index}", sample) for index, sample in enumerate(samples))
+            *(
+                self._ask(f"parity/afresh/{index}", _last_prompt(sample), self.sampling)
+                for index, sample in enumerate(samples)
+            )
         )
 
-    async def _answer(self, request_id: str, sample: Sample) -> Sample:
-        """Samples the last turn of a sample again, in the same context."""
-        prompt_ids = sample.token_ids[: sample.turn_spans[-1].start]
-        completion = await self.server.generate(prompt_ids.tolist(), self.sampling, request_id)
+    async def _ask(self, request_id: str, prompt_ids: IntArray, sampling: SamplingParams) -> Sample:
+        completion = await self.server.generate(prompt_ids.tolist(), sampling, request_id)
         turn = Turn(
             prompt_ids,
             completion.token_ids,
@@ -261,6 +299,19 @@ class ParityGate:
         turn.kept_ids = completion.kept_ids
         turn.kept_offsets = completion.kept_offsets
         return _sample([turn])
+
+
+def _last_prompt(sample: Sample) -> IntArray:
+    """What the server was asked in the last turn."""
+    return sample.token_ids[: sample.turn_spans[-1].start]
+
+
+def _least_mean(differences: FloatArray) -> float:
+    """The mean less `_NUM_ERRORS` of its standard errors; the mean itself of a single token."""
+    if len(differences) == 1:
+        return float(differences[0])
+    error = differences.std(ddof=1) / math.sqrt(len(differences))
+    return float(differences.mean() - _NUM_ERRORS * error)
 
 
 async def _two_turns(probe: Probe) -> Sample:

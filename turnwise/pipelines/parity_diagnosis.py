@@ -220,13 +220,23 @@ def _trainer_fault(suspects: Suspects, samples: Sequence[Sample]) -> Fault:
 
 
 def _server_dtype_fault(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> Fault:
+    if suspects.trainer_dtype == suspects.sampler_dtype == dtype:
+        advice = (
+            f"Trainer and server both compute in {dtype}, each by its own kernels, and the difference is of "
+            "the size that this makes: raise parity_max_logprob_diff, or set actor_train.model_args.dtype "
+            "to fp32"
+        )
+    else:
+        advice = (
+            f"The difference is of the size that computing in {dtype} makes. The trainer computes in "
+            f"{suspects.trainer_dtype} (actor_train.model_args.dtype), the server is to compute in "
+            f"{suspects.sampler_dtype} (actor_infer.model_args.dtype): make both the same, or raise "
+            "parity_max_logprob_diff"
+        )
     return Fault(
         cause=f"dtype, {dtype} of the server",
         distance=partial(_plain_distance, suspects, samples, suspects.temperature, dtype),
-        advice=f"The difference is of the size that computing in {dtype} makes. The trainer computes in "
-        f"{suspects.trainer_dtype} (actor_train.model_args.dtype), the server is to compute in "
-        f"{suspects.sampler_dtype} (actor_infer.model_args.dtype): make both the same, or raise "
-        "parity_max_logprob_diff",
+        advice=advice,
         rounding=partial(_rounding, suspects, samples, dtype),
     )
 

@@ -338,6 +338,50 @@ def test_what_nothing_explains_is_said_to_be_so(loop, folders):
     assert len(table) >= 6 and any("nan" in line and "can't be tried" in line for line in table)
 
 
+# Few tokens
+
+
+class Rounded(EmbeddedServer):
+    """Rounds the log-probs of its first answers more than those of long ones, as chance may have it."""
+
+    long_error = 4e-4
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        completion = await super().generate(prompt_ids, sampling, request_id, media)
+        error = 1.5e-3 if sampling.max_new_tokens <= 4 else self.long_error
+        return replace(completion, logprobs=completion.logprobs + np.float32(error))
+
+
+class Wrong(Rounded):
+    long_error = 5e-3
+
+
+def test_few_tokens_over_the_bound_are_chance_if_more_are_within_it(loop):
+    run = Run(loop, Rounded)
+    assert run.check()["parity/logprob_diff_mean"] > run.gate.max_diff
+    assert run.check(1)["parity/num_tokens"] == 16
+
+
+def test_few_tokens_over_the_bound_are_no_chance_if_more_are_over_it_too(loop):
+    assert Run(loop, Wrong).complaint()
+
+
+def test_a_context_without_room_for_more_tokens_is_judged_by_the_few(loop):
+    run = Run(loop, Wrong)
+    room = {len(sample.token_ids) for sample in loop.run(run.gate._play())[0]}
+    run = Run(loop, Wrong)
+    run.gate.max_length = min(room)
+    assert run.complaint()
+
+
+def test_two_sides_that_both_compute_in_bf16_are_told_so(loop):
+    model = make_model()
+    server = EmbeddedServer(copy.deepcopy(model).to(torch.bfloat16), max_length=MAX_LENGTH)
+    score = scorer(model, dtype=torch.bfloat16)
+    message = Run(loop, server, model, score=score, trainer_dtype="bf16", sampler_dtype="bf16").complaint()
+    assert mentions(cause(message), "both", "bf16", "own kernels", "parity_max_logprob_diff")
+
+
 # Prompts of the run
 
 
