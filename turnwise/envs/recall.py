@@ -1,5 +1,5 @@
-"""Facts are told over several turns, between sentences that don't matter, and one is asked for at the end. A
-model whose context holds a single turn has to keep them in a note."""
+"""Facts are told over several turns, between sentences that don't matter, and asked for at the end. A model
+whose context holds a single turn has to keep them in a note."""
 
 import random
 import re
@@ -13,13 +13,27 @@ from turnwise.envs.hold_out import content_hash, in_split
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Reduction, Split, derive_seed
 
-KEYS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-VALUES = tuple("0123456789")
-"""Keys and values are single characters, which a tokenizer keeps whole. No blank stands before one anywhere:
-a tokenizer has two tokens for a letter, with a blank and without, and a small model copies tokens."""
+KINDS = MappingProxyType(
+    {
+        "animal": ("ant", "bee", "cat", "cow", "dog", "fox", "hen", "owl", "pig", "rat"),
+        "city": ("Berlin", "Cairo", "Delhi", "Lima", "Madrid", "Oslo", "Paris", "Quito", "Rome", "Tokyo"),
+        "colour": ("beige", "black", "blue", "brown", "grey", "pink", "red", "violet", "white", "yellow"),
+        "drink": ("beer", "cider", "cocoa", "coffee", "juice", "milk", "soda", "tea", "water", "wine"),
+        "fruit": ("apple", "fig", "grape", "kiwi", "lemon", "lime", "mango", "peach", "pear", "plum"),
+        "instrument": ("cello", "drum", "flute", "guitar", "harp", "horn", "lute", "organ", "oboe", "piano"),
+        "metal": ("cobalt", "copper", "gold", "iron", "lead", "nickel", "silver", "steel", "tin", "zinc"),
+        "sport": ("chess", "golf", "hockey", "judo", "polo", "rowing", "rugby", "skiing", "soccer", "squash"),
+        "tool": ("axe", "chisel", "drill", "file", "hammer", "pliers", "rake", "saw", "spade", "wrench"),
+        "tree": ("ash", "beech", "birch", "cedar", "elm", "larch", "maple", "oak", "pine", "willow"),
+    }
+)
+"""The words that facts are made of. A word says of which kind it is, so a model looks an answer up by what
+words mean to it. No blank stands before one anywhere: a tokenizer has two tokens for a word, with a blank and
+without, and a small model copies tokens."""
+KIND_OF = MappingProxyType({word: kind for kind, words in KINDS.items() for word in words})
 MAX_DRAWS = 1000
-_PAIR = re.compile(r"\b([A-Z])\s*([0-9])\b")
 _ITEM = re.compile(r"[^\s,]+")
+_WORD = re.compile(r"\w+")
 _THINGS = (
     "lamp",
     "door",
@@ -38,8 +52,8 @@ _STATES = ("old", "green", "open", "quiet", "broken", "new", "dark", "wet", "sma
 
 
 class RecallEnv(TextEnv):
-    """`num_facts` turns tell one fact each, a letter and a digit (`D5`); then `num_questions` turns ask for
-    the digit of a letter each. An answer is the digit, or letter and digit. The right ones have reward 1
+    """`num_facts` turns tell one fact each, a word (`cat`), and no two are of the same kind; then
+    `num_questions` turns ask for the word of a kind each (`Which animal?`). The right answers have reward 1
     together, everything else 0. Raises EnvironmentFault if an argument is out of range.
 
     In a turn that tells, the whole action is the model's new note. It replaces the old note, and the next
@@ -50,11 +64,11 @@ class RecallEnv(TextEnv):
     the share of the facts told that the note holds (last).
 
     Args:
-        num_facts: number of facts, and of the turns that tell them, at most 26.
+        num_facts: number of facts, and of the turns that tell them, at most 10, the number of kinds.
         num_distractors: maximum sentences that don't matter in each turn.
         min_distractors: minimum of these sentences: their number is drawn in each turn. None: it is
             `num_distractors` where facts are told, and 0 where one is asked for. Where it varies, a fact
-            stands at another place in each prompt, and a model learns to look for letters instead of places.
+            stands at another place in each prompt, and a model learns to look for words instead of places.
         num_questions: number of questions, which may ask for a fact again. More of them teach more of looking
             up: a note has many tokens, an answer one.
         shows_note: whether observations show the note. Without it, in mode `step`, a model can only guess: a
@@ -66,12 +80,12 @@ class RecallEnv(TextEnv):
 
     >>> memory = RecallEnv(num_facts=2, num_distractors=1)
     >>> memory.reset(seed=1)[0]
-    'The boat is far. Remember (D5).'
-    >>> memory.step("D5")[0]
-    'Note:\\nD5\\nThe window is dark. Remember (M7).'
-    >>> memory.step("D5,M7")[0]
-    'Note:\\nD5,M7\\nWhat is (M)?'
-    >>> memory.step("7")[1:3]
+    'The boat is far. Remember (Oslo).'
+    >>> memory.step("Oslo")[0]
+    'Note:\\nOslo\\nThe window is dark. Remember (steel).'
+    >>> memory.step("Oslo,steel")[0]
+    'Note:\\nOslo,steel\\nWhich metal?'
+    >>> memory.step("steel")[1:3]
     (1.0, True)
     """
 
@@ -119,8 +133,8 @@ class RecallEnv(TextEnv):
                 f"recall: got min_distractors {min_distractors}; it must be 0 to num_distractors, "
                 f"{num_distractors}"
             )
-        if num_facts > len(KEYS):
-            raise EnvironmentFault(f"recall: got num_facts {num_facts}; it must be at most {len(KEYS)}")
+        if num_facts > len(KINDS):
+            raise EnvironmentFault(f"recall: got num_facts {num_facts}; it must be at most {len(KINDS)}")
         self._num_facts = num_facts
         self._num_distractors = num_distractors
         self._min_distractors = min_distractors
@@ -131,7 +145,7 @@ class RecallEnv(TextEnv):
         self._split = split
         self._instruction = _rules(shows_note) if env_instruction is None else env_instruction
         self._seed = 0
-        self._facts: list[tuple[str, str]] = []
+        self._facts: list[str] = []
         self._questions: list[str] = []
         self._num_right = 0
         self._texts: list[str] = []
@@ -144,9 +158,9 @@ class RecallEnv(TextEnv):
         self._seed = episode_seed(seed, self._seed)
         self._facts = self._drawn_facts()
         rng = random.Random(derive_seed(self._seed, "texts"))
-        self._questions = [rng.choice(self._facts)[0] for _ in range(self._num_questions)]
-        self._texts = [self._telling(key, value, rng) for key, value in self._facts]
-        self._texts += [self._asking(key, rng) for key in self._questions]
+        self._questions = [KIND_OF[rng.choice(self._facts)] for _ in range(self._num_questions)]
+        self._texts = [self._telling(word, rng) for word in self._facts]
+        self._texts += [self._asking(kind, rng) for kind in self._questions]
         self._num_right = 0
         self._turn = 0
         self.note = ""
@@ -156,13 +170,13 @@ class RecallEnv(TextEnv):
         if not self._facts:
             raise EnvironmentFault("RecallEnv.step came before reset; call reset(seed=…) first")
         is_valid = _ITEM.search(action) is not None
-        key = self._asked()
-        is_right = key is not None and action.strip().removeprefix(key) == dict(self._facts)[key]
+        kind = self._asked()
+        is_right = kind is not None and action.strip(" \n.") == _of_kind(self._facts, kind)
         self._num_right += is_right
         if is_valid and self._turn < self._num_facts:
             self.note = ",".join(_ITEM.findall(action)[: self._note_length])
         num_told = min(self._turn + 1, self._num_facts)
-        kept = set(_PAIR.findall(self.note)) & set(self._facts[:num_told])
+        kept = set(_WORD.findall(self.note)) & set(self._facts[:num_told])
         self._turn += 1
         penalty = 0.0 if is_valid else self._format_penalty
         metrics = {
@@ -181,41 +195,38 @@ class RecallEnv(TextEnv):
         return f"{self._turn}|{self._text()}|{self.note}"
 
     def expert_action(self) -> str:
-        """A note of the facts that note and text show; at a question, the fact that the note has. A fact that
-        an earlier note lost is lost for the expert too: a demonstration shows nothing that can't be seen. It
-        then answers with the first digit. Without a note the expert knows all facts.
-
-        The facts of a note are in a new order each turn. In the old order, a model would learn to copy by
-        places, and never to find the digit of a letter, which the questions need."""
-        if self._turn < self._num_facts:
-            facts = self._visible()
-            random.Random(derive_seed(self._seed, "note", self._turn)).shuffle(facts)
-            return _note_of(facts)
-        return self._answer(dict(self._visible()).get(self._asked() or "", VALUES[0]))
+        """A note of the facts that note and text show; at a question, the word that the note has of that
+        kind. A fact that an earlier note lost is lost for the expert too: a demonstration shows nothing that
+        can't be seen. It then answers with the first word of the kind. Without a note the expert knows all
+        facts."""
+        kind = self._asked()
+        if kind is None:
+            return _note_of(self._visible())
+        return _of_kind(self._visible(), kind) or KINDS[kind][0]
 
     def random_action(self, rng: random.Random) -> str:
-        """Some of the facts that note and text show, at least one; at a question, any digit."""
-        if self._turn >= self._num_facts:
-            return self._answer(rng.choice(VALUES))
+        """Some of the facts that note and text show, at least one; at a question, any word of that kind."""
+        kind = self._asked()
+        if kind is not None:
+            return rng.choice(KINDS[kind])
         visible = self._visible()
-        return _note_of(rng.sample(visible, rng.randint(1, len(visible))))
+        if not visible:
+            return ""
+        chosen = set(rng.sample(visible, rng.randint(1, len(visible))))
+        return _note_of([word for word in visible if word in chosen])
 
     def _asked(self) -> str | None:
-        """The letter that is asked for; None if facts are told, or the episode is over."""
+        """The kind that is asked for; None if facts are told, or the episode is over."""
         number = self._turn - self._num_facts
         return self._questions[number] if 0 <= number < self._num_questions else None
 
-    def _answer(self, digit: str) -> str:
-        """The digit behind the letter that is asked for, as the note has it: then the token before the digit
-        is the same in both, and a small model finds the digit by that."""
-        return f"{self._asked() or ''}{digit}"
-
-    def _visible(self) -> list[tuple[str, str]]:
+    def _visible(self) -> list[str]:
         """The facts of the note and the one that is being told. All facts told if notes aren't shown."""
         new = self._facts[self._turn : self._turn + 1]
         if not self._shows_note:
-            return [*self._facts[: self._turn], *new]
-        return [*_PAIR.findall(self.note), *new]
+            return self._facts[: self._turn] + new
+        noted = dict.fromkeys(word for word in _WORD.findall(self.note) if word in KIND_OF)
+        return [word for word in noted if word not in new] + new
 
     def _observe(self) -> str:
         if self.note and self._shows_note:
@@ -225,14 +236,14 @@ class RecallEnv(TextEnv):
     def _text(self) -> str:
         return self._texts[self._turn] if self._turn < len(self._texts) else "That is all."
 
-    def _telling(self, key: str, value: str, rng: random.Random) -> str:
+    def _telling(self, word: str, rng: random.Random) -> str:
         sentences = self._distractors(self._num_distractors, rng)
-        sentences.insert(rng.randint(0, len(sentences)), f"Remember ({key}{value}).")
+        sentences.insert(rng.randint(0, len(sentences)), f"Remember ({word}).")
         return " ".join(sentences)
 
-    def _asking(self, key: str, rng: random.Random) -> str:
+    def _asking(self, kind: str, rng: random.Random) -> str:
         sentences = self._distractors(0, rng)
-        return " ".join([*sentences, f"What is ({key})?"])
+        return " ".join([*sentences, f"Which {kind}?"])
 
     def _distractors(self, fixed_number: int, rng: random.Random) -> list[str]:
         """Sentences that don't matter: `fixed_number` of them, or as many as are drawn."""
@@ -241,21 +252,26 @@ class RecallEnv(TextEnv):
             number = rng.randint(self._min_distractors, self._num_distractors)
         return [f"The {rng.choice(_THINGS)} is {rng.choice(_STATES)}." for _ in range(number)]
 
-    def _drawn_facts(self) -> list[tuple[str, str]]:
+    def _drawn_facts(self) -> list[str]:
         for draw in range(MAX_DRAWS):
             rng = random.Random(derive_seed(self._seed, "facts", draw))
-            facts = [(key, rng.choice(VALUES)) for key in rng.sample(KEYS, self._num_facts)]
+            facts = [rng.choice(KINDS[kind]) for kind in rng.sample(sorted(KINDS), self._num_facts)]
             if in_split(content_hash(_note_of(sorted(facts))), self._split):
                 return facts
         raise EnvironmentFault(f"recall: none of {MAX_DRAWS} draws of facts is for {self._split}")
 
 
-def _note_of(facts: list[tuple[str, str]]) -> str:
-    return ",".join(f"{key}{value}" for key, value in facts)
+def _note_of(words: list[str]) -> str:
+    return ",".join(words)
+
+
+def _of_kind(words: list[str], kind: str) -> str | None:
+    """The first of the words that is of this kind; None if none is."""
+    return next((word for word in words if KIND_OF[word] == kind), None)
 
 
 def _rules(shows_note: bool) -> str:
-    rules = "You are told facts, each a letter and a digit, and asked for one of them at the end."
+    rules = "You are told facts, a word each, and asked for some of them at the end: answer with the word."
     if shows_note:
         rules += "\nUntil then, answer with a note for yourself: it replaces the note that you see."
     return rules

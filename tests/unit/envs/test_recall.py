@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
 from messages import says
 
-from turnwise.envs.recall import RecallEnv
+from turnwise.envs.recall import KIND_OF, KINDS, RecallEnv
 from turnwise.errors import EnvironmentFault
 from turnwise.testing.env_contract import check_env_contract
 
@@ -48,16 +49,18 @@ def test_the_number_of_distractors_varies_where_questions_are_asked_too() -> Non
     assert numbers == asked == {1, 2, 3}
 
 
-def test_the_expert_writes_a_note_in_no_lasting_order() -> None:
-    env = RecallEnv(num_facts=2)
-    moved = 0
-    for seed in range(40):
+def test_facts_of_one_episode_are_of_different_kinds() -> None:
+    env = RecallEnv(num_facts=10)
+    told = set()
+    for seed in range(20):
         env.reset(seed=seed)
-        first = env.expert_action()
-        env.step(first)
-        moved += not env.expert_action().startswith(first)
-        assert env.expert_action() == env.expert_action(), "a state has one expert's action"
-    assert 10 < moved < 30
+        for _ in range(10):
+            note = env.expert_action()
+            env.step(note)
+        words = note.split(",")
+        assert len({KIND_OF[word] for word in words}) == len(words) == 10
+        told |= set(words)
+    assert len(told) > 80, "words vary"
 
 
 def test_a_note_replaces_the_old_one_and_is_cut() -> None:
@@ -100,12 +103,13 @@ def test_each_right_answer_has_its_part_of_the_reward() -> None:
     assert env.step("1")[1:3] == (0.0, True), "nothing comes after the last question"
 
 
-def test_a_wrong_digit_has_no_reward() -> None:
+def test_a_wrong_word_has_no_reward() -> None:
     env = RecallEnv(num_facts=2)
     env.reset(seed=3)
     for _ in range(2):
         env.step(env.expert_action())
-    wrong = str((int(env.expert_action()[1]) + 1) % 10)
+    right = env.expert_action()
+    wrong = next(word for word in KINDS[KIND_OF[right]] if word != right)
     _, reward, is_over, _, info = env.step(wrong)
     assert (reward, is_over, info["metrics"]["success"]) == (0.0, True, 0.0)
 
@@ -121,23 +125,32 @@ def test_the_expert_knows_no_more_than_can_be_seen() -> None:
     env.step("nothing")
     assert env.expert_action() == second, "what the note lost isn't known any more"
     env.step("")
-    assert env.expert_action()[1:] == "0", "nor the digit that is asked for"
+    asked = KIND_OF[env.expert_action()]
+    assert env.expert_action() == KINDS[asked][0], "nor the word that is asked for"
 
 
 def test_a_tokenizer_writes_a_fact_alike_wherever_it_stands() -> None:
     env = RecallEnv(num_facts=2, num_distractors=2)
     observations, _ = play(env, 7)
-    actions = ["C4", "C4,D5"]
+    actions = ["cat", "cat,Oslo"]
     text = "\n".join([*observations, *actions])
-    letters = [place for place, char in enumerate(text) if char.isdigit()]
-    assert letters and not any(text[place - 2] == " " for place in letters)
+    places = [found.start() for word in KIND_OF for found in re.finditer(rf"\b{word}\b", text)]
+    assert len(places) >= 7 and not any(text[place - 1] == " " for place in places)
+
+
+def test_no_word_is_of_two_kinds_or_stands_in_sentences_that_do_not_matter() -> None:
+    assert len(KIND_OF) == sum(map(len, KINDS.values())) and {len(words) for words in KINDS.values()} == {10}
+    env = RecallEnv(num_facts=1, num_distractors=30)
+    for seed in range(30):
+        told, _ = play(env, seed)
+        assert len(set(re.findall(r"\w+", told[0])) & set(KIND_OF)) == 1
 
 
 def test_without_a_note_nothing_of_earlier_turns_is_shown() -> None:
     env = RecallEnv(num_facts=2, shows_note=False)
     observations, _ = play(env, 5)
     assert not any("Note" in observation for observation in observations)
-    assert observations[2].startswith("What is ")
+    assert observations[2].startswith("Which ")
     assert "note" not in env.reset(seed=5)[1]["env_instruction"]
 
 
@@ -164,13 +177,13 @@ def test_facts_of_validation_are_not_those_of_training() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    check_env_contract(lambda: RecallEnv(num_facts=2), ["A1", "A1,B2", "1"])
+    check_env_contract(lambda: RecallEnv(num_facts=2), ["cat", "cat,Oslo", "Oslo"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_facts": 27}, says("num_facts 27", "26")),
+        ({"num_facts": 11}, says("num_facts 11", "10")),
         ({"num_distractors": -1}, says("num_distractors -1", "0 or more")),
         ({"num_distractors": 2, "min_distractors": 3}, says("min_distractors 3", "num_distractors", "2")),
         ({"min_distractors": -1}, says("min_distractors -1", "0 to num_distractors")),
@@ -184,16 +197,10 @@ def test_faulty_arguments_are_refused(arguments: dict[str, Any], message: str) -
         RecallEnv(**arguments)
 
 
-def test_an_answer_is_the_digit_with_its_letter_or_without() -> None:
-    for cut in (0, 1):
+def test_a_stop_behind_an_answer_does_no_harm() -> None:
+    for ending in ("", ".", "\n"):
         env = RecallEnv(num_facts=2)
         env.reset(seed=2)
         for _ in range(2):
             env.step(env.expert_action())
-        answer = env.expert_action()
-        assert len(answer) == 2 and env.step(answer[cut:])[1] == 1.0
-    env.reset(seed=2)
-    other = next(letter for letter in "AB" if letter not in env.expert_action())
-    env.step("nothing")
-    env.step("nothing")
-    assert env.step(f"{other}{answer[1]}")[1] == 0.0, "a digit of another letter is none"
+        assert env.step(env.expert_action() + ending)[1] == 1.0
