@@ -81,10 +81,11 @@ def main() -> None:
 
 
 def without_folders(job: RealJob) -> RealJob:
-    """The job with its files by their names, since their folders are those of one machine."""
+    """The job with its files by their names, and the model by its folder's too: what is above is one
+    machine's."""
     return replace(
         job,
-        model=Path(job.model).name,
+        model="/".join(Path(job.model).parts[-2:]),
         rows=Path(job.rows).name,
         reward=Path(job.reward).name,
     )

@@ -57,8 +57,9 @@ class RecallEnv(TextEnv):
     together, everything else 0. Raises EnvironmentFault if an argument is out of range.
 
     In a turn that tells, the whole action is the model's new note. It replaces the old note, and the next
-    observation shows it. In a turn that asks, the action is the answer. In mode `step` a model sees nothing
-    else of earlier turns. An empty action is invalid: it keeps the old note and costs `format_penalty` (≤ 0).
+    observation shows it. In a turn that asks, the action is the answer: the word as it was told, and a full
+    stop behind it does no harm. In mode `step` a model sees nothing else of earlier turns. An empty action is
+    invalid: it keeps the old note and costs `format_penalty` (≤ 0).
 
     Metrics: `success`, whether all answers were right, `recalled`, the share of them that were, and `kept`,
     the share of the facts told that the note holds (last).
@@ -171,7 +172,7 @@ class RecallEnv(TextEnv):
             raise EnvironmentFault("RecallEnv.step came before reset; call reset(seed=…) first")
         is_valid = _ITEM.search(action) is not None
         kind = self._asked()
-        is_right = kind is not None and action.strip(" \n.") == _of_kind(self._facts, kind)
+        is_right = kind is not None and action.strip().rstrip(".") == _of_kind(self._facts, kind)
         self._num_right += is_right
         if is_valid and self._turn < self._num_facts:
             self.note = ",".join(_ITEM.findall(action)[: self._note_length])
@@ -226,7 +227,8 @@ class RecallEnv(TextEnv):
         if not self._shows_note:
             return self._facts[: self._turn] + new
         noted = dict.fromkeys(word for word in _WORD.findall(self.note) if word in KIND_OF)
-        return [word for word in noted if word not in new] + new
+        told = {KIND_OF[word] for word in new}
+        return [word for word in noted if KIND_OF[word] not in told] + new
 
     def _observe(self) -> str:
         if self.note and self._shows_note:

@@ -42,6 +42,11 @@ class Suspects:
     folders: Mapping[str, str]
     without_adapter: ScoreSamples | None = None
 
+    @property
+    def may_round(self) -> bool:
+        """Whether a side computes in 16 bits, so that rounding is as large as a small fault."""
+        return {self.trainer_dtype, self.sampler_dtype} != {"fp32"}
+
     def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
         """Log-probs by transformers' own forward pass with the trainer's weights."""
         model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))

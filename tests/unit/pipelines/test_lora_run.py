@@ -104,7 +104,7 @@ def rows(pipeline):
     [
         ({}, 1e-5),
         ({"actor_infer": {"strategy_args": {"strategy_name": "hf"}}}, 1e-5),
-        ({"actor_infer": {"model_args": {"dtype": "bf16"}}}, 5e-2),
+        ({"actor_infer": {"model_args": {"dtype": "bf16"}}}, 0.1),
     ],
 )
 def test_the_servers_sample_from_the_merged_policy_after_every_update(build, tmp_path, changes, bound):

@@ -338,11 +338,14 @@ def test_what_nothing_explains_is_said_to_be_so(loop, folders):
     assert len(table) >= 6 and any("nan" in line and "can't be tried" in line for line in table)
 
 
-# Few tokens
+# Chance, in 16 bits
+
+
+BF16 = {"trainer_dtype": "bf16", "sampler_dtype": "bf16"}
 
 
 class Rounded(EmbeddedServer):
-    """Rounds the log-probs of its first answers more than those of long ones, as chance may have it."""
+    """Rounds the log-probs of its first answers a little too much, and those of long ones less."""
 
     long_error = 4e-4
 
@@ -356,29 +359,60 @@ class Wrong(Rounded):
     long_error = 5e-3
 
 
-def test_few_tokens_over_the_bound_are_chance_if_more_are_within_it(loop):
-    run = Run(loop, Rounded)
+class WrongAtFirst(EmbeddedServer):
+    """Gets one token after each prompt wrong, and all others right."""
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        completion = await super().generate(prompt_ids, sampling, request_id, media)
+        completion.logprobs[0] -= 5.0
+        return completion
+
+
+def test_few_tokens_over_the_bound_are_chance_if_more_are_within_it(loop, caplog):
+    run = Run(loop, Rounded, **BF16)
     assert run.check()["parity/logprob_diff_mean"] > run.gate.max_diff
     assert run.check(1)["parity/num_tokens"] == 16
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 4 and mentions(warnings[0], "parity_max_logprob_diff", "0.0015", "128 more")
+
+
+def test_nothing_is_chance_in_fp32(loop):
+    assert mentions(Run(loop, Rounded).complaint(), "0.0015")
 
 
 def test_few_tokens_over_the_bound_are_no_chance_if_more_are_over_it_too(loop):
-    assert Run(loop, Wrong).complaint()
+    assert mentions(Run(loop, Wrong, **BF16).complaint(), "over 144 tokens", "0.0046")
+
+
+@pytest.mark.parametrize("dtypes", [{}, BF16])
+def test_a_large_fault_of_few_tokens_is_no_chance(loop, dtypes):
+    assert mentions(Run(loop, WrongAtFirst, **dtypes).complaint(), "5 at most")
+
+
+def test_one_wrong_replica_of_many_is_no_chance(loop):
+    model = make_model()
+    right = [EmbeddedServer(model, max_length=MAX_LENGTH) for _ in range(2)]
+    prompts = [PROMPTS[index % 2] for index in range(3)]
+    run = Run(
+        loop, LLMServerManager([*right, Sloppy(model, max_length=MAX_LENGTH)]), model, prompts=prompts, **BF16
+    )
+    run.gate.max_diff = 0.1
+    assert "0.4 nats" in run.complaint()
 
 
 def test_a_context_without_room_for_more_tokens_is_judged_by_the_few(loop):
-    run = Run(loop, Wrong)
-    room = {len(sample.token_ids) for sample in loop.run(run.gate._play())[0]}
-    run = Run(loop, Wrong)
-    run.gate.max_length = min(room)
-    assert run.complaint()
+    run = Run(loop, Rounded, **BF16)
+    lengths = {len(sample.token_ids) for sample in loop.run(run.gate._play())[0]}
+    run = Run(loop, Rounded, **BF16)
+    run.gate.max_length = min(lengths)
+    assert mentions(run.complaint(), "over 16 tokens")
 
 
 def test_two_sides_that_both_compute_in_bf16_are_told_so(loop):
     model = make_model()
     server = EmbeddedServer(copy.deepcopy(model).to(torch.bfloat16), max_length=MAX_LENGTH)
     score = scorer(model, dtype=torch.bfloat16)
-    message = Run(loop, server, model, score=score, trainer_dtype="bf16", sampler_dtype="bf16").complaint()
+    message = Run(loop, server, model, score=score, **BF16).complaint()
     assert mentions(cause(message), "both", "bf16", "own kernels", "parity_max_logprob_diff")
 
 

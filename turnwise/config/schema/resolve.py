@@ -27,7 +27,7 @@ def resolve(config: AgenticKeys) -> None:
     for role in config.roles.values():
         role.fill(max_tokens_per_microbatch_in_train=tokens, max_tokens_per_microbatch_in_infer=tokens)
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
-    config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
+    config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 0.1)
     if config.trace.backend == "mlflow":
         config.trace.fill(max_samples_per_step=1)
     agents = {env.agent_name for env in config.custom_envs.values()}
