@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from turnwise.runtime.step_numbers import shown_step
 
 Row = Mapping[str, float]
@@ -48,11 +50,17 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 
 
 def values_by_step(curves: Sequence[Sequence[Point]]) -> dict[float, list[float]]:
-    """Step → the values that the curves have there."""
-    values: dict[float, list[float]] = {}
+    """Step → the values of the curves that have begun and not ended there, for each step that one of them
+    has. Between its own steps a curve is a straight line: runs may be validated at different steps."""
+    steps = sorted({step for curve in curves for step, _ in curve})
+    values: dict[float, list[float]] = {step: [] for step in steps}
     for curve in curves:
-        for step, value in curve:
-            values.setdefault(step, []).append(value)
+        if not curve:
+            continue
+        own_steps, own_values = columns(curve)
+        for step in steps:
+            if own_steps[0] <= step <= own_steps[-1]:
+                values[step].append(float(np.interp(step, own_steps, own_values)))
     return values
 
 

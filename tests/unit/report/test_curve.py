@@ -11,7 +11,7 @@ from PIL import Image
 
 from turnwise.report.curve import compared_curves, curve_figure, learning_curve
 from turnwise.report.intervals import wilson_interval
-from turnwise.report.series import counted, smooth
+from turnwise.report.series import counted, mean_curve, smooth
 
 SUCCESS = [{"step": i, "env/A/success": i / 10, "val/env/A/success": i / 12} for i in range(10)]
 
@@ -169,6 +169,14 @@ def test_runs_of_one_label_are_one_curve_with_points_and_a_band(tmp_path, monkey
     compared_curves({"score": curves}, tmp_path / "compared.png")
     assert ([1, 2], [0.5, 0.25]) in drawn and ([1], [0.2]) in drawn
     assert bands == [([1, 2], [0.0, 0.0], [1.0, 0.5])]
+
+
+def test_runs_that_were_validated_at_different_steps_have_no_jumps_in_their_mean():
+    often = [(0, 0.6), (1, 0.8), (2, 1.0)]
+    seldom = [(0, 0.0), (2, 0.2)]
+    assert dict(mean_curve([often, seldom])) == pytest.approx({0: 0.3, 1: 0.45, 2: 0.6})
+    # Nothing is made up beyond a run.
+    assert mean_curve([often, [(1, 0.0)]]) == [(0, 0.6), (1, 0.4), (2, 1.0)]
 
 
 def test_no_legend_lies_on_what_it_explains():
