@@ -91,7 +91,7 @@ JOBS = {
     "memory": Job(
         "recall of three facts by a note",
         "recall/agentic.yaml",
-        imitated("recall", 12_000, 0.2, "--vocab-size 1024"),
+        imitated("recall", 20_000, 0.2, "--vocab-size 1024"),
         "--demonstrations 16 --episodes 8",
         "custom_envs.Recall.env_config.shows_note=false",
         held_out=("custom_envs.Recall.env_config.num_questions=1",),
