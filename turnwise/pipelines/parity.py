@@ -195,7 +195,7 @@ class ParityGate:
         ):
             # Negated, so that NaN fails.
             if not differences.mean() <= self.max_diff:
-                faulty = self._more_of(probes, played)
+                faulty = self._faulty_samples(probes, played)
                 if faulty:
                     raise ParityError(diagnose(self._evidence(version, faulty, new), self.suspects))
         if self.forgets:
@@ -220,7 +220,7 @@ class ParityGate:
         await self.server.suspend()
         await self.server.resume(version)
 
-    def _more_of(self, probes: Sequence[Probe], played: Sequence[Sample]) -> list[Sample]:
+    def _faulty_samples(self, probes: Sequence[Probe], played: Sequence[Sample]) -> list[Sample]:
         """The samples that show a fault, where those `played` exceed the bound; none if it was chance.
 
         Rounding in fp32 is a thousandth of the bound, so nothing is left to chance there. Rounding in 16 bits
@@ -250,7 +250,8 @@ class ParityGate:
 
     async def _go_on(self, probes: Sequence[Probe], played: Sequence[Sample]) -> list[Sample]:
         """More tokens behind each conversation's last turn, under its request id, so that a prefix that the
-        server still caches is used again. A conversation whose context is full has none."""
+        server still caches is used again. A conversation whose context is full has none. The next prompt of a
+        continued conversation then no longer extends exactly what is cached."""
 
         async def go_on(probe: Probe, sample: Sample) -> Sample:
             room = self.max_length - len(sample.token_ids)
